@@ -27,7 +27,7 @@ from fspo.calibration import BandController
 from fspo.check_loss.call import Batch, PolicyLoss
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.markdown import markdown_table
-from fspo.sums import SequenceSums
+from fspo.responses import Responses
 from fspo.types import SequenceLossOutput, SequenceLossSettings
 
 RECORD: Final = Path(__file__).resolve().parents[1] / "tests" / "unit" / "assets" / "golden_trajectories.json"
@@ -113,7 +113,7 @@ def trajectory_of(both: Loss, controller: BandController | None = None) -> Traje
     for index in range(ROUNDS):
         tokens, mask, advantages = _round(index)
         old = _log_prob(logits.detach(), tokens)
-        sums = []
+        parts = []
         for k in range(MINI_BATCHES):
             rows = slice(k * SEQUENCES, (k + 1) * SEQUENCES)
             new = _log_prob(logits, tokens[rows])
@@ -122,7 +122,7 @@ def trajectory_of(both: Loss, controller: BandController | None = None) -> Traje
             norm = gradient.norm()
             with torch.no_grad():
                 logits -= STEP * gradient / norm if norm > 0 else 0.0
-            sums.append(SequenceSums.zeros().add_(output))
+            parts.append(Responses.of_output(output, k, moved=k > 0))
             values = {
                 "loss": loss,
                 "gradient": norm,
@@ -137,7 +137,7 @@ def trajectory_of(both: Loss, controller: BandController | None = None) -> Traje
             for name, value in values.items():
                 recorded[name].append(float(f"{float(value.detach()):.12g}"))
         if controller is not None:
-            controller.update(sums)
+            controller.update(Responses.join(parts))
     if not np.isfinite(recorded["upper"]).all() or max(recorded["upper"]) > 1e20:
         del recorded["upper"]  # no band on S
     return recorded

@@ -16,14 +16,16 @@ from verl.trainer.ppo.core_algos import agg_loss
 
 from benchmarks.pages import STUDY, Table, write_tables
 from benchmarks.relatives import POLICY_LOSSES
-from fspo.acceptance import VIEWS, UnclippedWeight
+from fspo.acceptance import UnclippedWeight
 from fspo.check_loss import Report, check
 from fspo.check_loss.call import Batch, Config, PolicyLoss
 from fspo.check_loss.length_bias import DISPERSIONS, Clip, clip_by_length, weight_and_bound
 from fspo.check_loss.token_kinds import TokenKinds
+from fspo.fairness.lre import Array
 from fspo.losses import ALGORITHMS
-from fspo.records import Array, read_parquet
 from fspo.report.tables import lre_interval
+from fspo.responses import VIEWS
+from fspo.table import read_table
 from recipe.fspo.check_losses import actors, policy_loss
 
 #: Mean share kept to which the clips are scaled in the league.
@@ -186,16 +188,16 @@ def table_of_aggregations(known: Mapping[str, dict[str, Any]]) -> Table:
 
 
 def recorded(records: Path) -> list[Batch]:
-    """The recorded mini-batches of a parquet file (:func:`fspo.records.read_parquet`), without responses with A = 0.
+    """The recorded mini-batches of a parquet file (:func:`fspo.table.read_table`), without responses with A = 0.
 
     The tokens are drawn, S, L and A are recorded: records hold one S for each response. Its tokens are drawn from
     :class:`~fspo.check_loss.token_kinds.TokenKinds` of the dispersion of S / sqrt(L), and the logits of a response are
     moved together until they give its S. What a loss of sequences keeps is therefore that of the records; of a loss of
     tokens it depends on the drawn tokens too.
     """
-    table = read_parquet(records)
+    table = read_table(records).columns
     used_B = (table["minibatch"] > 0) & (table["A"] != 0)
-    s_B, length_B, a_B = (table[name][used_B] for name in ("S", "L", "A"))
+    s_B, length_B, a_B = (table[name][used_B].astype(np.float64) for name in ("S", "L", "A"))
     numbers = np.stack([table[name][used_B] for name in ("seed", "step", "minibatch")])
     batch_B = np.unique(numbers, axis=1, return_inverse=True)[1].reshape(-1)
     rows = [np.flatnonzero(batch_B == batch) for batch in range(int(batch_B.max()) + 1)]

@@ -1,7 +1,7 @@
 """Forward + backward of the loss, with diagnostics, against verl's ``vanilla`` and ``gspo`` on the same tensors.
 
 The losses take turns within one process, so that their *ratios* hold on a busy machine. What is timed is what a worker
-does per micro-batch: loss, backward to the log-probabilities, and the metrics (``SequenceSums.add_`` here, ``.item()``
+does per micro-batch: loss, backward to the log-probabilities, the metrics (``Responses.of_output`` here, ``.item()``
 calls in verl). docs/tables/loss-cost.csv is the record on a CPU; ``make gpu-check`` measures a GPU.
 """
 
@@ -17,8 +17,9 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from fspo.check_loss.call import Batch
+from fspo.length_bins import FINE_BINS
 from fspo.losses import ALGORITHMS, sequence_policy_loss
-from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
+from fspo.responses import Responses
 from fspo.types import BandState
 
 OURS = ("fspo", "fspo_v1", "fspo_quantile", "seq_rloo", "seq_gspo")
@@ -40,11 +41,11 @@ def random_batch(sequences: int, width: int, device: str, dtype: torch.dtype = t
 
 def our_losses(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
     """Each of :data:`OURS` as a call that returns the scalar loss and takes the diagnostics."""
-    state = BandState(drift_per_token=1e-5, half_width_K=(0.01,) * (FINE_LENGTH_EDGES.numel() - 1))
+    state = BandState(drift_per_token=1e-5, half_width_K=(0.01,) * FINE_BINS)
 
     def run(name: str) -> torch.Tensor:
         output = sequence_policy_loss(*_tensors(batch), ALGORITHMS[name], state)
-        SequenceSums.zeros().add_(output)
+        Responses.of_output(output)
         return output.loss_B.sum() / batch.log_prob_BT.shape[0]
 
     return {name: lambda name=name: run(name) for name in OURS}  # type: ignore[misc]

@@ -16,10 +16,11 @@ from typing import Final
 
 import numpy as np
 
+from fspo.audit import read_audit
 from fspo.check_loss.token_kinds import TokenKinds
-from fspo.conclusion import Responses, movement_verdict, rounding_share
+from fspo.conclusion import movement_verdict, rounding_share
 from fspo.fairness.lre import Array
-from fspo.records import read_parquet
+from fspo.responses import Responses
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TABLE: Final = ROOT / "docs/tables/movement.csv"
@@ -159,7 +160,8 @@ def responses_of(kind: Kind, truth: str, seed: int, batches: int = BATCHES) -> R
     """One set."""
     draws = Draws(seed, batches)
     s_B = kind(draws, truth != "rounding")
-    return Responses.of_rows(s_B, draws.length_B, draws.batch_B, draws.group_B)
+    columns = {"S": s_B, "L": draws.length_B, "minibatch": draws.batch_B + 1}
+    return Responses.of_rows(columns if draws.group_B is None else columns | {"prompt": draws.group_B})
 
 
 def row(name: str, kind: Kind, truth: str, sets: int) -> list[str]:
@@ -174,9 +176,7 @@ def row(name: str, kind: Kind, truth: str, sets: int) -> list[str]:
 
 def recorded(path: Path) -> list[str]:
     """The verdict on recorded responses."""
-    table = read_parquet(path)
-    batch_B = np.unique(np.stack([table[key] for key in ("seed", "step", "minibatch")]), axis=1, return_inverse=True)[1]
-    share = rounding_share(Responses.of_rows(table["S"], table["L"], batch_B.reshape(-1), table.get("prompt")))
+    share = rounding_share(read_audit(path).responses.moved())
     return [path.stem, movement_verdict(share), f"{share.value:.2f} [{share.low:.2f}, {share.high:.2f}]"]
 
 

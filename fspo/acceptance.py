@@ -1,6 +1,4 @@
-"""When a sequence counts as accepted: by views of a band, and by the share that any loss keeps. Defined here.
-
-No claim about fairness should rest on one view alone; diagnostics and reports give both of :data:`VIEWS`.
+"""What a loss accepts of each sequence: by a band on S, or by the share that any loss keeps. Defined here.
 
 A loss that neither accepts nor rejects has in the place of acceptance the share of its weight that a sequence *keeps*.
 Let g_t be the gradient of a loss with respect to the log-probability of token t, h_t that gradient on policy (where all
@@ -20,71 +18,16 @@ of the loss cancel, so that any two losses can be compared.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final, Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from fspo.fairness.lre import Array, LengthReweightingError, length_reweighting_error, merge_bins
 from fspo.losses import judged, sequence_log_ratio
-from fspo.sums import FIELDS, FINE_LENGTH_EDGES, RATIO_LOG_CAP, SequenceSums
 from fspo.types import SequenceLossOutput, SequenceLossSettings
 
-VIEWS: Final[dict[str, str]] = {
-    "symmetric": "S inside the band, whatever the sign of the advantage; share of sequences",
-    "active": "gradient not removed by the clip (not: S above and A > 0, nor S below and A < 0); share of sequences",
-}
-"""Name of each view and what it counts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Accepted and all, [mini-batch, bin]."""
-
-    accepted: Array
-    total: Array
-
-    def error(self, starts: npt.NDArray[np.int64], resamples: int = 1000) -> LengthReweightingError:
-        """:func:`fspo.fairness.lre.length_reweighting_error` over the merged bins that begin at ``starts``."""
-        accepted, total = merge_bins(self.accepted, starts), merge_bins(self.total, starts)
-        return length_reweighting_error(accepted, total, resamples=resamples)
-
-
-def stack_sums(parts: Sequence[SequenceSums]) -> Array:
-    """The sums of several mini-batches as one array [M, K, F]; [0, K, F] for none."""
-    return np.array([part.sums_KF.numpy() for part in parts]).reshape(-1, len(FINE_LENGTH_EDGES) - 1, len(FIELDS))
-
-
-def acceptance_counts(sums_MKF: Array, view: str = "symmetric") -> Counts:
-    """Acceptance by fine length bin under one view.
-
-    Args:
-        sums_MKF: Sums of each mini-batch (:func:`stack_sums`), columns as in :data:`fspo.sums.FIELDS`.
-        view: A key of VIEWS.
-
-    Returns:
-        Counts with arrays [M, K].
-    """
-
-    def column(name: str) -> Array:
-        return sums_MKF[..., FIELDS.index(name)]
-
-    total = column("count")
-    removed = column("clipped_high") + column("clipped_low")
-    return Counts({"symmetric": column("accepted"), "active": total - removed}[view], total)
-
-
-def could_clip(total: Callable[[str], float]) -> bool:
-    """Whether there was anything to clip: some S is not 0, and some advantage. Defined here.
-
-    Args:
-        total: The sum of a column of :data:`fspo.sums.FIELDS` over the sequences.
-    """
-    return total("S_squared") > 0 and total("advantage_zero") < total("count")
-
+RATIO_LOG_CAP: Final = 20.0
+"""A weight without its clip counts as at most exp(20)."""
 
 UnclippedWeight = Literal["none", "token", "prefix", "sequence", "length_normalised"]
 

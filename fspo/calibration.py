@@ -1,8 +1,8 @@
 """Measuring where the acceptance bands should lie: drift and quantile widths.
 
 The centre with ``drift="kl"`` and the ``quantile`` band depend on whole mini-batches over all ranks, and a worker sees
-one micro-batch. So the estimates are *causal*: the driver makes them from the sums (:class:`fspo.sums.SequenceSums`) of
-past rollout batches, and sends a :class:`~fspo.types.BandState` before the next update.
+one micro-batch. So the estimates are *causal*: the driver makes them from the responses of past rollout batches
+(:class:`fspo.responses.Responses`), and sends a :class:`~fspo.types.BandState` before the next update.
 
 All of this is defined here. It is not taken from the paper (arXiv 2509.09177), of which only the
 abstracts, the beginning and public reviews were available. docs/architecture.md gives the measurements behind the
@@ -12,19 +12,17 @@ choices.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 
+from fspo.clip import scale_for
 from fspo.fairness.lre import Array
-from fspo.sums import FINE_LENGTH_EDGES, LAYOUT_VERSION, Z_EDGES, ZERO_CELL, SequenceSums
+from fspo.length_bins import FINE_BINS
+from fspo.responses import Responses
 from fspo.types import BandState, SequenceLossSettings
 
-_K: Final = FINE_LENGTH_EDGES.numel() - 1
-_MAGNITUDE: Final[Array] = Z_EDGES.numpy()[ZERO_CELL + 1 :]
-"""Edges of the cells of |z|: 0, 1e-6, ..., 1e2, inf; the exact zeros belong to the first cell."""
-_CELLS: Final = _MAGNITUDE.size - 1
 _REACH: Final = 8
 """A local quantile takes in at most this many fine bins (one octave of length) on either side."""
 _PRIOR_COUNT: Final = 20.0
@@ -48,62 +46,44 @@ def drift_per_token(log_ratio_sum: float, length_sum: float) -> float:
     return max(0.0, -log_ratio_sum / length_sum) if length_sum > 0 else 0.0
 
 
-def local_half_widths(folded_KC: Array, target_acceptance: float, min_count: float) -> tuple[float, ...]:
-    """Half-width of the band for S / sqrt(L) in every fine length bin, from a histogram of ``|S| / sqrt(L)``.
+def local_half_widths(z_B: Array, fine_B: Array, target_acceptance: float, min_count: float) -> tuple[float, ...]:
+    r"""Half-width of the band for S / sqrt(L) in every fine length bin.
 
     For each fine bin, the nearest bins are pooled until they hold ``min_count`` sequences, up to one octave of length
-    on either side. The target quantile of those n sequences is then shrunk towards the pooled quantile over all lengths
-    (which alone is the sqrt(L) band): ``(n * local + 20 * pooled) / (n + 20)``.
+    on either side. The target quantile of \|z\| of those n sequences is then shrunk towards the pooled quantile over
+    all lengths (which alone is the sqrt(L) band): ``(n * local + 20 * pooled) / (n + 20)``.
 
     Args:
-        folded_KC: Counts by fine length bin and cell of ``|z|``, see ``_MAGNITUDE``.
+        z_B: S / sqrt(L) of each sequence.
+        fine_B: Its fine length bin (:mod:`fspo.length_bins`).
         target_acceptance: The quantile, between 0 and 1.
         min_count: Sequences wanted for a local quantile.
 
     Returns:
         One half-width per fine bin; empty if there is no data or no dispersion.
     """
-    pooled = _quantile(folded_KC.sum(axis=0), target_acceptance)
-    if pooled <= _MAGNITUDE[1]:
+    # Sorted, so that the result does not depend on the order in which ranks and micro-batches delivered.
+    order = np.argsort(fine_B, kind="stable")
+    z_B, end_K = np.abs(z_B[order]), np.searchsorted(fine_B[order], np.arange(FINE_BINS + 1))
+    if not z_B.any():
         return ()
-    cumulative = np.concatenate([np.zeros((1, _CELLS)), np.cumsum(folded_KC, axis=0)])
+    pooled = scale_for(z_B, target_acceptance)
     widths = []
-    for k in range(_K):
+    for k in range(FINE_BINS):
         for reach in range(_REACH + 1):
-            near = cumulative[min(k + reach + 1, _K)] - cumulative[max(k - reach, 0)]
-            if (n := float(near.sum())) >= min_count:
+            near = z_B[end_K[max(k - reach, 0)] : end_K[min(k + reach + 1, FINE_BINS)]]
+            if len(near) >= min_count:
                 break
-        local = _quantile(near, target_acceptance) if n > 0 else pooled
+        n = len(near)
+        local = scale_for(near, target_acceptance) if n else pooled
         widths.append((n * local + _PRIOR_COUNT * pooled) / (n + _PRIOR_COUNT))
     return tuple(widths)
 
 
-def _quantile(counts_C: Array, level: float) -> float:
-    """Quantile of |z| from its histogram, log-linear within a cell; 0 without data."""
-    cumulative = np.cumsum(counts_C)
-    total = float(cumulative[-1])
-    if total <= 0:
-        return 0.0
-    cell = int(np.searchsorted(cumulative, level * total))
-    low, high = float(_MAGNITUDE[cell]), float(_MAGNITUDE[cell + 1])
-    if cell == 0 or not np.isfinite(high):
-        return low
-    share = (level * total - float(cumulative[cell - 1])) / float(counts_C[cell])
-    return float(low * (high / low) ** share)
-
-
-def _fold(sums: SequenceSums) -> Array:
-    """Histogram of ``|S| / sqrt(L)`` by fine length bin, from the signed one."""
-    hist = sums.hist_KH.numpy().astype(np.float64)
-    folded: Array = hist[:, ZERO_CELL + 1 :] + hist[:, ZERO_CELL - 1 :: -1]
-    folded[:, 0] += hist[:, ZERO_CELL]
-    return folded
-
-
 class BandController:
-    """Turns the sums of a finished rollout batch into the :class:`~fspo.types.BandState` of the next. On the driver.
+    """Turns the responses of a finished rollout batch into the :class:`~fspo.types.BandState` of the next.
 
-    It estimates what the band needs, over the last ``window`` rollout batches:
+    On the driver. It estimates what the band needs, over the last ``window`` rollout batches:
 
     * ``drift="kl"``: :func:`drift_per_token` by position of the mini-batch in its rollout batch (0 at the first
       position, where the policy has not moved). With a pooled drift, the on-policy point S = 0 of the first mini-batch
@@ -126,18 +106,13 @@ class BandController:
         #: The state for the next rollout batch; the default before any data.
         self.state = BandState()
 
-    def update(self, mini_batches: Sequence[SequenceSums], unmoved: int = 1) -> BandState:
-        """Add a finished rollout batch and return the state for the next one.
-
-        Args:
-            mini_batches: The sums over all ranks of each mini-batch, in the order of their use, including the first.
-            unmoved: How many mini-batches came before the policy had moved, so that S = 0; they are left out of the
-                widths. 0 if even the first one is off-policy, more than 1 where the learning rate was 0.
-        """
-        if self._settings.band == "quantile":
-            measured = sum((_fold(sums) for sums in mini_batches[unmoved:]), np.zeros((_K, _CELLS)))
+    def update(self, step: Responses) -> BandState:
+        """Add all responses of a finished rollout batch and return the state for the next one."""
+        if self._settings.calibrated:
+            moved = step.moved()
+            measured = np.stack([moved.z_B, moved.fine_B.astype(np.float64)])
         else:
-            measured = np.array([[sums.total("S"), sums.total("length")] for sums in mini_batches])
+            measured = np.stack([np.bincount(step.update_B, values_B) for values_B in (step.s_B, step.length_B)])
         self._window.append(measured)
         self.state = self._estimate()
         return self.state
@@ -147,16 +122,17 @@ class BandController:
         if not window:
             return BandState()
         if target is None:
-            totals_M2 = np.zeros((max(map(len, window)), 2))
+            totals_2M = np.zeros((2, max(measured.shape[1] for measured in window)))
             for measured in window:
-                totals_M2[: len(measured)] += measured
-            return BandState(drift_by_mini_batch=tuple(drift_per_token(*row) for row in totals_M2))
-        return BandState(half_width_K=local_half_widths(np.sum(window, axis=0), target, self._min_count))
+                totals_2M[:, : measured.shape[1]] += measured
+            return BandState(drift_by_mini_batch=tuple(drift_per_token(*column) for column in totals_2M.T))
+        z_B, fine_B = np.concatenate(window, axis=1)
+        return BandState(half_width_K=local_half_widths(z_B, fine_B, target, self._min_count))
 
     @property
     def _measures(self) -> str:
         """What the arrays of the window hold."""
-        return f"band={self._settings.band!r}, drift={self._settings.drift!r}, layout {LAYOUT_VERSION}"
+        return f"band={self._settings.band!r}, drift={self._settings.drift!r}"
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit for bit after a restart."""

@@ -1,146 +1,72 @@
 """What follows from recorded responses: how S spreads, which band is even, clip values, rounding or movement.
 
-Defined here. The responses are S and L alone, of any loss. Intervals are 95%, by bootstrap over prompt groups where the
-responses have them, else over mini-batches; fewer than :data:`fspo.clip_values.FEWEST_GROUPS` give no conclusion.
+Defined here. The responses are S, L and A alone, of any loss. Intervals are 95%, by bootstrap over prompt groups where
+the responses have them, else over mini-batches; fewer than :data:`fspo.clip.FEWEST_GROUPS` give no conclusion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from fspo.clip_values import FEWEST_GROUPS, estimate, needed_scale, scaled
+from fspo.clip import ACCEPT, FEWEST_GROUPS, needed_scale, resampled_clusters, scale_for, scale_with_interval, scaled
 from fspo.fairness.lre import (
     Array,
     Interval,
     LengthReweightingError,
-    debiased_lre,
-    equal_mass_starts,
     length_reweighting_error,
     lre_in_words,
     percentile_ends,
 )
 from fspo.losses import ALGORITHMS, BANDS, named_loss
-from fspo.matching import POINTS_PER_CELL, Sequences
-from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
+from fspo.responses import VIEWS, Responses
 from fspo.types import SequenceLossSettings, eps_of_c, shape, unit_of
 
-#: Share of the responses that is to lie inside the band.
-ACCEPT: Final = 0.85
-#: The loss of each shape of a band.
-_SHAPES: Final = {shape(ALGORITHMS[loss].exponent): loss for loss in BANDS.values()}
-_BINS: Final = 8
+#: Exponents that have a name, and the loss of each.
+NAMED: Final[Mapping[float, str]] = {ALGORITHMS[loss].exponent: loss for loss in BANDS.values()}
+#: Exponents among which the most even band is looked for.
+_GRID: Final[Array] = np.round(np.arange(0.0, 1.5 + 1e-9, 0.01), 2)
+#: So many responses at most look for it, evenly taken: all of a long run would take minutes.
+_MOST_ROWS: Final = 100_000
 _FEWEST_BINS: Final = 3
 _RESAMPLES: Final = 1000
-#: So many clusters at most, for the time that the resampling takes: of more mini-batches neighbours are one cluster.
-_MOST_CLUSTERS: Final = 100
-_SEED: Final = 0
 _LARGEST_LOG: Final = 700.0
-#: Of a long run's histograms, about: the resampling goes through all of them a few thousand times.
-_MOST_POINTS: Final = 500_000
 #: No clip value is given where so many of the responses have |S| above s_max; a length-normalised weight may have
 #: responses so long that S is, so there also above so many nats a token.
 _DIVERGED_SHARE: Final = 0.05
 _DIVERGED_TOKEN: Final = 0.5
 
 
-@dataclass(frozen=True)
-class Responses:
-    """Recorded responses, whose clusters are resampled as a whole.
-
-    Attributes:
-        log_ratio_B, length_B: S in nats and L in tokens.
-        count_B: Responses that an entry stands for.
-        batch_B: Mini-batch of each, from 0: its responses share one policy.
-        cluster_B: Prompt group or mini-batch, from 0.
-        unit: What a cluster is, in the plural.
-    """
-
-    log_ratio_B: Array
-    length_B: Array
-    count_B: Array
-    batch_B: npt.NDArray[np.int64]
-    cluster_B: npt.NDArray[np.int64]
-    unit: str
-
-    @classmethod
-    def of_rows(
-        cls,
-        log_ratio_B: npt.ArrayLike,
-        length_B: npt.ArrayLike,
-        batch_B: npt.ArrayLike,
-        group_B: npt.ArrayLike | None = None,
-    ) -> Responses:
-        """One row for each response, with the number of its mini-batch, and of its prompt group if it has one."""
-        s, length = (np.asarray(x, dtype=np.float64) for x in (log_ratio_B, length_B))
-        batch = np.unique(np.asarray(batch_B), return_inverse=True)[1]
-        cluster = batch if group_B is None else np.unique(np.asarray(group_B), return_inverse=True)[1]
-        return cls(s, length, np.ones_like(s), batch, cluster, "mini-batches" if group_B is None else "prompt groups")
-
-    @classmethod
-    def of_sums(cls, parts: Sequence[SequenceSums]) -> Responses:
-        """From the histograms of mini-batches; within a cell evenly in log |S|, so within a per cent."""
-        parts = [part for part in parts if part.total("count")]
-        whole = sum(parts, SequenceSums.zeros())
-        length_K = np.rint((whole.column("length") / whole.column("count").clamp(min=1)).numpy())
-        columns, cells = [], [part.cells().numpy() for part in parts]
-        per_cell = max(1, min(POINTS_PER_CELL, _MOST_POINTS // max(1, sum(map(len, cells)))))
-        for number, filled in enumerate(cells):
-            points, _ = Sequences.from_cells(filled, length_K, per_cell)
-            columns.append((points.log_ratio_B, points.length_B, points.count_B, np.full(len(points.count_B), number)))
-        if not columns:
-            return cls(*(np.zeros(0),) * 3, *(np.zeros(0, np.int64),) * 2, "mini-batches")
-        s, length, count, batch = (np.concatenate(column) for column in zip(*columns, strict=True))
-        if len(parts) <= _MOST_CLUSTERS:
-            return cls(s, length, count, batch, batch, "mini-batches")
-        cluster = batch * _MOST_CLUSTERS // len(parts)
-        return cls(s, length, count, batch, cluster, "groups of neighbouring mini-batches")
-
-    def too_few(self) -> str | None:
-        """Why nothing follows from so few responses, in a sentence; None if there are enough."""
-        clusters = len(np.unique(self.cluster_B))
-        if clusters < FEWEST_GROUPS:
-            return f"too few responses for a conclusion: {clusters} {self.unit}, and it needs {FEWEST_GROUPS}"
-        if not self.log_ratio_B.any():
-            return "no conclusion: every S is 0"
-        number_J = self.by_bin(np.ones_like(self.count_B)).sum(0)
-        if len(number_J) < _FEWEST_BINS:
-            return f"no conclusion about length: {len(number_J)} bins of length, and it needs {_FEWEST_BINS}"
-        if (fewest := number_J.min()) < FEWEST_GROUPS:
-            return f"too few responses for a conclusion: {fewest:.0f} in a bin of length, and it needs {FEWEST_GROUPS}"
-        return None
-
-    @cached_property
-    def bin_B(self) -> npt.NDArray[np.int64]:
-        """Bin of length of each; eight bins of equal mass."""
-        size = len(FINE_LENGTH_EDGES) - 1
-        k_B = np.searchsorted(FINE_LENGTH_EDGES.numpy(), self.length_B, side="right") - 1
-        starts = equal_mass_starts(np.bincount(k_B, self.count_B, size), _BINS)
-        return np.searchsorted(starts, k_B, side="right") - 1
-
-    def by_bin(self, values_B: Array) -> Array:
-        """Sums by cluster and bin of length, [M, J]."""
-        clusters, bins = int(self.cluster_B.max()) + 1, int(self.bin_B.max()) + 1
-        flat = np.bincount(self.cluster_B * bins + self.bin_B, values_B * self.count_B, clusters * bins)
-        return np.asarray(flat.reshape(clusters, bins))
+def too_few(responses: Responses) -> str | None:
+    """Why nothing follows from so few responses, in a sentence; None if there are enough."""
+    clusters = len(np.unique(responses.cluster_B))
+    if clusters < FEWEST_GROUPS:
+        return f"too few responses for a conclusion: {clusters} {responses.unit}, and it needs {FEWEST_GROUPS}"
+    if not responses.s_B.any():
+        return "no conclusion: every S is 0"
+    number_J = np.bincount(responses.bin_B)
+    if len(number_J) < _FEWEST_BINS:
+        return f"no conclusion about length: {len(number_J)} bins of length, and it needs {_FEWEST_BINS}"
+    if (fewest := number_J.min()) < FEWEST_GROUPS:
+        return f"too few responses for a conclusion: {fewest:.0f} in a bin of length, and it needs {FEWEST_GROUPS}"
+    return None
 
 
 def _resampled(statistic: Callable[..., float], moments: Sequence[Array], resamples: int = _RESAMPLES) -> Interval:
     """A statistic of sums over clusters, each [J], with its interval by resampled clusters."""
     clusters, size = moments[0].shape
-    flat_MX, rng = np.concatenate(moments, axis=1), np.random.default_rng(_SEED)
+    flat_MX = np.concatenate(moments, axis=1)
 
-    def of(weight_M: Array) -> float:
-        return statistic(*(weight_M @ flat_MX).reshape(-1, size))
+    def of(sums_X: Array) -> float:
+        return statistic(*sums_X.reshape(-1, size))
 
-    draws = (rng.integers(0, clusters, clusters) for _ in range(resamples))
-    drawn = [of(np.bincount(draw, minlength=clusters).astype(np.float64)) for draw in draws]
-    return Interval(of(np.ones(clusters)), *percentile_ends(drawn, clusters), clusters)
+    drawn = [of(sums_X) for sums_X in resampled_clusters(clusters, resamples) @ flat_MX]
+    return Interval(of(flat_MX.sum(0)), *percentile_ends(drawn, clusters), clusters)
 
 
 def spread_exponent(count_MJ: Array, tokens_MJ: Array, squares_MJ: Array) -> Interval:
@@ -161,21 +87,17 @@ def spread_exponent(count_MJ: Array, tokens_MJ: Array, squares_MJ: Array) -> Int
     return _resampled(exponent, (count_MJ, tokens_MJ, squares_MJ))
 
 
-def squares_about_mean(
-    values_B: Array, cell_B: npt.NDArray[np.int64], count_B: Array | None = None
-) -> tuple[Array, npt.NDArray[np.bool_]]:
+def squares_about_mean(values_B: Array, cell_B: npt.NDArray[np.int64]) -> tuple[Array, npt.NDArray[np.bool_]]:
     """Squares about the mean of a cell of n, times n / (n - 1), so that their mean is the variance within cells.
 
     Args:
         values_B: Of each response.
         cell_B: Number of its cell, from 0.
-        count_B: Responses that an entry stands for; one by default.
 
     Returns:
         The squares, 0 for values that are equal but for rounding, and whether the cell has more than one response.
     """
-    count_B = np.ones_like(values_B) if count_B is None else count_B
-    n, total = np.bincount(cell_B, count_B), np.bincount(cell_B, values_B * count_B)
+    n, total = np.bincount(cell_B), np.bincount(cell_B, values_B)
     n_B = n[cell_B]
     about_B = values_B - total[cell_B] / n_B
     about_B[np.abs(about_B) <= 1e-12 * np.abs(values_B)] = 0.0
@@ -189,9 +111,9 @@ def within_mini_batches(responses: Responses, values_B: Array) -> tuple[Array, A
     That is no spread of S.
     """
     cell_B = responses.batch_B * (int(responses.bin_B.max()) + 1) + responses.bin_B
-    squares_B, several_B = squares_about_mean(values_B, cell_B, responses.count_B)
+    squares_B, several_B = squares_about_mean(values_B, cell_B)
     columns = (np.ones_like(values_B), responses.length_B, squares_B)
-    number_MJ, tokens_MJ, squares_MJ = (responses.by_bin(column * several_B) for column in columns)
+    number_MJ, tokens_MJ, squares_MJ = (responses.by_cluster(column * several_B) for column in columns)
     return number_MJ, tokens_MJ, squares_MJ
 
 
@@ -200,9 +122,8 @@ def exponent_of(responses: Responses) -> Interval:
 
     Each S is divided by the root mean square of S / sqrt(L) in its mini-batch, so that all count alike.
     """
-    batch_B, s_B = responses.batch_B, responses.log_ratio_B
-    number_M = np.bincount(batch_B, responses.count_B)
-    rms_M = np.sqrt(np.bincount(batch_B, s_B**2 / responses.length_B * responses.count_B) / number_M)
+    batch_B, s_B = responses.batch_B, responses.s_B
+    rms_M = np.sqrt(np.bincount(batch_B, responses.z_B**2) / np.bincount(batch_B))
     scale_M = np.divide(1.0, rms_M, out=np.zeros_like(rms_M), where=rms_M > 0)
     return spread_exponent(*within_mini_batches(responses, s_B * scale_M[batch_B]))
 
@@ -218,7 +139,7 @@ def rounding_share(responses: Responses) -> Interval:
     few responses. For a normal S that moves, this is the weight of the smallest variance.
     """
     # The largest that exp takes; expm1 and sinh keep the digits of a small S.
-    s_B = np.clip(responses.log_ratio_B, -_LARGEST_LOG, _LARGEST_LOG)
+    s_B = np.clip(responses.s_B, -_LARGEST_LOG, _LARGEST_LOG)
 
     def share(n_J: Array, exp_J: Array, cosh_J: Array) -> float:
         spread = cosh_J > 0
@@ -233,28 +154,96 @@ def rounding_share(responses: Responses) -> Interval:
         return float(weight_J @ log_exp_J / (weight_J @ log_cosh_J))
 
     columns = (np.ones_like(s_B), np.expm1(s_B), 2 * np.sinh(s_B / 2) ** 2)
-    return _resampled(share, [responses.by_bin(column) for column in columns])
+    return _resampled(share, [responses.by_cluster(column) for column in columns])
 
 
 @dataclass(frozen=True)
-class BandError:
-    """A band at the clip value that accepts the wanted share: its LRE, and what :func:`even_bands` compares."""
+class EvenBand:
+    """Which exponent is the most even in one view, :func:`even_band`.
 
-    error: LengthReweightingError
-    accepted_MJ: Array
-    total_MJ: Array
+    Attributes:
+        exponent: Of the most even band c L**exponent, with its interval.
+        named: The exponent with a name in that interval that is nearest; None if there is none.
+        errors: LRE by exponent: of the most even one and of those with a name.
+    """
+
+    exponent: Interval
+    named: float | None
+    errors: dict[float, LengthReweightingError]
 
 
-def even_bands(responses: Responses, accept: float = ACCEPT) -> dict[str, BandError]:
-    """Each of :data:`fspo.losses.BANDS`, by its shape, at the clip value at which the share ``accept`` lies inside."""
-    total_MJ, bands = responses.by_bin(np.ones_like(responses.log_ratio_B)), {}
-    for name, loss in _SHAPES.items():
-        needed_B = needed_scale(responses.log_ratio_B, responses.length_B, ALGORITHMS[loss])
-        factor = estimate(needed_B, responses.cluster_B, accept, responses.count_B)
-        if factor is not None:
-            accepted_MJ = responses.by_bin((needed_B <= factor.scale).astype(np.float64))
-            bands[name] = BandError(length_reweighting_error(accepted_MJ, total_MJ), accepted_MJ, total_MJ)
-    return bands
+def needed_in_view(responses: Responses, settings: SequenceLossSettings, view: str) -> Array:
+    """:func:`fspo.clip.needed_scale` of each; in the active view 0 where the clip removes nothing, whatever its width.
+
+    The clip removes a gradient where S is above the band and A > 0, or below it and A < 0.
+    """
+    needed_B = needed_scale(responses.s_B, responses.length_B, settings)
+    return needed_B if view == "symmetric" else np.where(responses.advantage_B * responses.s_B > 0, needed_B, 0.0)
+
+
+def even_band(responses: Responses, accept: float = ACCEPT, view: str = "symmetric") -> EvenBand | None:
+    """The exponent whose band c L**exponent is the most even, with the share ``accept`` accepted. Defined here.
+
+    Both clip values are c. The most even exponent has the smallest mean square of a_b / abar - 1 over bins of equal
+    mass, weighted by p_b, without what noise adds: unlike the LRE it has one minimum. Its interval is that of resampled
+    clusters, c held.
+
+    Args:
+        responses: Of mini-batches before which a weight had moved.
+        accept: Share that lies inside (symmetric), or whose gradient is kept (active, of those with A != 0).
+        view: A key of :data:`fspo.responses.VIEWS`.
+
+    Returns:
+        None if a clip value of 0 would accept so many.
+    """
+    if view == "active":
+        responses = responses.select(responses.advantage_B != 0)
+        if len(responses) == 0 or too_few(responses) is not None:
+            return None
+
+    def accepted(of: Responses, settings: SequenceLossSettings) -> Array | None:
+        needed_B = needed_in_view(of, settings, view)
+        scale = scale_for(needed_B, accept)
+        return of.by_cluster((needed_B <= scale).astype(np.float64)) if scale > 0 else None
+
+    some = responses
+    if len(responses) > _MOST_ROWS:
+        some = responses.select(np.arange(len(responses)) % math.ceil(len(responses) / _MOST_ROWS) == 0)
+    by_exponent = [accepted(some, power_band(float(exponent))) for exponent in _GRID]
+    if any(accepted_CJ is None for accepted_CJ in by_exponent):
+        return None
+    grid_CEJ, total_CJ = np.stack(by_exponent, axis=1), some.by_cluster(np.ones_like(some.s_B))  # type: ignore[arg-type]
+
+    def unevenness(accepted_EJ: Array, total_J: Array) -> Array:
+        share_J = total_J / total_J.sum()
+        rate_EJ = accepted_EJ / np.maximum(total_J, 1)
+        return np.asarray((share_J * (rate_EJ / (accepted_EJ.sum(1) / total_J.sum())[:, None] - 1) ** 2).sum(1))
+
+    clusters, bins = total_CJ.shape
+    flat_CX = np.concatenate([grid_CEJ.reshape(clusters, -1), total_CJ], axis=1)
+    sums_RX = resampled_clusters(clusters, _RESAMPLES) @ flat_CX
+    drawn_RE = np.array([unevenness(sums_X[:-bins].reshape(-1, bins), sums_X[-bins:]) for sums_X in sums_RX])
+    # The clusters' noise adds to the data once, and to a resample twice.
+    measured_E = unevenness(grid_CEJ.sum(0), total_CJ.sum(0))
+    noise_E = drawn_RE.mean(0) - measured_E
+    best = int((measured_E - noise_E).argmin())
+    drawn = _GRID[(drawn_RE - 2 * noise_E).argmin(1)]
+    exponent = Interval(float(_GRID[best]), *percentile_ends(drawn, clusters), clusters)
+    inside = [named for named in NAMED if exponent.low <= named <= exponent.high]
+    named = min(inside, key=lambda power: abs(power - exponent.value)) if inside else None
+    # A named one has its own sides.
+    bands = {exponent.value: power_band(exponent.value)} | {power: ALGORITHMS[loss] for power, loss in NAMED.items()}
+    all_CJ, errors = responses.by_cluster(np.ones_like(responses.s_B)), {}
+    for power, settings in bands.items():
+        if (inside_CJ := accepted(responses, settings)) is None:
+            return None
+        errors[power] = length_reweighting_error(inside_CJ, all_CJ)
+    return EvenBand(exponent, named, errors)
+
+
+def power_band(exponent: float) -> SequenceLossSettings:
+    """The band L**exponent, alike on both sides."""
+    return SequenceLossSettings(exponent=exponent, c_low=1.0, c_high=1.0)
 
 
 def _shown(value: Interval, form: str = ".2f") -> str:
@@ -270,43 +259,28 @@ def _spread_line(responses: Responses) -> str:
     return f"S spreads like L^{_shown(exponent)}, {words} ({exponent.n} {responses.unit} resampled)"
 
 
-def _band_line(responses: Responses, accept: float) -> str | None:
-    # scipy takes a second to load, and training, which imports this with the audit, has no use for it.
-    from fspo.fairness.bootstrap import pooled_difference
+def _band_line(band: EvenBand, view: str, accept: float) -> str:
+    verdict = f"a band c L^{_shown(band.exponent)} is the most even"
+    if band.named is not None:
+        verdict += f", not told apart from {shape(band.named)}"
+    by_lre = sorted((lre.debiased.value, exponent, lre.debiased) for exponent, lre in band.errors.items())
+    values = ", ".join(f"{shape(e)} {lre_in_words(lre.value, lre.low, lre.high)}" for _, e, lre in by_lre)
+    return f"with {accept:.0%} of {_COUNTED[view]}, {verdict}; LRE: {values}"
 
-    bands = even_bands(responses, accept)
-    if len(bands) < len(_SHAPES):
-        return None
-    first, *others = sorted(bands, key=lambda name: bands[name].error.debiased.value)
-    level = [
-        name
-        for name in others
-        if not pooled_difference(
-            [(bands[first].accepted_MJ, bands[first].total_MJ)],
-            [(bands[name].accepted_MJ, bands[name].total_MJ)],
-            debiased_lre,
-        ).excludes_zero
-    ]
-    debiased = {name: bands[name].error.debiased for name in (first, *others)}
-    values = ", ".join(f"{name} {lre_in_words(lre.value, lre.low, lre.high)}" for name, lre in debiased.items())
-    if len(level) == len(others):
-        verdict = "no band is shown to be the most even"
-    elif level:
-        verdict = f"{first} and {' and '.join(level)} are the most even, and not told apart"
-    else:
-        verdict = f"{first} is the most even"
-    return f"with {accept:.0%} inside, {verdict}; LRE: {values}"
+
+#: What the share that is accepted is a share of, by view.
+_COUNTED: Final = {"symmetric": "all responses inside", "active": "the gradients kept"}
 
 
 @dataclass(frozen=True)
 class ClipValue:
-    """A loss with the clip values at which the wanted share of recorded responses lies inside.
+    """A loss with clip values that follow from recorded responses.
 
     Attributes:
-        loss: Its key in :data:`fspo.losses.LOSSES`.
-        settings: With these clip values.
-        audited: The loss that was audited, by its own name; None if it has none.
-        mean_length: Of the responses.
+        loss: Its name (:data:`fspo.losses.LOSSES`).
+        settings: With the clip values.
+        audited: Name of the loss that made the responses; None if it is not known.
+        mean_length: Of the responses, in tokens.
     """
 
     loss: str
@@ -315,39 +289,38 @@ class ClipValue:
     mean_length: float
 
 
+#: What sets a clip value in a program that trains; None if it cannot.
 Override = Callable[[ClipValue], str | None]
-"""What sets a clip value in a program that trains; None if it cannot."""
 
 
 def _clip_line(
-    responses: Responses, name: str, audited: str | None, accept: float, override: Override | None
+    responses: Responses,
+    name: str,
+    settings: SequenceLossSettings,
+    view: str,
+    accept: float,
+    propose: Callable[[str, SequenceLossSettings], str],
 ) -> str | None:
-    """The clip values of the loss ``name``, and what sets them; or why there are none.
-
-    None for a loss whose band is measured, and where most S are at the centre.
-    """
-    settings = ALGORITHMS[name]
-    if settings.needs_state:
-        return None
+    """The clip values of a band, or why there are none, with what sets them; None where most S are at the centre."""
     if (reason := _diverged(responses, settings)) is not None:
         return f"no clip value for {name}: {reason}"
-    needed_B = needed_scale(responses.log_ratio_B, responses.length_B, settings)
-    factor = estimate(needed_B, responses.cluster_B, accept, responses.count_B)
-    if factor is None:
+    counted = responses if view == "symmetric" else responses.select(responses.advantage_B != 0)
+    factor = scale_with_interval(needed_in_view(counted, settings, view), counted.cluster_B, accept)
+    if factor.value <= 0:
         return None
-    value, low, high = (scaled(settings, scale) for scale in (factor.scale, factor.low, factor.high))
+    value, low, high = (scaled(settings, scale) for scale in (factor.value, factor.low, factor.high))
 
     def side(key: str) -> str:
         return f"{getattr(value, key):.3g} [{getattr(low, key):.3g}, {getattr(high, key):.3g}]"
 
+    own = settings.exponent == ALGORITHMS[name].exponent
+    whose = f"{name}'s band" if own else f"a band c L^{settings.exponent:g}"
     both = f"{side('c_low')} below and {side('c_high')} above"
     sides = f"c = {side('c_high') if value.c_low == value.c_high else both}, in {unit_of(value.exponent)}"
     if value.exponent in (0, 1):
         sides += f" (eps {' and '.join(f'{eps:.3g}' for eps in eps_of_c(value.c_low, value.c_high))})"
-    line = f"{accept:.0%} of these responses lie inside {name}'s band with {sides}"
-    mean_length = float(np.average(responses.length_B, weights=responses.count_B))
-    setting = None if override is None else override(ClipValue(name, value, audited, mean_length))
-    return line if setting is None else f"{line}:\n  {setting}"
+    done = "of these responses lie inside" if view == "symmetric" else "of the gradients are kept by"
+    return f"{accept:.0%} {done} {whose} with {sides}{propose(name, value)}"
 
 
 def movement_verdict(share: Interval) -> str:
@@ -379,7 +352,7 @@ def _diverged(responses: Responses, settings: SequenceLossSettings) -> str | Non
     """Why no clip value of this loss means anything, where S is far past what its weight is made for."""
     sequence = settings.weight == "sequence"
     limit_B = settings.s_max if sequence else np.maximum(settings.s_max, _DIVERGED_TOKEN * responses.length_B)
-    share = np.average(np.abs(responses.log_ratio_B) > limit_B, weights=responses.count_B)
+    share = np.mean(np.abs(responses.s_B) > limit_B)
     if share <= _DIVERGED_SHARE:
         return None
     limit = f"s_max={settings.s_max:g}" + ("" if sequence else f" and {_DIVERGED_TOKEN:g} a token")
@@ -392,6 +365,7 @@ def conclude(
     accept: float = ACCEPT,
     wrong: str | None = None,
     override: Override | None = None,
+    settings: SequenceLossSettings | None = None,
 ) -> list[str]:
     """What follows, a sentence each; a single one that says what is missing where the responses are too few.
 
@@ -400,17 +374,39 @@ def conclude(
         loss: Whose clip values are wanted; of one without a band FSPO's.
         accept: Share of the responses that is to lie inside.
         wrong: What makes these log-ratios wrong, if something does; then nothing follows.
-        override: Writes clip values as settings of a program that trains; without it only their values are told.
+        override: Writes clip values as settings of a program that trains; without it only their values are given.
+        settings: Of the loss, where they are not those that its name stands for: its exponent may be another one.
     """
     if wrong is not None:
         return [f"no conclusion and no clip value: {wrong}"]
-    if (reason := responses.too_few()) is not None:
+    if (reason := too_few(responses)) is not None:
         return [reason]
+
+    def propose(name: str, band: SequenceLossSettings) -> str:
+        value = ClipValue(name, band, loss, float(responses.length_B.mean()))
+        setting = None if override is None else override(value)
+        return "" if setting is None else f":\n  {setting}"
+
+    lines: list[str | None] = [_spread_line(responses)]
+    even = {view: even_band(responses, accept, view) for view in VIEWS}
+    if even["symmetric"] is None:
+        lines.append(f"no even band and no clip value: {accept:.0%} of S or more are 0, as far as their precision goes")
+    elif even["active"] is None and (responses.advantage_B > 0).any():
+        lines.append(f"no even band by removed gradients: {accept:.0%} of them are kept at any width")
+    proposed = set()
+    for view, of_view in even.items():
+        if of_view is None:
+            continue
+        lines.append(_band_line(of_view, view, accept))
+        name = "fspo" if of_view.named is None else NAMED[of_view.named]
+        band = power_band(of_view.exponent.value) if of_view.named is None else ALGORITHMS[name]
+        lines.append(_clip_line(responses, name, band, view, accept, propose))
+        if view == "symmetric" and of_view.named is not None:
+            proposed.add((name, band.exponent))
+    # The audited loss's own value; and FSPO's, to which whoever audits another band may want to change.
     own = named_loss(str(loss)) or "fspo"
-    band, clip = _band_line(responses, accept), _clip_line(responses, own, loss, accept, override)
-    # Whoever audits another band may want to change to FSPO's, whose clip value is of another size.
-    other = None if clip is None or own == "fspo" else _clip_line(responses, "fspo", loss, accept, override)
-    if band is None:
-        band = f"no even band and no clip value: {accept:.0%} of S or more are 0, as far as their precision goes"
-    lines = (_spread_line(responses), band, clip, other, _mean_line(responses))
-    return [line for line in lines if line is not None]
+    for name, band in ((own, settings or ALGORITHMS[own]), ("fspo", ALGORITHMS["fspo"])):
+        if even["symmetric"] is not None and (name, band.exponent) not in proposed and not band.needs_state:
+            proposed.add((name, band.exponent))
+            lines.append(_clip_line(responses, name, band, "symmetric", accept, propose))
+    return [line for line in (*lines, _mean_line(responses)) if line is not None]

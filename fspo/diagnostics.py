@@ -1,16 +1,15 @@
-"""Diagnostics from exact sums by length: metrics of a step and of a window of steps, and the noise floor of S.
+"""Metrics of a step and of a window of steps from recorded responses, and the noise floor of S.
 
 docs/fairness.md says what each metric means. Everything is computed on the driver, so it depends on neither the
-micro-batch split nor the number of ranks. In mini-batch 0 of a rollout batch the policy has not moved and S = 0, so it
-is left out of all metrics but those named ``first_minibatch`` and ``noise_floor``.
+micro-batch split nor the number of ranks. Before a weight has moved S is 0, but for rounding; these mini-batches are
+left out of all metrics but those named ``first_minibatch`` and ``noise_floor``.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fspo.acceptance import acceptance_counts, could_clip, stack_sums
-from fspo.fairness.lre import Array, equal_mass_starts, merge_bins
+from fspo.fairness.lre import Array, merge_bins
+from fspo.length_bins import FINE_BINS, length_bin
 from fspo.losses import acceptance_band
-from fspo.sums import FIELDS, FINE_LENGTH_EDGES, SequenceSums, length_bin
+from fspo.responses import Responses
 from fspo.types import BandState, SequenceLossSettings
 
 Bins = npt.NDArray[np.int64]
@@ -32,66 +31,46 @@ SAFE_MARGIN: Final = 5.0
 #: Sequences of a bin from which on its mean says something.
 _FEWEST: Final = 50
 
-#: Metrics of a step that are one column of the sums over another.
-_STEP: Final = {
-    "accept_rate": ("accepted", "count"),
-    "clip_high_frac": ("clipped_high", "count"),
-    "clip_low_frac": ("clipped_low", "count"),
-    "overflow_frac": ("overflow", "count"),
-    "truncated_frac": ("truncated", "count"),
-    "advantage_zero_frac": ("advantage_zero", "count"),
-    "drift_per_token": ("S", "length"),
-    "z_mean": ("z", "count"),
-}
-#: Those of them that say how much was clipped.
-_OF_CLIP: Final = ("accept_rate", "clip_high_frac", "clip_low_frac")
-#: The same by length bin, over the window.
-_BY_BIN: Final = {
-    "length": ("length", "count"),
-    "clip_high": ("clipped_high", "count"),
-    "clip_low": ("clipped_low", "count"),
-    "z_mean": ("z", "count"),
-    "drift_per_token": ("S", "length"),
-}
-
 
 class LengthDiagnostics:
-    """Turns each step's sums into metrics, with length bins of equal mass over a window of steps. Defined here.
+    """Turns each step's responses into metrics, with length bins of equal mass over a window of steps. Defined here.
 
     Args:
         bins: Length bins wanted; tied lengths may give fewer (see :func:`fspo.fairness.lre.equal_mass_starts`).
         window: Steps in the window behind the LREs and everything by bin.
         resamples: Of the bootstrap behind the intervals.
+        s_max: Log-ratio clamp of the loss; infinite for one without.
     """
 
-    def __init__(self, bins: int = 8, window: int = 10, resamples: int = 200) -> None:
-        self.bins, self.resamples = bins, resamples
-        self._window: deque[list[SequenceSums]] = deque(maxlen=window)
+    def __init__(self, bins: int = 8, window: int = 10, resamples: int = 200, s_max: float = math.inf) -> None:
+        self.bins, self.resamples, self._s_max = bins, resamples, s_max
+        self._window: deque[Responses] = deque(maxlen=window)
 
-    def update(self, minibatches: Sequence[SequenceSums]) -> dict[str, float]:
+    def update(self, step: Responses) -> dict[str, float]:
         """Metrics of one step.
 
         Args:
-            minibatches: Sums over all ranks of each mini-batch of the rollout batch, in order; the first has S = 0.
+            step: All responses of the rollout batch.
 
         Returns:
             Metrics by name (docs/fairness.md). An undefined metric is absent rather than nan: a mean of nothing, the
             LRE where nothing was accepted or nothing clipped, a clip rate where nothing could be
-            (:func:`fspo.acceptance.could_clip`). A rollout batch of a single mini-batch has no acceptance statistics.
+            (:meth:`fspo.responses.Responses.could_clip`). A rollout batch of a single mini-batch has no acceptance
+            statistics.
         """
-        first, *later = minibatches
-        metrics = {"fspo/first_minibatch_z_rms": float(np.sqrt(_ratio(first, "z_squared", "count")))}
-        if later:
-            metrics |= step_metrics(sum(later, SequenceSums.zeros()))
-            self._window.append(later)
+        metrics, moved, unmoved = {}, step.moved(), step.unmoved()
+        if len(unmoved):
+            metrics["fspo/first_minibatch_z_rms"] = float(np.sqrt(np.mean(unmoved.z_B**2)))
+        if len(moved):
+            metrics |= step_metrics(moved, self._s_max)
+            self._window.append(moved)
         if self._window:
             metrics |= self._window_metrics()
         return {name: value for name, value in metrics.items() if np.isfinite(value)}
 
     def bin_starts(self) -> Bins:
         """First fine bin of each of the window's length bins, int64 [J]."""
-        whole = sum(itertools.chain(*self._window), SequenceSums.zeros())
-        return equal_mass_starts(whole.column("count").numpy(), self.bins)
+        return Responses.join(list(self._window)).starts(self.bins)
 
     def drift_warning(self, settings: SequenceLossSettings, state: BandState | None = None) -> str | None:
         """A sentence once long responses drift out of a band c L**exponent about 0; None otherwise. Defined here.
@@ -104,14 +83,16 @@ class LengthDiagnostics:
         """
         if settings.needs_state or settings.exponent >= 1 or not self._window:
             return None
-        whole, starts = sum(itertools.chain(*self._window), SequenceSums.zeros()), self.bin_starts()
-        n, length, total, squares = (
-            float(merge_bins(whole.column(name).numpy(), starts)[-1]) for name in ("count", "length", "S", "S_squared")
-        )
+        window = Responses.join(list(self._window))
+        longest_B = window.fine_B >= window.starts(self.bins)[-1]
+        s_N, n = window.s_B[longest_B], int(longest_B.sum())
         if n < _FEWEST:
             return None
-        mean, length = total / n, length / n
-        error = math.sqrt(max(squares / n - mean**2, 0.0) / n)
+        mean, length, error = (
+            float(s_N.mean()),
+            float(window.length_B[longest_B].mean()),
+            float(s_N.std() / math.sqrt(n)),
+        )
         lower, upper = (float(edge[0]) for edge in band_edges(np.array([length]), settings, state))
         half_width = upper if mean > 0 else -lower
         if abs(mean) - 2 * error <= half_width / 3:
@@ -131,34 +112,47 @@ class LengthDiagnostics:
             length_B: Response lengths; sequences of length 0 are left out.
         """
         kept = length_B > 0
-        k, size, starts = length_bin(length_B[kept].cpu()).numpy(), len(FINE_LENGTH_EDGES) - 1, self.bin_starts()
+        k, starts = length_bin(length_B[kept].cpu().numpy()), self.bin_starts()
         value = value_B[kept].detach().cpu().to(torch.float64).numpy()
-        total, count = (merge_bins(np.bincount(k, weights, size), starts) for weights in (value, None))
+        total, count = (merge_bins(np.bincount(k, weights, FINE_BINS), starts) for weights in (value, None))
         return {f"fspo/outcome/{name}/bin_{j:02d}": float(total[j] / count[j]) for j in np.flatnonzero(count)}
 
     def _window_metrics(self) -> dict[str, float]:
-        parts, starts = list(itertools.chain(*self._window)), self.bin_starts()
-        stacked, whole = stack_sums(parts), sum(parts, SequenceSums.zeros())
-        error = acceptance_counts(stacked, "symmetric").error(starts, self.resamples)
-        metrics = {"fspo/window_sequences": whole.total("count")}
-        if error.is_informative:
-            metrics |= {
-                "fspo/lre": error.lre,
-                "fspo/lre_debiased": error.debiased.value,
-                "fspo/lre_max": error.lre_max,
-                "fspo/lre_ci_low": error.debiased.low,
-                "fspo/lre_ci_high": error.debiased.high,
-                "fspo/lre_noise_floor": error.noise_floor,
-            }
-        active = acceptance_counts(stacked, "active").error(starts, self.resamples)
-        if active.is_informative:
-            metrics |= {"fspo/lre_active": active.lre, "fspo/lre_active_debiased": active.debiased.value}
-        by_bin = {"accept": error.rate_K}
-        merged = {name: merge_bins(whole.column(name).numpy(), starts) for name in FIELDS}
-        with np.errstate(invalid="ignore"):  # no sequence at all; otherwise every bin of the window holds one
-            by_bin |= {name: merged[column] / merged[over] for name, (column, over) in _BY_BIN.items()}
-            z_squared = merged["z_squared"] / merged["count"]
-        by_bin |= {"count": merged["count"], "z_std": _deviation(by_bin["z_mean"], z_squared)}
+        window = Responses.join(list(self._window))
+        starts = window.starts(self.bins)
+        metrics = {"fspo/window_sequences": float(len(window))}
+        by_bin: dict[str, Array] = {}
+        if window.rule_known:
+            error = window.error("symmetric", starts, self.resamples)
+            if error.is_informative:
+                metrics |= {
+                    "fspo/lre": error.lre,
+                    "fspo/lre_debiased": error.debiased.value,
+                    "fspo/lre_max": error.lre_max,
+                    "fspo/lre_ci_low": error.debiased.low,
+                    "fspo/lre_ci_high": error.debiased.high,
+                    "fspo/lre_noise_floor": error.noise_floor,
+                }
+            active = window.error("active", starts, self.resamples)
+            if active.is_informative:
+                metrics |= {"fspo/lre_active": active.lre, "fspo/lre_active_debiased": active.debiased.value}
+            by_bin["accept"] = error.rate_K
+        count_J = merge_bins(window.count_K, starts)
+        high_B, low_B = removed(window)
+        means = {
+            name: window.by_bin(values_B, starts) / count_J
+            for name, values_B in {
+                "length": window.length_B,
+                "clip_high": high_B,
+                "clip_low": low_B,
+                "z_mean": window.z_B,
+                "z_squared": window.z_B**2,
+                "S": window.s_B,
+            }.items()
+        }
+        z_squared, s_mean = means.pop("z_squared"), means.pop("S")
+        by_bin |= means | {"drift_per_token": s_mean / means["length"], "count": count_J}
+        by_bin["z_std"] = np.sqrt(np.maximum(z_squared - means["z_mean"] ** 2, 0.0))
         return metrics | {
             f"fspo/{name}/bin_{j:02d}": float(value)
             for name, values in by_bin.items()
@@ -166,17 +160,13 @@ class LengthDiagnostics:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The window, for a checkpoint."""
-        return {"window": [[part.state_dict() for part in step] for step in self._window]}
+        """The window, for a checkpoint: its columns by step."""
+        return {"window": [step.state_dict() for step in self._window]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the window; of a longer one, its newest steps.
-
-        Raises:
-            ValueError: If the sums were saved with another layout.
-        """
+        """Restore the window; of a longer one, its newest steps."""
         self._window.clear()
-        self._window.extend([SequenceSums.from_state_dict(part) for part in step] for step in state["window"])
+        self._window.extend(Responses.from_state_dict(step) for step in state["window"])
 
 
 class NormClipWatch:
@@ -218,36 +208,35 @@ def band_edges(length_N: Array, settings: SequenceLossSettings, state: BandState
     return lower.numpy(), upper.numpy()
 
 
-def step_metrics(sums: SequenceSums) -> dict[str, float]:
-    """Metrics over all lengths from the summed mini-batches of one step; undefined ones are nan."""
-    share = {name: _ratio(sums, *columns) for name, columns in _STEP.items()}
-    if not could_clip(sums.total):
-        share |= dict.fromkeys(_OF_CLIP, math.nan)
+def removed(responses: Responses) -> tuple[Array, Array]:
+    """Share of the gradient that the clip removes of each response, from above (A > 0) and from below (A < 0), [B]."""
+    removed_B = 1.0 - responses.kept_B
+    return removed_B * (responses.advantage_B > 0), removed_B * (responses.advantage_B < 0)
+
+
+def step_metrics(responses: Responses, s_max: float = math.inf) -> dict[str, float]:
+    """Metrics over all lengths of the responses of one step, at least one; undefined ones are nan."""
+    share_B = {"accept_rate": responses.inside_B}
+    share_B["clip_high_frac"], share_B["clip_low_frac"] = removed(responses)
+    share = {name: float(values_B.mean()) for name, values_B in share_B.items()}
+    if not responses.could_clip():
+        share = dict.fromkeys(share, math.nan)
+    weight_B = responses.weight_B
     metrics = share | {
-        "sequences": sums.total("count"),
+        # The clamp is exact; the table has weights in float32.
+        "overflow_frac": float((weight_B >= math.exp(s_max - 1e-6)).mean()) if math.isfinite(s_max) else 0.0,
+        "truncated_frac": float(responses.truncated_B.mean()),
+        "advantage_zero_frac": float((responses.advantage_B == 0).mean()),
+        "drift_per_token": float(responses.s_B.sum() / responses.length_B.sum()),
+        "z_mean": float(responses.z_B.mean()),
+        "z_std": float(responses.z_B.std()),
+        "sequences": float(len(responses)),
         "clip_frac": 1.0 - share["accept_rate"],
         "clip_active_frac": share["clip_high_frac"] + share["clip_low_frac"],
-        "sigma_hat": dispersion(sums),
-        "z_std": _deviation(share["z_mean"], _ratio(sums, "z_squared", "count")),
-        "ess_frac": _ratio(sums, "weight", "count") ** 2 / _ratio(sums, "weight_squared", "count"),
+        "sigma_hat": responses.sigma(),
+        "ess_frac": float(weight_B.sum() ** 2 / (len(weight_B) * (weight_B**2).sum())),
     }
     return {f"fspo/{name}": value for name, value in metrics.items()}
-
-
-def dispersion(sums: SequenceSums) -> float:
-    """sigma_hat: standard deviation of (S - mu L) / sqrt(L) about its mean, with mu = sum(S) / sum(L). Defined here.
-
-    The sums are enough to compute it, since (S - mu L)^2 / L = z^2 - 2 mu S + mu^2 L.
-
-    Returns:
-        sigma_hat in nats per sqrt(token); nan for no sequence.
-    """
-    n = sums.total("count")
-    if n == 0:
-        return float("nan")
-    mu = sums.total("S") / sums.total("length")
-    square = sums.total("z_squared") - 2 * mu * sums.total("S") + mu**2 * sums.total("length")
-    return float(_deviation((sums.total("z") - mu * sums.total("length_sqrt")) / n, square / n))
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,38 +285,23 @@ class NoiseFloor:
 
 
 def noise_floor(
-    unmoved: Sequence[SequenceSums],
-    starts: Bins,
-    settings: SequenceLossSettings | None = None,
-    state: BandState | None = None,
+    unmoved: Responses, bins: int = 8, settings: SequenceLossSettings | None = None, state: BandState | None = None
 ) -> NoiseFloor:
     """Measure the noise of S, and hold the band of ``settings`` against it.
 
     Args:
-        unmoved: Sums of mini-batches computed before any weight had moved.
-        starts: First fine length bin of each bin (:func:`fspo.fairness.lre.equal_mass_starts`).
+        unmoved: Of mini-batches computed before any weight had moved.
+        bins: Bins of length of equal mass.
         settings: The loss; None for one without a band on S.
         state: Measured parts of its band.
     """
-    whole = sum(unmoved, SequenceSums.zeros())
-    count_J, length_J, squares_J = (
-        merge_bins(whole.column(name).numpy(), starts) for name in ("count", "length", "S_squared")
-    )
+    starts = unmoved.starts(bins)
+    count_J = merge_bins(unmoved.count_K, starts)
     kept = count_J > 0
-    length_J, rms_J = length_J[kept] / count_J[kept], np.sqrt(squares_J[kept] / count_J[kept])
+    length_J, rms_J = (unmoved.by_bin(x_B, starts)[kept] / count_J[kept] for x_B in (unmoved.length_B, unmoved.s_B**2))
+    rms_J = np.sqrt(rms_J)
     half_width_J = np.full_like(length_J, np.nan)
     if settings is not None:
         lower, upper = band_edges(length_J, settings, state)
         half_width_J = np.minimum(-lower, upper)
     return NoiseFloor(length_J, rms_J, half_width_J)
-
-
-def _ratio(sums: SequenceSums, column: str, over: str) -> float:
-    """One column's sum over another's; nan over 0."""
-    whole = sums.total(over)
-    return sums.total(column) / whole if whole > 0 else float("nan")
-
-
-def _deviation(mean: Any, mean_of_squares: Any) -> Any:
-    """Standard deviation, of numbers or arrays."""
-    return np.sqrt(np.maximum(mean_of_squares - mean**2, 0.0))

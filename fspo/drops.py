@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from fspo.fairness.lre import equal_mass_starts
-from fspo.sums import FINE_LENGTH_EDGES, length_bin
+from fspo.length_bins import FINE_BINS, length_bin
 
 HARD_LIMIT: Final = 2
 """A group whose age is above this many times the threshold is dropped, whatever its length."""
@@ -47,15 +46,13 @@ class EvenDrops:
             threshold: A group is stale if its age is above.
         """
         for uid, mean in length.items():
-            fine, stale, lost = self._window.get(
-                uid, (int(length_bin(torch.tensor(max(1, round(mean))))), False, False)
-            )
+            fine, stale, lost = self._window.get(uid, (int(length_bin(max(1, round(mean)))), False, False))
             beyond = age[uid] > HARD_LIMIT * threshold
             self._window[uid] = fine, stale or age[uid] > threshold, lost or beyond
         for uid in [uid for uid in self._window if uid not in length][: max(0, len(self._window) - self._size)]:
             del self._window[uid]
         fine_N, stale_N, lost_N = np.array(list(self._window.values()), dtype=np.int64).reshape(-1, 3).T
-        starts = equal_mass_starts(np.bincount(fine_N, minlength=len(FINE_LENGTH_EDGES) - 1), self._bins)
+        starts = equal_mass_starts(np.bincount(fine_N, minlength=FINE_BINS), self._bins)
         bin_N = np.searchsorted(starts, fine_N, side="right") - 1
         finished_J = np.bincount(bin_N, minlength=len(starts))
         due_J = stale_N.sum() * finished_J // max(1, len(fine_N)) - np.bincount(bin_N, lost_N, len(starts))

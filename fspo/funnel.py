@@ -22,15 +22,14 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fspo.fairness.lre import Array, LengthReweightingError, length_reweighting_error, merge_bins
+from fspo.length_bins import FINE_BINS, length_bin
 from fspo.reading import COUNT, Kind, check_fields, list_of, object_of
-from fspo.sums import FINE_LENGTH_EDGES, length_bin
 
 STAGES: Final = ("failed", "stale", "filtered", "surplus", "trained")
 _SUMMED: Final = ("staleness", "versions")
-_K: Final = FINE_LENGTH_EDGES.numel() - 1
+_K: Final = FINE_BINS
 Bins = npt.NDArray[np.int64]
 _UNKNOWN: Final = Kind("-1", lambda value: value == -1)
 _ROW: Final = Kind(
@@ -48,7 +47,7 @@ _RECORD: Final = {"rows": list_of(_ROW), "tokens": object_of(dict.fromkeys(STAGE
 
 def _bins(lengths: Sequence[int]) -> list[int]:
     """Fine length bin of each response; the one after the last where the length is not known."""
-    known = length_bin(torch.tensor([max(1, length) for length in lengths], dtype=torch.int64)).tolist()
+    known = length_bin([max(1, length) for length in lengths]).tolist()
     return [k if length > 0 else _K for k, length in zip(known, lengths, strict=True)]
 
 

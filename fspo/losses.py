@@ -25,7 +25,7 @@ from typing import Any, Final
 import torch
 from torch.autograd.function import once_differentiable
 
-from fspo.sums import length_bin
+from fspo.length_bins import FINE_LENGTH_EDGES
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings, c_of_eps
 
 
@@ -172,7 +172,8 @@ def acceptance_band(
     length = length_B.to(dtype)
     if settings.band == "quantile" and state.half_width_K:
         widths_K = torch.tensor(state.half_width_K, dtype=dtype, device=length_B.device)
-        low_B = high_B = widths_K[length_bin(length_B)] * length.sqrt()
+        edges_K = torch.from_numpy(FINE_LENGTH_EDGES).to(length_B.device)
+        low_B = high_B = widths_K[torch.bucketize(length_B, edges_K, right=True) - 1] * length.sqrt()
     else:
         growth_B = length**settings.exponent  # torch takes sqrt for 0.5: the same bits
         low_B, high_B = settings.c_low * growth_B, settings.c_high * growth_B

@@ -1,26 +1,20 @@
-"""The files of a run folder: their names, the fields and readers of their records, and what they record of sequences.
+"""The files of a run folder: their names, and the fields and readers of their records.
 
-The sums of a mini-batch are one compact JSON object, a line of length_stats.jsonl; sequences.jsonl is what runs with
-``fspo.record_sequences=true`` write. A reader that gets a list ``problems`` adds what is wrong, by file and line;
-without the list it leaves that out in silence. What may be wrong with a file that comes from elsewhere is bounded by
-:mod:`fspo.reading`. Importing this module does not import torch: the launching process
-reads run folders too.
+The responses of a run are a table (:mod:`fspo.table`). A reader that gets a list ``problems`` adds what is wrong, by
+file and line; without the list it leaves that out in silence. What may be wrong with a file that comes from elsewhere
+is bounded by :mod:`fspo.reading`. Importing this module does not import torch: the launching process reads run folders
+too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Final, TypeVar
 
 from fspo.reading import (
     COUNT,
-    MAX_NUMBER,
-    MAX_WHOLE,
     NAME,
     NULL,
     NUMBER,
@@ -32,29 +26,18 @@ from fspo.reading import (
     list_of,
     mapping_of,
     object_of,
-    open_regular,
     parse_object,
     read_lines,
     read_text,
-    rows_of,
     wrong_fields,
 )
 
-if TYPE_CHECKING:
-    import torch
-
-    from fspo.positions import PositionSums
-    from fspo.sums import SequenceSums
-
-Array = npt.NDArray[np.float64]
 T = TypeVar("T")
 
 METRICS_FILE: Final = "metrics.jsonl"
-LENGTH_STATS_FILE: Final = "length_stats.jsonl"
 FUNNEL_FILE: Final = "funnel.jsonl"
-SEQUENCES_FILE: Final = "sequences.jsonl"
 #: Files of a run folder that grow with its steps.
-STEP_FILES: Final = (METRICS_FILE, LENGTH_STATS_FILE, FUNNEL_FILE, SEQUENCES_FILE)
+STEP_FILES: Final = (METRICS_FILE, FUNNEL_FILE)
 INFO_FILE: Final = "run.json"
 CONFIG_FILE: Final = "config.yaml"
 GRID_FILE: Final = "grid.json"
@@ -177,190 +160,3 @@ def read_steps(path: Path, problems: list[str] | None, read: Callable[[dict[str,
 def numbered_steps(path: Path, problems: list[str] | None = None) -> list[tuple[int, dict[str, Any]]]:
     """Line number and record of :func:`read_steps`."""
     return [(number, line) for number, _, line in read_steps(path, problems, lambda line: line)]
-
-
-def step_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of :func:`numbered_steps`."""
-    return [line for _, line in numbered_steps(path)]
-
-
-def to_record(
-    sums: SequenceSums, positions: PositionSums | None = None, *, step: int, minibatch: int
-) -> dict[str, Any]:
-    """The nonzero fine bins of one mini-batch.
-
-    Args:
-        sums: Over all micro-batches of the mini-batch, by final length.
-        positions: The same by position in the response.
-        step: Training step.
-        minibatch: Position of the mini-batch in the step, from 0; mini-batch 0 has S = 0.
-
-    Returns:
-        ``{"layout", "step", "minibatch", "rows", "hist", "positions"}``. A row is [fine bin, value of each of FIELDS];
-        an entry of hist is [fine bin, cell of Z_EDGES, count]; positions are :meth:`fspo.positions.PositionSums.rows`.
-        Values have nine significant digits; counts are exact.
-    """
-    from fspo.sums import LAYOUT_VERSION
-
-    filled = (sums.sums_KF != 0).any(dim=1).nonzero().flatten().tolist()
-    return {
-        "layout": LAYOUT_VERSION,
-        "step": step,
-        "minibatch": minibatch,
-        "rows": [[k, *(_compact(x) for x in sums.sums_KF[k].tolist())] for k in filled],
-        "hist": sums.cells().tolist(),
-        "positions": [[_compact(x) for x in row] for row in positions.rows()] if positions is not None else [],
-    }
-
-
-def from_record(record: Mapping[str, Any]) -> SequenceSums:
-    """Inverse of :func:`to_record` (up to nine significant digits).
-
-    Raises:
-        ValueError: If the record is of another layout or malformed; the message says what is wrong.
-    """
-    import torch
-
-    from fspo.sums import FIELDS, LAYOUT_VERSION, SequenceSums
-
-    if record.get("layout") != LAYOUT_VERSION:
-        raise ValueError(f"layout is {record.get('layout')!r}, this version of fspo reads {LAYOUT_VERSION}")
-    sums = SequenceSums.zeros()
-    try:
-        tables = {"rows": rows_of(1 + len(FIELDS)), "hist": rows_of(3)}
-        check_fields(dict(record), tables, needed=tuple(tables))
-        rows = torch.tensor(record["rows"], dtype=torch.float64).reshape(-1, 1 + len(FIELDS))
-        hist = torch.tensor(record["hist"], dtype=torch.float64).reshape(-1, 3)
-        (bins, cells), counts = sums.hist_KH.shape, rows[:, 1 : 1 + FIELDS.index("length")]
-        never_negative = [
-            1 + k for k, name in enumerate(FIELDS) if name.startswith("length") or name.endswith("squared")
-        ]
-        for what, holds in {
-            "a fine bin": _is_index(rows[:, 0], bins) & (rows[:, never_negative] >= 0).all(dim=1),
-            "a count": (counts >= 0) & (counts <= counts[:, :1]) & (counts <= MAX_WHOLE),
-            "a cell": _is_index(hist[:, 0], bins) & _is_index(hist[:, 1], cells) & _is_index(hist[:, 2], MAX_WHOLE),
-        }.items():
-            if not bool(holds.all()):
-                raise ValueError(f"{what} is out of range")
-        sums.sums_KF[rows[:, 0].long()] = rows[:, 1:]
-        sums.hist_KH[hist[:, 0].long(), hist[:, 1].long()] = hist[:, 2].long()
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"malformed record of length statistics: {error}") from error
-    return sums
-
-
-def _is_index(values: torch.Tensor, below: int) -> torch.Tensor:
-    return (values >= 0) & (values < below) & (values % 1 == 0)
-
-
-def _compact(value: float) -> float | int:
-    return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(f"{value:.9g}")
-
-
-@dataclass(frozen=True, slots=True)
-class MiniBatches:
-    """The recorded sequences of one run, without the first mini-batch of each step: S (nats), L and A of each."""
-
-    step: list[int]
-    s: list[Array]
-    length: list[Array]
-    advantage: list[Array]
-
-    def pooled(self) -> tuple[Array, Array]:
-        """S and L of all sequences."""
-        return np.concatenate(self.s), np.concatenate(self.length)
-
-
-_COLUMNS: Final = {
-    **dict.fromkeys(("S", "A", "weight", "reward"), NUMBER),
-    **dict.fromkeys(("row", "accepted"), COUNT),
-    "L": Kind("a number from 1 on", lambda value: NUMBER.holds(value) and value >= 1),
-    **{"uid": TEXT, "truncated": SWITCH, "data_source": NAME},
-}
-_SEQUENCES: Final = {"minibatch": COUNT, **{name: list_of(kind) for name, kind in _COLUMNS.items()}}
-
-
-def _sequences(line: dict[str, Any]) -> dict[str, Any]:
-    needed = ("uid", "reward", "truncated", "data_source", "accepted") if "uid" in line else ()
-    check_fields(line, _SEQUENCES, needed=("minibatch", *needed))
-    if len(lengths := {len(line[name]) for name in _COLUMNS if name in line}) > 1:
-        raise ValueError(f"the columns have different lengths: {sorted(lengths)}")
-    return line
-
-
-def sequence_lines(run: Path, problems: list[str] | None = None) -> list[dict[str, Any]]:
-    """The lines of a run's ``sequences.jsonl`` in the order of step and mini-batch; empty if it recorded none.
-
-    Of a mini-batch that was done again, the last line counts; steps that the run has left by going back do not.
-    """
-    path = run / SEQUENCES_FILE
-    kept = read_steps(path, problems, _sequences) if path.exists() else []
-    lines = {(step, line["minibatch"]): line for _, step, line in kept}
-    return [lines[key] for key in sorted(lines)]
-
-
-def read_sequences(run: Path) -> MiniBatches | None:
-    """S, L and A of :func:`sequence_lines`; None if the run recorded none."""
-    lines = [line for line in sequence_lines(run) if line["minibatch"] > 0 and {"S", "L", "A"} <= line.keys()]
-    if not lines:
-        return None
-    columns = ([np.asarray(line[name], dtype=np.float64) for line in lines] for name in ("S", "L", "A"))
-    return MiniBatches([line["step"] for line in lines], *columns)
-
-
-#: The responses of a year of 8B training; more would take longer to read than anybody waits.
-_MOST_ROWS: Final = 10_000_000
-
-
-def read_parquet(path: Path) -> dict[str, Array]:
-    """The responses of a parquet file, a row each: S (nats), L and A, all finite, step, mini-batch and seed.
-
-    A is 0, step, mini-batch and seed are 1 where the file lacks them; ``prompt``, the number of the prompt group, is
-    there where the file has it. The responses of mini-batch 0 are those before which no weight had moved.
-
-    Raises:
-        ValueError: If the file cannot be read, a column is missing or holds something else, or no mini-batch is above
-            0; the message names file and column.
-    """
-    try:
-        import pandas as pd
-        import pyarrow as pa  # what pandas reads with
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise ValueError(f"{path}: a parquet file needs pandas and pyarrow: pip install '.[report]'") from error
-    try:
-        with open_regular(path):
-            rows = pq.read_metadata(path).num_rows
-        table = pd.read_parquet(path) if rows <= _MOST_ROWS else pd.DataFrame({"S": [], "L": []})
-        columns = {name: table[name].to_numpy(np.float64) for name in ("S", "L")}
-        columns["A"] = table["A"].to_numpy(np.float64) if "A" in table else np.zeros(len(table))
-        for name in ("step", "minibatch", "seed"):
-            columns[name] = table.get(name, pd.Series(np.ones(len(table)))).to_numpy(np.float64)
-        if "prompt" in table:
-            columns["prompt"] = np.unique(table["prompt"].to_numpy(), return_inverse=True)[1].astype(np.float64)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError, pa.ArrowException) as error:
-        raise ValueError(f"{path}: needs columns of numbers S and L ({error!r})") from error
-    if rows > _MOST_ROWS:
-        raise ValueError(f"{path}: {rows} rows, at most {_MOST_ROWS} are read: give a part of them")
-    if negative := sorted(columns["minibatch"][columns["minibatch"] < 0]):
-        raise ValueError(f"{path}: minibatch={negative[0]:g}: must be 0 or more; number them from 0")
-    if not (columns["minibatch"] > 0).any():
-        rest = "0 is left out; leave the column out if pi_old is another policy" if len(table) else "it is empty"
-        raise ValueError(f"{path}: no row with minibatch > 0: {rest}")
-    for name, values in columns.items():
-        sound = np.abs(values) <= MAX_NUMBER
-        if name in ("step", "minibatch", "seed"):
-            sound = (np.abs(values) <= MAX_WHOLE) & (values % 1 == 0)
-        elif name == "L":
-            sound = (values >= 1) & (values <= MAX_WHOLE)
-        if len(wrong := values[~sound]):
-            kind = (
-                "length"
-                if name == "L"
-                else "whole number"
-                if name in ("step", "minibatch", "seed")
-                else "finite number"
-            )
-            what = f"column {name} has {len(wrong)} values that are no {kind}, the first {wrong[0]:g}"
-            raise ValueError(f"{path}: {what} (of {len(values)}): leave out the rows of these responses")
-    return columns

@@ -197,7 +197,7 @@ class BandState:
         drift_by_mini_batch: The same by position of the mini-batch in its rollout batch. The policy moves away from
             pi_old with every optimizer step, so the drift is 0 in the first mini-batch and then grows.
         half_width_K: Half-width of the band for ``S / sqrt(L)`` by fine length bin; empty before any data.
-        clip_scale: Factor on both clip values of a ``power`` band (:mod:`fspo.clip_values`); 1 leaves them.
+        clip_scale: Factor on both clip values of a ``power`` band (:mod:`fspo.clip`); 1 leaves them.
     """
 
     drift_per_token: float = 0.0
@@ -206,7 +206,7 @@ class BandState:
     clip_scale: float = 1.0
 
     def scaled(self, clip_scale: float) -> BandState:
-        """The state with another factor on the clip values."""
+        """The state with another factor on the clip values; an infinite one is no clip, not with a clip value of 0."""
         return dataclasses.replace(self, clip_scale=clip_scale)
 
     def at_mini_batch(self, index: int) -> BandState:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.gpu_check.stack import SHAPED_ON_A_CPU, WIDE, attention, smoke_on, write_model
@@ -91,9 +92,9 @@ class Policy:
         size = {"global_batch_size": self.mini_batch, "mini_batch_size": self.mini_batch, "epochs": 1, "seed": 1}
         order = {"dataloader_kwargs": {"shuffle": False}}
         tu.assign_non_tensor(data, calculate_entropy=False, temperature=1.0, **order, **size)
-        self.worker.begin_update(None, 0, sequences=True)
+        self.worker.begin_update(None, 0)
         self.worker.update_actor(data)
-        return [float(abs(part.sequences[0]).max()) for part in self.worker.pop_mini_batches() or ()]
+        return [float(np.nanmax(np.abs(part.rows["S"]))) for part in self.worker.pop_mini_batches() or ()]
 
     def norm(self) -> float:
         """Euclidean norm of the weights, in float64."""

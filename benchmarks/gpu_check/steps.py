@@ -28,9 +28,8 @@ from benchmarks.loss import REFERENCE, alternated, median_seconds, our_losses, p
 from fspo import losses
 from fspo.check_loss.call import Batch
 from fspo.diagnostics import SAFE_MARGIN, NoiseFloor, noise_floor
-from fspo.fairness.lre import equal_mass_starts
 from fspo.losses import ALGORITHMS, sequence_policy_loss
-from fspo.sums import SequenceSums
+from fspo.responses import Responses
 from fspo.types import SequenceLossOutput
 
 #: From here on a driver knows CUDA 13; an older one of a data centre may run it through NVIDIA's cuda-compat.
@@ -280,9 +279,8 @@ def floors(size: Size, device: str, dtype: torch.dtype, one_shape: bool) -> dict
         for indices in (list(range(len(tokens))), order)
     ]
     old, new = ([log_prob[index] for index in range(len(tokens))] for log_prob in passes)
-    sums = SequenceSums.zeros().add_(policy_losses(new, old)["fspo"]())
-    starts = equal_mass_starts(sums.column("count").numpy(), 4)
-    return {name: noise_floor([sums], starts, ALGORITHMS[algo]) for name, algo in BANDS.items()}
+    responses = Responses.of_output(policy_losses(new, old)["fspo"]())
+    return {name: noise_floor(responses, 4, ALGORITHMS[algo]) for name, algo in BANDS.items()}
 
 
 def over_noise(margin: float) -> float | str:

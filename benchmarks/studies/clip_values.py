@@ -9,31 +9,26 @@ from typing import Final
 import numpy as np
 
 from benchmarks.pages import STUDY, Table
-from fspo.acceptance import acceptance_counts
-from fspo.clip_values import BATCHES, estimate, needed_scale
+from fspo.clip import BATCHES, FIXED_AFTER, needed_scale, scale_with_interval
 from fspo.fairness.bootstrap import mean_interval
 from fspo.losses import ALGORITHMS
-from fspo.records import read_parquet
 from fspo.report.groups import shared_starts
 from fspo.report.runs import Run, load_run
 from fspo.report.tables import NOT_RUN, lre_interval, show_interval
-from fspo.sums import FIELDS
+from fspo.responses import Responses
+from fspo.table import FOLDER, read_table
 
 SETTINGS: Final = ("demo", "words", "fast")
 ALGOS: Final = ("fspo", "rloo", "gspo")
 SEEDS: Final = (1, 2, 3)
-#: First and last step of each part of a run: before the first value, under it, under the second one, all.
-PARTS: Final = ((1, 5), (6, 10), (11, 20), (1, 20))
+#: First and last step of each part of a run: before the first value, while it is set again, under the last one, all.
+PARTS: Final = ((1, 1), (2, 5), (6, FIXED_AFTER), (FIXED_AFTER + 1, 20), (1, 20))
 
 
 def outside(run: Run, first: int, last: int) -> float:
     """Share of a run's responses outside the band in these steps, without mini-batches of an unmoved policy."""
-    steps = run.lengths.step_M
-    count, accepted = (
-        run.lengths.sums_MKF[(steps >= first) & (steps <= last)][..., FIELDS.index(name)].sum()
-        for name in ("count", "accepted")
-    )
-    return float(1 - accepted / count)
+    step_B = run.responses.step_B
+    return float(1 - run.responses.inside_B[(step_B >= first) & (step_B <= last)].mean())
 
 
 def _accuracy(run: Run) -> float:
@@ -41,17 +36,16 @@ def _accuracy(run: Run) -> float:
     return float(values[-1])
 
 
-def second_over_first(runs: Sequence[Run]) -> float:
-    """Ratio of the runs' second clip values to their first, both summed, as factors on the upper bound of S."""
-    bounds = [[one["c_high"] for one in measured] for run in runs for measured in [run.info["clip_values_measured"]]]
-    first, second = np.sum(bounds, axis=0)
-    return float(second / first)
+def last_over_first(runs: Sequence[Run]) -> float:
+    """Ratio of the runs' last clip values to their first, both summed."""
+    first, last = (sum(run.info["clip_values_measured"][place]["c_high"] for run in runs) for place in (0, -1))
+    return float(last / first)
 
 
 def _lre(runs: Sequence[Run], starts: np.ndarray) -> str:
-    """Symmetric LRE of the steps under the second value, all runs together, with noise floor and rate."""
-    later = [run.lengths.sums_MKF[run.lengths.step_M >= PARTS[2][0]] for run in runs]
-    error = acceptance_counts(np.concatenate(later)).error(starts)
+    """Symmetric LRE of the steps under the last value, all runs together, with noise floor and rate."""
+    later = [run.responses.select(run.responses.step_B > FIXED_AFTER) for run in runs]
+    error = Responses.join(later).error(starts=starts)
     return f"{lre_interval(error)} (floor {error.noise_floor:.3f}, kept {error.rate:.3f})"
 
 
@@ -59,7 +53,7 @@ def _row(runs: Sequence[Run], starts: np.ndarray | None) -> list[str]:
     if not runs or starts is None:
         return [NOT_RUN] * (len(PARTS) + 3)
     shares = [show_interval(mean_interval([outside(run, *part) for run in runs]), "{:.3f}") for part in PARTS]
-    change = f"{second_over_first(runs):.2f}" if runs[0].clip_values == "measured" else "-"
+    change = f"{last_over_first(runs):.2f}" if runs[0].clip_values == "measured" else "-"
     return [
         *shares,
         change,
@@ -73,25 +67,24 @@ def batches_table() -> Table:
 
     From the records benchmarks/study/SETTING.parquet, clipped at the published values. Means over seeds.
     """
-    import pandas as pd
-
-    rows = [["setting", "band", "batches", "factor", "standard error, relative", "outside, steps 6 to 10"]]
+    rows = [["setting", "band", "batches", "factor", "half its interval, relative", "outside, steps 6 to 10"]]
     for setting in SETTINGS:
-        records = pd.DataFrame(read_parquet(STUDY / f"{setting}.parquet"))
+        records = read_table(STUDY / f"{setting}.parquet", columns=("seed",)).columns  # all after a moved weight
         for name in ("fspo", "seq_rloo", "seq_gspo"):
-            records["needed"] = needed_scale(records["S"], records["L"], ALGORITHMS[name])
+            needed_B = needed_scale(records["S"], records["L"], ALGORITHMS[name])
             for batches in range(1, BATCHES + 1):
-                estimates, outside_later = [], []
-                for _, run in records.groupby("seed"):
-                    first = run[run["step"] <= batches]
-                    measured = estimate(first["needed"].to_numpy(), first.groupby(["step", "prompt"]).ngroup(), 0.85)
-                    assert measured is not None
-                    estimates.append(measured)
-                    outside_later.append((run.loc[run["step"] > BATCHES, "needed"] > measured.scale).mean())
-                means = [np.mean([getattr(one, field) for one in estimates]) for field in ("scale", "error")]
-                rows.append(
-                    [setting, name, str(batches), f"{means[0]:.3g}", f"{means[1]:.2f}", f"{np.mean(outside_later):.3f}"]
-                )
+                measured, outside_later = [], []
+                for seed in np.unique(records["seed"]):
+                    own_B = records["seed"] == seed
+                    first_B = own_B & (records["step"] <= batches)
+                    measured.append(scale_with_interval(needed_B[first_B], records["step"][first_B] - 1))
+                    outside_later.append((needed_B[own_B & (records["step"] > BATCHES)] > measured[-1].value).mean())
+                factor = np.mean([one.value for one in measured])
+                error = np.mean(
+                    [(one.high - one.low) / 2 / one.value for one in measured]
+                )  # of one batch there is none
+                shown = "-" if batches == 1 else f"{error:.2f}"
+                rows.append([setting, name, str(batches), f"{factor:.3g}", shown, f"{np.mean(outside_later):.3f}"])
     return rows
 
 
@@ -105,8 +98,8 @@ def shares_table(folder: Path) -> Table:
             "algo",
             "runs",
             *parts,
-            "second value / first",
-            "LRE, steps 11 to 20, symmetric",
+            "last value / first",
+            f"LRE, steps {FIXED_AFTER + 1} to 20, symmetric",
             "held-out accuracy",
         ]
     ]
@@ -122,8 +115,8 @@ def shares_table(folder: Path) -> Table:
         }
         finished = [run for of_cell in runs.values() for run in of_cell]
         for run in finished:
-            if not len(run.lengths.step_M):
-                raise SystemExit(f"{run.problems[-1]}: make the table in the checkout that made the run")
+            if not len(run.responses):
+                raise SystemExit(f"{run.path / FOLDER}: no responses: make the table in the checkout that made the run")
         starts = shared_starts(finished) if finished else None
         rows += [
             [setting, origin, algo, str(len(of_cell)), *_row(of_cell, starts)]

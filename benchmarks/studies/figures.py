@@ -5,9 +5,9 @@ Those of README and the site are written light, and dark with ``-dark`` in the n
 
 from __future__ import annotations
 
-import csv
+import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,33 +16,34 @@ from matplotlib import rcParams, style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
+from PIL import Image
 
-from benchmarks.pages import TABLES, opened
-from fspo.clip_values import needed_scale, scaled
-from fspo.conclusion import ACCEPT, Responses, exponent_of, within_mini_batches
+from benchmarks.pages import STUDY, read_table
+from fspo.audit import read_audit
+from fspo.clip import ACCEPT, needed_scale, scale_for, scaled
+from fspo.conclusion import even_band, exponent_of, within_mini_batches
 from fspo.diagnostics import band_edges
 from fspo.fairness.lre import Array
-from fspo.losses import ALGORITHMS, BANDS, LOSSES
-from fspo.records import read_sequences
-from fspo.report.figures import STYLE, algo_looks, comparison_figures, draw_clip_by_length
-from fspo.report.groups import LengthProfile, RunGroup, clip_profiles, group_runs, length_profile
-from fspo.report.runs import load_run
+from fspo.losses import ALGORITHMS
+from fspo.report.figures import STYLE, algo_looks, draw_clip_by_length
+from fspo.report.groups import LengthProfile
+from fspo.responses import Responses
 
-STUDY: Final = Path(__file__).resolve().parents[1] / "study"
 IMAGES: Final = Path(__file__).resolve().parents[2] / "docs/images"
-TITLES: Final = {algo: LOSSES[loss].title for algo, loss in BANDS.items()}
-LOOKS: Final = algo_looks([*TITLES.values()])
+BANDS: Final = {"fspo": "FSPO, c sqrt(L)", "rloo": "RLOO, constant", "gspo": "GSPO, linear in L"}
+ALGORITHM_OF: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
+LOOKS: Final = {BANDS[name]: look for name, look in algo_looks([*BANDS]).items()}
 #: What becomes of one batch of a step.
 WAY: Final = (
     *("prompts", "responses\nby vLLM", "rewards,\nadvantages A", "old\nlog-probs"),
     *("S = sum of\nlog-ratios", "band by L:\nclip or keep", "gradient,\nupdate"),
 )
-#: FSPO's runs in each of the four settings: archive, and the folder in it.
+#: Recorded responses in each of the four settings: file of benchmarks/study.
 SPREADS: Final = {
-    "demo": ("records", "default/fspo"),
-    "demo, 7 times the learning rate": ("clipping", "comparison-4/matched_active/fspo"),
-    "sorted words": ("words", "default/fspo"),
-    "SmolLM2-135M": ("pretrained", "default/fspo"),
+    "demo": "demo",
+    "demo, 7 times the learning rate": "fast",
+    "sorted words": "words",
+    "SmolLM2-135M": "two_words",
 }
 #: S of the same responses by how it was computed: file of benchmarks/study, and column.
 PRECISIONS: Final = {
@@ -50,11 +51,6 @@ PRECISIONS: Final = {
     "bf16": ("long_in_bf16", "S"),
     "bf16, logits in fp32": ("long_in_logits32", "S"),
 }
-#: Figures of a report on the demo's runs, which the page of results shows.
-_OF_DEMO: Final = (
-    *("default_clip_by_length", "default_distribution_fspo"),
-    *("matched_clip_by_length", "matched_removed_by_length"),
-)
 _DARK: Final = {
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), "#e8eaf0"),
@@ -62,44 +58,45 @@ _DARK: Final = {
 }
 
 
-def clip_by_length(axes: Axes, profiles: Mapping[str, LengthProfile | None]) -> None:
-    """Share of the responses outside each band, by length."""
+def clip_by_length(axes: Axes, responses: Responses) -> None:
+    """Share of the responses outside each band, by length, at the clip values with which 85% lie inside."""
+    starts, band = responses.starts(), even_band(responses)
+    assert band is not None, "85% of S are 0"
+    length_J = responses.by_bin(responses.length_B, starts) / responses.by_bin(np.ones_like(responses.s_B), starts)
+    profiles = {
+        BANDS[name]: LengthProfile(length_J, band.errors[ALGORITHMS[loss].exponent])
+        for name, loss in ALGORITHM_OF.items()
+    }
     draw_clip_by_length(axes, profiles, LOOKS)
     axes.set_ylabel("share of responses outside the band")
     axes.set_title("How often each band clips, by response length")
 
 
-def s_by_length(axes: Axes, groups: Sequence[RunGroup]) -> None:
-    """S of the recorded sequences of the first group, and the bands at matched clip rate."""
-    records = [read_sequences(run.path) for run in groups[0].runs]
-    pairs = [pair for run in records if run for pair in zip(run.s, run.length, strict=True)]
-    s, length = (np.concatenate(column) for column in zip(*pairs, strict=True))
-    axes.scatter(length, s, s=4, alpha=0.25, color="0.55", lw=0, rasterized=True)
-    length_N = np.arange(1, length.max() + 1)
-    for group in groups:
-        if (settings := group.runs[0].loss_settings) is not None:
-            name = TITLES[group.algo]
-            for index, edge_N in enumerate(band_edges(length_N, settings)):
-                axes.plot(length_N, edge_N, label=name if index else None, **LOOKS[name] | {"marker": ""})
-    axes.set(xlabel="response length L (tokens)", ylabel="S (nats)", ylim=np.percentile(s, [0.5, 99.5]) * 1.3)
-    axes.set_title("Each response's S, and the bands at matched clip rate")
+def s_by_length(axes: Axes, responses: Responses) -> None:
+    """S of the recorded responses, and each band at the clip value with which 85% lie inside."""
+    s_B, length_B = responses.s_B, responses.length_B
+    axes.scatter(length_B, s_B, s=4, alpha=0.25, color="0.55", lw=0, rasterized=True)
+    length_N = np.arange(1, length_B.max() + 1)
+    for name, edges in bands_of(responses, length_N).items():
+        for index, edge_N in enumerate(edges):
+            axes.plot(length_N, edge_N, label=name if index else None, **LOOKS[name] | {"marker": ""})
+    axes.set(xlabel="response length L (tokens)", ylabel="S (nats)", ylim=np.percentile(s_B, [0.5, 99.5]) * 1.3)
+    axes.set_title("Each response's S, and the bands at one clip rate")
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=3)
 
 
-def responses_of(archive: str, folder: str) -> Responses:
-    """The recorded sequences of the runs in a folder of an archive."""
-    with opened(STUDY / f"{archive}.tar.xz") as place:
-        records = [
-            read for path in sorted((place / folder).glob("seed*")) if (read := read_sequences(path)) is not None
-        ]
-    s, length = ([column for run in records for column in getattr(run, name)] for name in ("s", "length"))
-    batch = np.repeat(np.arange(len(s)), list(map(len, s)))
-    return Responses.of_rows(np.concatenate(s), np.concatenate(length), batch)
+def bands_of(responses: Responses, length_N: Array) -> dict[str, tuple[Array, Array]]:
+    """Lower and upper edge of each band by length, at the clip value with which 85% of the responses lie inside."""
+    edges = {}
+    for name, loss in ALGORITHM_OF.items():
+        needed_B = needed_scale(responses.s_B, responses.length_B, ALGORITHMS[loss])
+        edges[BANDS[name]] = band_edges(length_N, scaled(ALGORITHMS[loss], scale_for(needed_B)))
+    return edges
 
 
 def spread_of(responses: Responses) -> tuple[Array, Array]:
     """Mean length and std(S) of each length bin, within mini-batches."""
-    columns = within_mini_batches(responses, responses.log_ratio_B)
+    columns = within_mini_batches(responses, responses.s_B)
     count_J, tokens_J, squares_J = (column.sum(0) for column in columns)
     return tokens_J / count_J, np.sqrt(squares_J / count_J)
 
@@ -111,13 +108,9 @@ def spread_by_length(axes: Axes, responses: Responses) -> None:
     """
     length_J, std_J = spread_of(responses)
     std_B = np.interp(np.log(responses.length_B), np.log(length_J), std_J)
-    factor = np.quantile(np.abs(responses.log_ratio_B) / std_B, ACCEPT)
+    factor = np.quantile(np.abs(responses.s_B) / std_B, ACCEPT)
     length_N = np.unique(np.geomspace(length_J[0], length_J[-1]).round())
-    for algo, loss in BANDS.items():
-        name = TITLES[algo]
-        needed_B = needed_scale(responses.log_ratio_B, responses.length_B, ALGORITHMS[loss])
-        settings = scaled(ALGORITHMS[loss], float(np.quantile(needed_B, ACCEPT)))
-        lower_N, upper_N = band_edges(length_N, settings)
+    for name, (lower_N, upper_N) in bands_of(responses, length_N).items():
         axes.plot(length_N, (upper_N - lower_N) / 2 / factor, label=name, **LOOKS[name] | {"marker": ""})
     axes.plot(length_J, std_J, "ko", ms=5, label="std(S)")
     _both_log(axes)
@@ -131,10 +124,10 @@ def _both_log(axes: Axes) -> None:
         axis.set_major_formatter(form)
 
 
-def spreads(figure: Figure) -> None:
+def spreads(figure: Figure, recorded: Mapping[str, Responses]) -> None:
     """:func:`spread_by_length` of the four settings."""
-    for axes, (setting, place) in zip(figure.subplots(2, 2).flat, SPREADS.items(), strict=True):
-        spread_by_length(axes, responses_of(*place))
+    for axes, (setting, responses) in zip(figure.subplots(2, 2).flat, recorded.items(), strict=True):
+        spread_by_length(axes, responses)
         axes.set_title(setting)
     # The dots are drawn in the text's colour, so that they show on a dark ground.
     for axes in figure.axes:
@@ -144,9 +137,9 @@ def spreads(figure: Figure) -> None:
 
 def forest(axes: Axes) -> None:
     """LRE with its interval by setting and band, from docs/tables/settings.csv."""
-    with (TABLES / "settings.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for index, (band, name) in enumerate(TITLES.items()):
+    heads, *cells = read_table("settings")
+    rows = [dict(zip(heads, row, strict=True)) for row in cells]
+    for index, (band, name) in enumerate(BANDS.items()):
         value_S, low_S, high_S = np.array([re.findall(r"[\d.]+", row[band]) for row in rows], float).T
         y = np.arange(len(rows)) + 0.22 * (index - 1)
         axes.errorbar(
@@ -170,8 +163,7 @@ def precisions(axes: Axes) -> None:
     looks = algo_looks([*PRECISIONS])
     for name, (file, column) in PRECISIONS.items():
         rows = pd.read_parquet(STUDY / f"{file}.parquet")
-        batch_B = rows.groupby(["seed", "step", "minibatch"]).ngroup()
-        responses = Responses.of_rows(rows[column], rows["L"], batch_B, rows["prompt"])
+        responses = Responses.of_rows({**rows.drop(columns="S"), "S": rows[column]})
         exponent = exponent_of(responses)
         shown = f"{name}: L^{exponent.value:.2f} [{exponent.low:.2f}, {exponent.high:.2f}]"
         axes.plot(*spread_of(responses), label=shown, **looks[name])
@@ -191,36 +183,28 @@ def one_batch(axes: Axes) -> None:
             axes.annotate("", (x - 0.43, 0), (x - 0.57, 0), arrowprops={"arrowstyle": "->", "color": "0.5"})
 
 
-def of_demo(records: Path) -> None:
-    """Draw the demo's runs as a report does, at the published and at the matched clip values."""
-    for origin in ("default", "matched"):
-        groups = group_runs([load_run(path) for path in sorted(records.glob(f"{origin}/*/seed*"))])
-        looks = algo_looks([group.algo for group in groups])
-        for name, _, figure in comparison_figures(groups, clip_profiles(groups), looks):
-            if (file := f"{origin}_{name}") in _OF_DEMO:
-                figure.savefig(IMAGES / "study" / f"{file}.png")
+def save(figure: Figure, path: Path) -> None:
+    """As a PNG of 256 colours, a third of the size of one of all."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png")
+    Image.open(drawn).quantize(method=Image.Quantize.FASTOCTREE).save(path, optimize=True)
 
 
 def draw() -> None:
     """Write every figure."""
-    with opened(STUDY / "records.tar.xz") as records:
-        groups = group_runs([load_run(path) for algo in BANDS for path in sorted(records.glob(f"matched/{algo}/*"))])
-        profiles = {TITLES[group.algo]: length_profile(group.runs) for group in groups}
-        drawn: dict[str, tuple[Callable[[Axes], None], tuple[float, float]]] = {
-            "acceptance-by-length": (lambda axes: clip_by_length(axes, profiles), (6, 4.2)),
-            "s-by-length": (lambda axes: s_by_length(axes, groups), (6, 4)),
-            "one-batch": (one_batch, (9.5, 1.2)),
-            "lre-by-setting": (forest, (6.5, 4.4)),
-            "s-by-precision": (precisions, (6, 4.4)),
-        }
-        for suffix, colours in (("", {}), ("-dark", _DARK)):
-            with style.context([*STYLE, colours]):
-                for name, (draw_on, size) in drawn.items():
-                    figure = Figure(figsize=size, layout="constrained")
-                    draw_on(figure.subplots())
-                    figure.savefig(IMAGES / f"{name}{suffix}.png")
-                figure = Figure(figsize=(8, 6), layout="constrained")
-                spreads(figure)
-                figure.savefig(IMAGES / f"spread-by-length{suffix}.png")
-        with style.context(STYLE):
-            of_demo(records)
+    recorded = {setting: read_audit(STUDY / f"{file}.parquet").responses.moved() for setting, file in SPREADS.items()}
+    demo = recorded["demo"]
+    drawn: dict[str, tuple[Callable[[Figure], None], tuple[float, float]]] = {
+        "acceptance-by-length": (lambda figure: clip_by_length(figure.subplots(), demo), (6, 4.2)),
+        "s-by-length": (lambda figure: s_by_length(figure.subplots(), demo), (6, 4)),
+        "one-batch": (lambda figure: one_batch(figure.subplots()), (9.5, 1.2)),
+        "lre-by-setting": (lambda figure: forest(figure.subplots()), (6.5, 4.4)),
+        "s-by-precision": (lambda figure: precisions(figure.subplots()), (6, 4.4)),
+        "spread-by-length": (lambda figure: spreads(figure, recorded), (8, 6)),
+    }
+    for suffix, colours in (("", {}), ("-dark", _DARK)):
+        with style.context([*STYLE, colours]):
+            for name, (draw_on, size) in drawn.items():
+                figure = Figure(figsize=size, layout="constrained")
+                draw_on(figure)
+                save(figure, IMAGES / f"{name}{suffix}.png")

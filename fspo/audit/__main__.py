@@ -9,8 +9,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from fspo.audit.description import describe
-from fspo.audit.reading import read_audit, read_responses
-from fspo.conclusion import ACCEPT, Override
+from fspo.audit.expected import USAGE, expected
+from fspo.audit.reading import read_audit
+from fspo.clip import ACCEPT
+from fspo.conclusion import Override
 from fspo.files import piped
 
 
@@ -19,34 +21,42 @@ def installed_override() -> Override | None:
     return next((point.load() for point in entry_points(group="fspo.overrides")), None)
 
 
+def _expected(words: Sequence[str]) -> int:
+    """``python -m fspo.audit expected``; status 2 for a wrong call."""
+    if words in (["--help"], ["-h"]):
+        print(USAGE)
+        return 0
+    try:
+        print(expected(words))
+    except ValueError as error:
+        print(f"error: {error}\n{USAGE}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """``python -m fspo.audit FOLDER``; status 1 if something is missing, 2 if there is no audit to read."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["expected"]:
+        return _expected(words[1:])
     parser = argparse.ArgumentParser(prog="python -m fspo.audit", description="Tables by length, and what follows.")
     parser.add_argument("folder", type=Path, help="what FSPO_AUDIT named, a run folder, or a parquet file of S and L")
     parser.add_argument("--run", default="", help="one of several starts in the folder; the newest by default")
     parser.add_argument(
-        "--accept", type=float, default=ACCEPT, help="share that is to lie inside (default: %(default)s)"
+        "--accept", type=float, help=f"share that is to lie inside (default: the run's own, or {ACCEPT})"
     )
-    chosen = parser.parse_args(arguments)
-    if not 0 < chosen.accept < 1:
+    chosen = parser.parse_args(words)
+    if chosen.accept is not None and not 0 < chosen.accept < 1:
         parser.error(f"--accept {chosen.accept:g}: must lie between 0 and 1, such as 0.85")
-    if chosen.folder.suffix == ".parquet":
-        try:
-            table, responses = read_responses(chosen.folder)
-        except ValueError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        print(describe(table, chosen.accept, responses, installed_override()))
-        return 0
     records = read_audit(chosen.folder, chosen.run)
     if records.others:
         print(f"note: run {records.run}; --run reads another one: {', '.join(records.others)}", file=sys.stderr)
+    readable = len(records.responses) or records.left_out
     for problem in records.problems:
-        print(f"{'warning' if records.run else 'error'}: {problem}", file=sys.stderr)
-    if records.sums:
-        print(describe(records, chosen.accept, override=installed_override()))
-    if not records.run:
+        print(f"{'warning' if readable else 'error'}: {problem}", file=sys.stderr)
+    if not readable:
         return 2
+    print(describe(records, chosen.accept, installed_override()))
     return 1 if records.problems else 0
 
 

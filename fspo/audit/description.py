@@ -2,83 +2,80 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
-from fspo.acceptance import acceptance_counts, stack_sums
 from fspo.audit.reading import AuditRecords
-from fspo.conclusion import ACCEPT, Override, Responses, conclude
-from fspo.fairness.lre import Array, equal_mass_starts, is_informative, lre_in_words, merge_bins, plain_lre
+from fspo.conclusion import Override, conclude
+from fspo.diagnostics import removed
+from fspo.fairness.lre import Array, is_informative, lre_in_words, merge_bins, plain_lre
 from fspo.markdown import markdown_table
-from fspo.sums import SequenceSums
-
-_BINS: Final = 8
-#: Columns of the sums that :class:`LengthBins` merges.
-_COLUMNS: Final = ("count", "accepted", "clipped_high", "clipped_low", "length", "S", "S_squared")
+from fspo.responses import Responses
+from fspo.table import OCTAVES
 
 
-@dataclass(frozen=True)
-class LengthBins:
-    """Eight length bins of equal mass: the columns of the sums by bin, [J] each, and what follows from them."""
-
-    starts: npt.NDArray[np.int64]
-    columns: dict[str, Array]
-
-    @classmethod
-    def of(cls, sums: SequenceSums) -> LengthBins:
-        """From sums by fine length bin."""
-        starts = equal_mass_starts(sums.column("count").numpy(), _BINS)
-        return cls(starts, {name: merge_bins(sums.column(name).numpy(), starts) for name in _COLUMNS})
-
-    def mean(self, name: str) -> Array:
-        """Mean of a column over the sequences of each bin, [J]."""
-        return np.asarray(self.columns[name] / self.columns["count"])
-
-    def spread(self) -> Array:
-        """Standard deviation of S in each bin, [J]."""
-        return np.asarray(np.sqrt(np.maximum(self.mean("S_squared") - self.mean("S") ** 2, 0.0)))
+def _spread(responses: Responses) -> tuple[Array, Array, Array, Array]:
+    """Number, mean length, mean and standard deviation of S in each of eight bins of equal mass, [J] each."""
+    starts = responses.starts()
+    count_J = merge_bins(responses.count_K, starts)
+    length_J, mean_J = (responses.by_bin(x_B, starts) / count_J for x_B in (responses.length_B, responses.s_B))
+    square_J = responses.by_bin((responses.s_B - mean_J[responses.bin_B]) ** 2, starts) / count_J
+    return count_J, length_J, mean_J, np.sqrt(square_J)
 
 
-def live_metrics(sums: SequenceSums, acceptance: bool = True) -> dict[str, float]:
-    """A handful of numbers of one step, from its sums by fine length bin. Defined here.
-
-    Args:
-        sums: Of all its mini-batches.
-        acceptance: Whether the rule of acceptance is known.
+def live_metrics(responses: Responses) -> dict[str, float]:
+    """A handful of numbers of the responses of one step, of mini-batches before which a weight had moved. Defined here.
 
     Returns:
-        ``accept_rate``, ``removed`` (share of sequences whose gradient the clip removes), both absent if every S is 0,
-        and ``lre`` (over eight bins of equal mass; absent if none was accepted or none clipped); mean length and
-        standard deviation of S in the shortest and in the longest of these bins. Empty before any weight has moved.
+        ``accept_rate``, ``removed`` (share of the gradient that the clip removes), both absent if every S is 0 or the
+        rule of acceptance is not known, and ``lre`` (over eight bins of equal mass; absent if none was accepted or none
+        clipped); mean length and standard deviation of S in the shortest and in the longest of these bins. Empty before
+        any weight has moved.
     """
-    count = sums.total("count")
-    if count == 0:
+    if len(responses) == 0:
         return {}
-    bins = LengthBins.of(sums)
-    length_J, spread_J = bins.mean("length"), bins.spread()
+    _, length_J, _, spread_J = _spread(responses)
     metrics = {"length_short": length_J[0], "length_long": length_J[-1]}
     metrics |= {"S_std_short": spread_J[0], "S_std_long": spread_J[-1]}
-    if acceptance and sums.total("S_squared") > 0:  # else nothing could be clipped
-        metrics["accept_rate"] = sums.total("accepted") / count
-        metrics["removed"] = (sums.total("clipped_high") + sums.total("clipped_low")) / count
+    if responses.rule_known and responses.s_B.any():  # else nothing could be clipped
+        metrics["accept_rate"], metrics["removed"] = responses.inside_B.mean(), 1 - responses.kept_B.mean()
         if is_informative(metrics["accept_rate"]):
-            metrics["lre"] = plain_lre(bins.columns["accepted"], bins.columns["count"])[0]
+            starts = responses.starts()
+            accepted_J = responses.by_bin(responses.inside_B, starts)
+            metrics["lre"] = plain_lre(accepted_J, merge_bins(responses.count_K, starts))[0]
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _position_columns(sums_PF: Array) -> dict[str, list[str]]:
+def _position_columns(columns: Any, moved_B: Any) -> dict[str, list[str]]:
     """Of S_t, the sum over the first t tokens, of all responses that reach t = 1, 2, 4, ...."""
-    octave_P = np.flatnonzero(sums_PF[:, 0] > 1)
-    n, s, squares, tokens, _, token_squares = sums_PF[octave_P].T
-    t_P, spread_P = 2**octave_P, np.sqrt(np.maximum(squares / n - (s / n) ** 2, 0.0))
-    columns = {"t": [str(t) for t in t_P], "reach t": [f"{x:.0f}" for x in n]}
-    named = {"std of S_t": spread_P, "std / sqrt(t)": spread_P / np.sqrt(t_P)}
-    named["rms of one token, t to 2t - 1"] = np.sqrt(token_squares / tokens)
-    return columns | {head: [f"{x:.4f}" for x in values] for head, values in named.items()}
+    table: dict[str, list[str]] = {}
+    length_B, whole_B = (np.asarray(columns[name], dtype=np.float64)[moved_B] for name in ("L", "Q"))
+    for octave in range(OCTAVES):
+        t = 2**octave
+        if f"S_{t}" not in columns:
+            break
+        s_B, q_B = (np.asarray(columns[f"{name}_{t}"], dtype=np.float64)[moved_B] for name in "SQ")
+        reach_B = np.isfinite(s_B)
+        if (n := int(reach_B.sum())) < 2:
+            break
+        # Tokens t + 1 to 2t, or to the response's end.
+        longer = columns.get(f"Q_{2 * t}")
+        end_B = whole_B if longer is None else np.asarray(longer, dtype=np.float64)[moved_B]
+        end_B = np.where(np.isfinite(end_B), end_B, whole_B)
+        tokens = (np.minimum(length_B, 2 * t) - t)[reach_B].sum()
+        rms = np.sqrt(np.maximum((end_B - q_B)[reach_B].sum(), 0.0) / tokens) if tokens > 0 else np.nan
+        spread = s_B[reach_B].std()
+        cells = {
+            "t": str(t),
+            "reach t": str(n),
+            "std of S_t": f"{spread:.4f}",
+            "std / sqrt(t)": f"{spread / np.sqrt(t):.4f}",
+            "rms of one token, t + 1 to 2t": "-" if np.isnan(rms) else f"{rms:.4f}",
+        }
+        for head, cell in cells.items():
+            table.setdefault(head, []).append(cell)
+    return table
 
 
 NOT_MOVED: Final = (
@@ -86,53 +83,40 @@ NOT_MOVED: Final = (
 )
 
 
-def what_follows(
-    records: AuditRecords,
-    accept: float = ACCEPT,
-    responses: Responses | None = None,
-    override: Override | None = None,
-) -> list[str]:
+def what_follows(records: AuditRecords, accept: float | None = None, override: Override | None = None) -> list[str]:
     """:func:`fspo.conclusion.conclude` of all mini-batches in which the policy had moved; arguments of describe."""
-    responses = Responses.of_sums(records.moved()) if responses is None else responses
-    return conclude(responses, records.loss, accept, records.wrong(), override)
+    accept = records.accept if accept is None else accept
+    return conclude(records.responses.moved(), records.loss, accept, records.wrong(), override, records.settings)
 
 
-def describe(
-    records: AuditRecords,
-    accept: float = ACCEPT,
-    responses: Responses | None = None,
-    override: Override | None = None,
-) -> str:
+def describe(records: AuditRecords, accept: float | None = None, override: Override | None = None) -> str:
     """Tables by length and by position of all mini-batches in which the policy had moved, and what follows from them.
 
     Args:
-        records: Of :func:`read_audit` or :func:`read_responses`.
-        accept: Share of the responses for whose acceptance clip values are wanted.
-        responses: Those behind the records, where they are known one by one.
+        records: Of :func:`read_audit`.
+        accept: Share of the responses for whose acceptance clip values are wanted; by default the run's.
         override: Of :func:`fspo.conclusion.conclude`.
     """
-    parts, notes = records.moved(), [f"note: {note}" for note in records.notes()]
-    if not parts:
+    moved, notes = records.responses.moved(), [f"note: {note}" for note in records.notes()]
+    name = records.loss or "not named"
+    if len(moved) == 0:
         return "\n".join([*notes, NOT_MOVED])
-    if not sum(part.total("count") for part in parts):
-        return "\n".join(
-            [*notes, f"loss {records.loss or 'not named'}: no response with a token in {len(parts)} mini-batches"]
-        )
-    bins = LengthBins.of(sum(parts, SequenceSums.zeros()))
-    length_J, spread_J = bins.mean("length"), bins.spread()
+    count_J, length_J, mean_J, spread_J = _spread(moved)
     columns = {
         "mean length": [f"{x:.0f}" for x in length_J],
-        "sequences": [f"{x:.0f}" for x in bins.columns["count"]],
-        "mean S": [f"{x:+.4f}" for x in bins.mean("S")],
+        "sequences": [f"{x:.0f}" for x in count_J],
+        "mean S": [f"{x:+.4f}" for x in mean_J],
         "std of S": [f"{x:.4f}" for x in spread_J],
         "std / sqrt(L)": [f"{x:.4f}" for x in spread_J / np.sqrt(length_J)],
     }
-    name, sequences = records.loss or "not named", bins.columns["count"].sum()
-    lines = [f"loss {name}: {len(parts)} mini-batches, {sequences:.0f} sequences"]
-    if records.acceptance:
-        shares = {"accepted": "accepted", "removed, A > 0": "clipped_high", "removed, A < 0": "clipped_low"}
-        columns |= {head: [f"{x:.1%}" for x in bins.mean(column)] for head, column in shares.items()}
-        error = acceptance_counts(stack_sums(parts)).error(bins.starts)
+    lines = [f"loss {name}: {moved.batches} mini-batches, {len(moved)} sequences"]
+    if moved.rule_known:
+        starts, (high_B, low_B) = moved.starts(), removed(moved)
+        shares = {"accepted": moved.inside_B, "removed, A > 0": high_B, "removed, A < 0": low_B}
+        columns |= {
+            head: [f"{x:.1%}" for x in moved.by_bin(values_B, starts) / count_J] for head, values_B in shares.items()
+        }
+        error = moved.error()
         lre = lre_in_words(error.debiased.value, error.debiased.low, error.debiased.high)
         lines.append(
             f"accepted {error.rate:.1%}; LRE {lre} (0: acceptance does not "
@@ -141,9 +125,10 @@ def describe(
             if error.is_informative
             else f"nothing was {'clipped' if error.rate else 'accepted'}, so there is no LRE"
         )
-    positions = [x for key, x in records.positions.items() if key[1] > 0]
-    second = [_position_columns(torch.stack(positions).sum(0).numpy())] if positions else []
-    columns_of_tables = [columns, *second]
-    tables = [markdown_table(list(table), list(zip(*table.values(), strict=True))) for table in columns_of_tables]
-    end = "\n".join(["What follows:", *(f"- {line}" for line in what_follows(records, accept, responses, override))])
-    return "\n\n".join(["\n".join(lines + notes), *tables, end])
+    tables = [columns]
+    if "Q" in records.columns:
+        number_B, s_B = (np.asarray(records.columns[name], dtype=np.float64) for name in ("minibatch", "S"))
+        tables += [table for table in [_position_columns(records.columns, (number_B > 0) & np.isfinite(s_B))] if table]
+    shown = [markdown_table(list(table), list(zip(*table.values(), strict=True))) for table in tables]
+    end = "\n".join(["What follows:", *(f"- {line}" for line in what_follows(records, accept, override))])
+    return "\n\n".join(["\n".join(lines + notes), *shown, end])

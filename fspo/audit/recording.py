@@ -1,36 +1,35 @@
-"""The writing side of an audit: the sums of a rank, mini-batch by mini-batch."""
+"""The writing side of an audit: the rows of a rank, mini-batch by mini-batch."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import sys
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from fspo.acceptance import judge
 from fspo.losses import check_shapes
-from fspo.positions import PositionSums
-from fspo.records import to_record
-from fspo.sums import SequenceSums
+from fspo.positions import prefix_sums
+from fspo.table import COLUMNS, Rows, TableWriter, join_rows
 
 if TYPE_CHECKING:
     from fspo.types import SequenceLossOutput, SequenceLossSettings
 
-#: Files of an audit: the run's identifier and the rank's number stand between these.
-PREFIX, SUFFIX = "audit-", ".jsonl"
+_NO_ROWS: Rows = {"S": np.empty(0, np.float32), "L": np.empty(0, np.int64), "A": np.empty(0, np.float32)}
 
 
-class MiniBatchSums(NamedTuple):
-    """One mini-batch of a rank: its number (:func:`minibatch_numbers`), its sums by final length and by position."""
+class MiniBatchRows(NamedTuple):
+    """One mini-batch of a rank: its number (:func:`minibatch_numbers`), and columns of :data:`fspo.table.COLUMNS`.
+
+    The columns are those of :class:`fspo.table.Table`, with a row for each response that is left out: its S is NaN.
+    """
 
     number: int
-    sums: SequenceSums
-    positions: PositionSums
+    rows: Rows
 
 
 def minibatch_numbers(moves: Sequence[bool], on_policy: bool = True) -> list[int]:
@@ -48,16 +47,17 @@ def minibatch_numbers(moves: Sequence[bool], on_policy: bool = True) -> list[int
 
 
 class Audit:
-    """Sums of one rank, mini-batch by mini-batch, in memory and in a file. Defined here.
+    """Rows of one rank, mini-batch by mini-batch, in memory and in a table. Defined here.
 
     Args:
-        folder: Where the file goes, made if it is not there; None keeps nothing on disk.
+        folder: Where the table goes, made if it is not there; None keeps nothing on disk.
         rule: The loss, if its rule of acceptance is one of this package's. Without it, and without ``output`` in
-            :meth:`add`, only S, L and A are summed.
+            :meth:`add`, ``inside``, ``kept`` and ``weight`` are null.
         loss: Name of the loss, for readers.
         rank, ranks: Which of how many ranks that see different sequences this is.
         run: The same on all ranks of a start, another one for each start.
         on_policy: Whether pi_old is the policy at the start of each step; see :func:`minibatch_numbers`.
+        precision: In which the model computes, for readers.
 
     Raises:
         ValueError: If the band of ``rule`` is measured during training, which nothing here does.
@@ -73,29 +73,34 @@ class Audit:
         ranks: int = 1,
         run: str = "",
         on_policy: bool = True,
+        precision: str = "",
     ) -> None:
         if rule is not None and rule.needs_state:
             raise ValueError(
                 f"rule={rule!r}: its band is measured during training, and an audit measures none; give a rule "
                 "that stands still, such as fspo, or none, and add(..., output=) what your loss makes of its own state"
             )
-        run = run or uuid.uuid4().hex[:12]
-        self._file = None if folder is None else Path(folder) / f"{PREFIX}{run}-{rank:05d}{SUFFIX}"
-        self._whose = {"run": run, "rank": rank, "ranks": ranks}
-        self.loss = loss
+        self._folder = None if folder is None else Path(folder)
+        self._whose: dict[str, Any] = {"run": run or uuid.uuid4().hex[:12], "rank": rank, "ranks": ranks}
+        self._writer: TableWriter | None = None
+        self.loss, self._precision = loss, precision
         self._rule, self._on_policy = rule, on_policy
-        self.knows_acceptance, self.knows_truncation = rule is not None, False
+        self._knows_acceptance = False
         self._step = -1
         self._moves: list[bool] = []
-        self._left_out: torch.Tensor | int = 0
         self._warned = False
-        #: Micro-batches of the mini-batch in progress, and their sums.
-        self.micro_batches, self.sums, self.positions = 0, SequenceSums.zeros(), PositionSums.zeros()
+        #: Columns of the micro-batches of the mini-batch in progress.
+        self._parts: list[Rows] = []
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of the mini-batch in progress."""
+        return len(self._parts)
 
     @property
     def writes(self) -> bool:
-        """Whether the sums go to a file."""
-        return self._file is not None
+        """Whether the rows go to a table."""
+        return self._folder is not None
 
     def begin_step(self, step: int) -> None:
         """Count the mini-batches of this rollout batch from now on, unless they are already being counted."""
@@ -115,10 +120,12 @@ class Audit:
         advantages_BT: torch.Tensor,
         output: SequenceLossOutput | None = None,
         truncated_B: torch.Tensor | None = None,
+        row_B: torch.Tensor | None = None,
+        rollout_weight_BT: torch.Tensor | None = None,
     ) -> None:
         """Add one micro-batch to the mini-batch in progress.
 
-        A response with a log-probability that is not finite is left out, and counted.
+        A response with a log-probability that is not finite is left out: its row has no S.
 
         Args:
             log_prob_BT, old_log_prob_BT: log pi and log pi_old of the response tokens, nats; packed ones come in by
@@ -127,6 +134,8 @@ class Audit:
             advantages_BT: A, [B, T], whose mean over the tokens of a sequence counts; or [B] or [B, 1].
             output: What the loss accepts and removes, if it says so itself.
             truncated_B: True where the response was cut at the maximum length; None: not known.
+            row_B: Position of each response in the rollout batch; None: not known.
+            rollout_weight_BT: Weights of the rollout correction, [B, T]; None: there is none.
 
         Raises:
             ValueError: If shapes differ.
@@ -135,26 +144,42 @@ class Audit:
             if log_prob_BT.dim() == 2 and advantages_BT.shape in ((len(log_prob_BT),), (len(log_prob_BT), 1)):
                 advantages_BT = advantages_BT.view(-1, 1).expand(log_prob_BT.shape)
             check_shapes(log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT, None)
-            self.micro_batches += 1
-            self.knows_acceptance |= output is not None
-            self.knows_truncation |= truncated_B is not None
+            known = output is not None or self._rule is not None
+            self._knows_acceptance |= known
             tensors = (log_prob_BT.detach(), old_log_prob_BT, advantages_BT, mask_BT)
             if output is None:
                 output = judge(*tensors, self._rule)
-            mask_BT = mask_BT.to(torch.bool)
-            usable_B = torch.isfinite(output.log_ratio_B) & (output.valid_B | ~mask_BT.any(dim=-1))
-            self._left_out = (~usable_B).sum() + self._left_out
-            output = dataclasses.replace(output, valid_B=output.valid_B & usable_B)
-            mask_BT = mask_BT & usable_B[:, None]
-            self.sums.add_(output, truncated_B)
-            self.positions.add_(log_prob_BT.detach().double() - old_log_prob_BT, mask_BT)
+            columns = {"S": output.log_ratio_B, "A": output.advantage_B, "valid": output.valid_B}
+            if known:
+                columns |= {"inside": output.accepted_B, "weight": output.weight_B}
+                columns["kept"] = 1.0 - output.clipped_high_B.double() - output.clipped_low_B.double()
+            columns |= {"truncated": truncated_B} if truncated_B is not None else {}
+            columns |= {"row": row_B} if row_B is not None else {}
+            if rollout_weight_BT is not None:
+                kept_BT = mask_BT.to(torch.bool)
+                total_B = rollout_weight_BT.double().masked_fill(~kept_BT, 0.0).sum(-1)
+                columns["rollout_weight"] = total_B / kept_BT.sum(-1).clamp(min=1)
+            difference_BT = log_prob_BT.detach().double() - old_log_prob_BT
+            t_P, prefix_2PB, columns["Q"], columns["L"] = prefix_sums(difference_BT, mask_BT)
+            # One stacked copy, because one transfer per column would cost as many synchronisations per micro-batch.
+            device = log_prob_BT.device
+            stacked_CB = torch.stack([column.detach().to(device, torch.float64) for column in columns.values()])
+            names = [*columns, *(f"{sum_}_{t}" for sum_ in "SQ" for t in t_P)]
+            values_CB = torch.cat([stacked_CB, prefix_2PB.flatten(0, 1)]).cpu().numpy()
+            rows = dict(zip(names, values_CB, strict=True))
+        is_response_B = rows["L"] > 0
+        left_out_B = ~(np.isfinite(rows["S"]) & (rows.pop("valid") > 0))
+        for name, values in rows.items():
+            if name not in ("L", "A", "row", "truncated"):
+                values[left_out_B] = np.nan
+        kinds = {name: np.int64 if COLUMNS[name].kind == "i" else np.float32 for name in rows}
+        self._parts.append({name: values[is_response_B].astype(kinds[name]) for name, values in rows.items()})
 
     def clear(self) -> None:
         """Forget the mini-batch in progress; the next one begins."""
-        self.micro_batches, self._left_out = 0, 0
-        self.sums, self.positions = SequenceSums.zeros(), PositionSums.zeros()
+        self._parts = []
 
-    def end_mini_batch(self, step: int, moves: bool = True) -> MiniBatchSums:
+    def end_mini_batch(self, step: int, moves: bool = True) -> MiniBatchRows:
         """Write the mini-batch in progress, if there is a folder, and begin the next one.
 
         Args:
@@ -162,25 +187,31 @@ class Audit:
             moves: Whether its optimizer step moves the weights (not where the learning rate is 0).
 
         Returns:
-            Its number, which is 0 if readers leave it out, and its sums.
+            Its number, which is 0 if readers leave it out, and its rows.
         """
         self.begin_step(step)
+        update = len(self._moves)
         self._moves.append(moves)
-        number, left_out = minibatch_numbers(self._moves, self._on_policy)[-1], int(self._left_out)
-        sums, positions = self.sums, self.positions
+        number = minibatch_numbers(self._moves, self._on_policy)[-1]
+        rows = join_rows([_NO_ROWS, *self._parts])
         self.clear()
-        if left_out and not self._warned:
+        if (left_out := int(np.isnan(rows["S"]).sum())) and not self._warned:
             self._warned = True
             print(f"fspo.audit: step {step}: {left_out_words(left_out)}", file=sys.stderr, flush=True)
-        if self._file is not None:
-            lines = [to_record(sums, positions, step=step, minibatch=number) | {"left_out": left_out}]
-            if not self._file.exists():
-                self._file.parent.mkdir(parents=True, exist_ok=True)
-                known = {"acceptance": self.knows_acceptance, "truncation": self.knows_truncation}
-                lines.insert(0, {"audit": 1, "loss": self.loss} | known | self._whose)
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
-        return MiniBatchSums(number, sums, positions)
+        place = {"step": step, "update": update, "minibatch": number}
+        if self._folder is not None:
+            if self._writer is None:
+                rule = "known" if self._knows_acceptance else "unknown"
+                meta = {"loss": self.loss, "rule": rule, "precision": self._precision}
+                self._writer = TableWriter(self._folder, meta, **self._whose)
+            self._writer.append({**place, **rows})
+        everywhere = {name: np.full(len(rows["S"]), value, np.int64) for name, value in place.items()}
+        return MiniBatchRows(number, everywhere | rows)
+
+    def close(self) -> None:
+        """Close the table, which a process that ends by itself does, too."""
+        if self._writer is not None:
+            self._writer.close()
 
 
 def from_packed(values: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:

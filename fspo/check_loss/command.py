@@ -19,13 +19,14 @@ from typing import Any, Final
 
 import torch
 
-from fspo.acceptance import VIEWS, UnclippedWeight
+from fspo.acceptance import UnclippedWeight
 from fspo.check_loss import length_bias
 from fspo.check_loss.call import Config, LossError, PolicyLoss, synthetic_batch
 from fspo.check_loss.checks import Check, checks
 from fspo.check_loss.length_bias import DISPERSIONS, LENGTHS, Clip
 from fspo.check_loss.robust import in_words
 from fspo.names import did_you_mean
+from fspo.responses import VIEWS
 
 #: The values that verl's configuration of the actor has unless they are set, as far as its own losses read them.
 _ACTOR: Final = {

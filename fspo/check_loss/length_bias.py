@@ -14,11 +14,12 @@ from typing import Final
 import numpy as np
 import torch
 
-from fspo.acceptance import VIEWS, UnclippedWeight, acceptance_counts, kept_output, stack_sums, unclipped_weight
+from fspo.acceptance import UnclippedWeight, kept_output, unclipped_weight
 from fspo.check_loss.call import Batch, PolicyLoss, synthetic_batch
 from fspo.check_loss.token_kinds import TokenKinds
-from fspo.fairness.lre import LengthReweightingError, equal_mass_starts
-from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
+from fspo.fairness.lre import LengthReweightingError
+from fspo.length_bins import FINE_LENGTH_EDGES
+from fspo.responses import VIEWS, Responses
 
 LENGTHS: Final = (4, 16, 64, 256)
 #: Of synthetic log-ratios, in nats per sqrt(token): about that of the demo, and one at which clips of tokens act.
@@ -97,8 +98,7 @@ def sides(loss: PolicyLoss, weight: UnclippedWeight | None) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """What a loss keeps: the mean share of its weight that a response keeps with its own A; the LRE of each of
-    :data:`fspo.acceptance.VIEWS`;
+    """What a loss keeps: the mean share of its weight that a response keeps with its own A; the LRE of each of VIEWS;
     the shortest length of each bin, and the mean share kept in each.
     """
 
@@ -120,12 +120,12 @@ def clip_by_length(loss: PolicyLoss, weight: UnclippedWeight, samples: Sequence[
         output = kept_output(
             gradient, batch.log_prob_BT, batch.old_log_prob_BT, batch.advantages_BT, batch.mask_BT, weight
         )
-        parts.append(SequenceSums.zeros().add_(output))
-    sums_MKF = stack_sums(parts)
-    starts = equal_mass_starts(acceptance_counts(sums_MKF).total.sum(0))
-    errors = {view: acceptance_counts(sums_MKF, view).error(starts) for view in VIEWS}
+        parts.append(Responses.of_output(output))
+    responses = Responses.join(parts)
+    starts = responses.starts()
+    errors = {view: responses.error(view, starts) for view in VIEWS}
     active = errors["active"]
-    lengths = tuple(int(edge) for edge in FINE_LENGTH_EDGES[torch.from_numpy(starts)])
+    lengths = tuple(int(edge) for edge in FINE_LENGTH_EDGES[starts])
     return Clip(active.rate, errors, lengths, tuple(float(rate) for rate in active.rate_K))
 
 

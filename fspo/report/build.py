@@ -13,18 +13,19 @@ from typing import Any, Final
 import jinja2
 from matplotlib import style
 
-from fspo.acceptance import VIEWS
 from fspo.audit.description import what_follows
-from fspo.audit.reading import read_audit, read_responses
+from fspo.audit.reading import read_audit
+from fspo.clip import ACCEPT
 from fspo.files import atomic_path, check_folder, write_json
 from fspo.records import read_object
-from fspo.report.common_records import MATCHED_CLIP_RATE, common_record_table
+from fspo.report.common_records import common_record_table
 from fspo.report.figures import STYLE, Look, algo_looks, comparison_figures
 from fspo.report.findings import clip_values_in_words, compared, differing_settings, findings
 from fspo.report.funnel import funnel_table
 from fspo.report.groups import Profiles, RunGroup, clip_profiles, group_runs, standard_measures
 from fspo.report.runs import Run, expand_paths, load_runs
 from fspo.report.tables import NOT_RUN, final_numbers, grid_table, paired_differences
+from fspo.responses import VIEWS
 
 _TEMPLATES: Final = jinja2.Environment(
     loader=jinja2.PackageLoader("fspo.report", "."),
@@ -71,7 +72,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) 
         run.info["clip_values_asked"] = run.clip_values
         if run.path in planned:  # a loss without clip values to measure stands beside those that have some
             run.info["clip_values"] = planned[run.path].clip_values
-    runs = _one_per_seed([run for run in loaded if run.steps or len(run.lengths.step_M)], problems)
+    runs = _one_per_seed([run for run in loaded if run.steps or len(run.responses)], problems)
     follows = _what_follows(folders[0]) if runs and len(folders) == 1 else []
     missing = sum(not folder.is_dir() for folder in planned)
     comparisons = _comparisons(runs, out / "figures") if runs else []
@@ -91,7 +92,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) 
         not_run=NOT_RUN,
         follows=follows,
         comparisons=comparisons,
-        matched_clip_rate=f"{MATCHED_CLIP_RATE:.0%}",
+        accept=f"{runs[0].accept if runs else ACCEPT:.0%}",
         views=VIEWS,
         problems=problems,
     )
@@ -104,10 +105,8 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) 
 
 def _what_follows(path: Path) -> list[str]:
     """What the audit of one run's records prints below its tables; see :func:`fspo.audit.description.what_follows`."""
-    if path.suffix == ".parquet":
-        records, responses = read_responses(path)
-        return what_follows(records, responses=responses)
-    return what_follows(records) if (records := read_audit(path)).moved() else []
+    records = read_audit(path)
+    return what_follows(records) if len(records.responses.moved()) else []
 
 
 def _one_per_seed(runs: Sequence[Run], problems: list[str]) -> list[Run]:
@@ -136,7 +135,7 @@ def _comparisons(runs: Sequence[Run], figures: Path) -> list[dict[str, Any]]:
         tables = {
             "final": final_numbers(chosen, measures),
             "paired": paired_differences(chosen, measures),
-            "common_records": common_record_table(chosen, profiles["symmetric"]),
+            "common_records": common_record_table(chosen, profiles["symmetric"], chosen[0].runs[0].accept),
             "funnel": funnel_table(chosen),
         }
         comparisons.append(

@@ -1,42 +1,31 @@
-"""Bands of different shape on the same recorded sequences ("common records"), with default and with matched clips.
+"""Bands on the same recorded responses ("common records"), with their own and with equally wide clip values.
 
 An algorithm's own runs differ from the others' in more than the band: after the first step each trains another policy.
-On common records only the band differs. Acceptance is recomputed from the recorded histograms of z = S / sqrt(L).
-Histograms hold no advantages, so it is the symmetric acceptance.
+On common records only the band differs. All responses outside count, whatever their advantage: the symmetric view.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from fspo.fairness.lre import LengthReweightingError, length_reweighting_error, merge_bins
-from fspo.matching import Sequences, match_clip, needed_factor
+from fspo.clip import needed_scale, scale_for
+from fspo.fairness.lre import LengthReweightingError, length_reweighting_error
 from fspo.report.groups import LengthProfile, RunGroup, shared_starts
-from fspo.report.runs import Run
 from fspo.report.tables import Table, lre_interval
-from fspo.sums import FIELDS, FINE_LENGTH_EDGES
+from fspo.responses import Responses
 from fspo.types import SequenceLossSettings
 
-MATCHED_CLIP_RATE: Final = 0.15
-_NO_EDGES: Final = "(the band's edges are not in the records, or out of reach)"
-_K: Final = len(FINE_LENGTH_EDGES) - 1
-
-Part = tuple[Sequences, npt.NDArray[np.int64]]
-"""The sequences of a mini-batch, and the fine length bin of each."""
+_NO_EDGES = "(measured band, no clip value, or one of 0)"
 
 
-def common_records(groups: Sequence[RunGroup]) -> dict[tuple[str, bool, str], LengthReweightingError]:
+def common_records(groups: Sequence[RunGroup], accept: float) -> dict[tuple[str, bool, str], LengthReweightingError]:
     """The LRE by band, whether its clip values are matched, and records: each group's band on each group's records.
 
-    All bands are judged over the length bins of the records.
-
-    A band has its own clip values, and those that clip :data:`MATCHED_CLIP_RATE` of these records. Bands that depend on
-    measurements during training have no fixed edges to evaluate and are left out. So are bands with a clip value of 0,
-    which no factor scales.
+    All bands are judged over the length bins of the records. A band has its own clip values, and those with which the
+    share ``accept`` of these records lies inside. Bands that depend on measurements during training have no fixed edges
+    and are left out. So are bands with a clip value of 0, which no factor scales.
     """
     bands: dict[str, SequenceLossSettings] = {}
     for group in groups:
@@ -45,25 +34,25 @@ def common_records(groups: Sequence[RunGroup]) -> dict[tuple[str, bool, str], Le
             bands[group.algo] = settings
     errors = {}
     for group in groups:
-        parts = [part for run in group.runs for part in _minibatches(run)]
-        if not parts:
+        responses, starts = Responses.join([run.responses for run in group.runs]), shared_starts(group.runs)
+        if not len(responses):
             continue
-        names = ("log_ratio_B", "length_B", "count_B")
-        starts = shared_starts(group.runs)
-        pooled = Sequences(*(np.concatenate([getattr(part, name) for part, _ in parts]) for name in names))
+        total_MJ = responses.by_batch(np.ones_like(responses.s_B), starts)
         for band, settings in bands.items():
-            errors[band, False, group.algo] = _error(parts, settings, starts)
-            try:
-                matched = match_clip(pooled, settings, MATCHED_CLIP_RATE).settings
-            except ValueError:  # out of its reach
-                continue
-            errors[band, True, group.algo] = _error(parts, matched, starts)
+            needed_B = needed_scale(responses.s_B, responses.length_B, settings)
+            scales = {False: 1.0, True: scale_for(needed_B, accept)}
+            for matched, scale in scales.items():
+                if scale > 0:
+                    inside_MJ = responses.by_batch((needed_B <= scale).astype(np.float64), starts)
+                    errors[band, matched, group.algo] = length_reweighting_error(inside_MJ, total_MJ)
     return errors
 
 
-def common_record_table(groups: Sequence[RunGroup], profiles: Mapping[str, LengthProfile | None]) -> Table | None:
+def common_record_table(
+    groups: Sequence[RunGroup], profiles: Mapping[str, LengthProfile | None], accept: float
+) -> Table | None:
     """Debiased LRE of each group's band (rows) on the records of each group (columns); its own as in ``profiles``."""
-    errors = common_records(groups)
+    errors = common_records(groups, accept)
     errors |= {(algo, False, algo): profile.error for algo, profile in profiles.items() if profile}
     sources = list(dict.fromkeys(source for _, _, source in errors))
     rows = []
@@ -73,21 +62,3 @@ def common_record_table(groups: Sequence[RunGroup], profiles: Mapping[str, Lengt
             cells = [f"{lre_interval(e)} at acceptance {e.rate:.2f}" if e else _NO_EDGES for e in known]
             rows.append((f"{group.algo}, {clips} clips", "", cells))
     return Table([f"on {source}'s records" for source in sources], rows) if sources else None
-
-
-def _minibatches(run: Run) -> list[Part]:
-    parts = []
-    for sums_KF, cells in zip(run.lengths.sums_MKF, run.lengths.cells_M, strict=True):
-        if len(cells):
-            length_K = sums_KF[:, FIELDS.index("length")] / np.maximum(sums_KF[:, FIELDS.index("count")], 1)
-            parts.append(Sequences.from_cells(cells, length_K))
-    return parts
-
-
-def _error(
-    parts: Sequence[Part], settings: SequenceLossSettings, starts: npt.NDArray[np.int64]
-) -> LengthReweightingError:
-    inside = [needed_factor(part, settings) <= 1 for part, _ in parts]
-    accepted_MK = [np.bincount(k, part.count_B * kept, _K) for (part, k), kept in zip(parts, inside, strict=True)]
-    total_MK = [np.bincount(k, part.count_B, _K) for part, k in parts]
-    return length_reweighting_error(merge_bins(accepted_MK, starts), merge_bins(total_MK, starts))

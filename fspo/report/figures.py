@@ -8,18 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from fspo.diagnostics import dispersion
-from fspo.fairness.lre import equal_mass_starts
-from fspo.matching import Sequences
 from fspo.report.groups import LengthProfile, Profiles, RunGroup, problems_interval
 from fspo.report.runs import Array, Run
 from fspo.report.tables import show_lre
-from fspo.sums import SequenceSums
+from fspo.responses import Responses
 
 #: For :func:`matplotlib.style.context`, around everything that draws.
 STYLE: Final[Any] = [
@@ -214,27 +210,25 @@ def draw_clip_by_length(axes: Axes, profiles: Mapping[str, LengthProfile | None]
 
 def _draw_distribution(axes: Axes, group: RunGroup, colour: str) -> None:
     """Density of (S / sqrt(L)) / sigma_hat of the short, middle and long third of the sequences, and the Gaussian's."""
-    sums_KF = np.sum([run.lengths.sums_MKF.sum(0) for run in group.runs], axis=0)
-    sums = SequenceSums(torch.from_numpy(sums_KF), SequenceSums.zeros().hist_KH)
-    sigma = dispersion(sums)
+    responses = Responses.join([run.responses for run in group.runs])
+    sigma = responses.sigma()
     if not sigma > 0:
         say_nothing_to_show(axes, "no sequences, or S has no dispersion")
         return
-    count_K, length_K = sums.column("count").numpy(), sums.column("length").numpy()
-    cells = np.concatenate([part for run in group.runs for part in run.lengths.cells_M])
-    edges = np.linspace(-4, 4, 41)
-    x = np.linspace(-4, 4, 200)
+    x, edges = np.linspace(-4, 4, 200), np.linspace(-4, 4, 41)
     axes.plot(x, np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), color="grey", linestyle="--", label="Gaussian")
-    starts = [*equal_mass_starts(count_K, 3).tolist(), len(count_K)]
-    for index, (first, end) in enumerate(itertools.pairwise(starts)):
-        chosen = cells[(first <= cells[:, 0]) & (cells[:, 0] < end)]
-        drawn, _ = Sequences.from_cells(chosen, length_K / np.maximum(count_K, 1))
-        z = drawn.log_ratio_B / np.sqrt(drawn.length_B) / sigma
-        density = np.histogram(z, edges, weights=drawn.count_B)[0] / drawn.count_B.sum() / np.diff(edges)
-        label = f"mean length {length_K[first:end].sum() / count_K[first:end].sum():.0f}"
-        shade = 0.45 + 0.55 * index / max(1, len(starts) - 2)
+    third_B = np.searchsorted(responses.starts(3), responses.fine_B, side="right") - 1
+    for index in range(int(third_B.max()) + 1):
+        drawn_B = third_B == index
+        density = np.histogram(responses.z_B[drawn_B] / sigma, edges)[0] / drawn_B.sum() / np.diff(edges)
+        shade = 0.45 + 0.55 * index / max(1, int(third_B.max()))
         axes.plot(
-            (edges[1:] + edges[:-1]) / 2, density, color=colour, alpha=shade, linestyle=_LINES[index], label=label
+            (edges[1:] + edges[:-1]) / 2,
+            density,
+            color=colour,
+            alpha=shade,
+            linestyle=_LINES[index],
+            label=f"mean length {responses.length_B[drawn_B].mean():.0f}",
         )
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"S / sqrt(L), in units of its dispersion {sigma:.2g}")

@@ -11,7 +11,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fspo.acceptance import acceptance_counts, could_clip
 from fspo.fairness.bootstrap import Counts, mean_interval, pooled_difference
 from fspo.fairness.lre import (
     Interval,
@@ -24,7 +23,7 @@ from fspo.fairness.lre import (
 )
 from fspo.losses import LOSSES
 from fspo.report.runs import Array, Run
-from fspo.sums import FIELDS
+from fspo.responses import VIEWS, Responses
 
 _ALGO_ORDER: Final = (*(loss.algo for loss in LOSSES.values()), "unclipped")
 _LAST_SHARE: Final = 0.1
@@ -70,15 +69,13 @@ def length_profile(runs: Sequence[Run], view: str = "symmetric") -> LengthProfil
     """Acceptance by length, the mini-batches of all runs together; None where there are no sequences.
 
     The bins are :func:`shared_starts` of these runs, so that a run has one LRE, whatever is reported beside it.
-    ``view`` is a key of :data:`fspo.acceptance.VIEWS`.
+    ``view`` is a key of :data:`fspo.responses.VIEWS`.
     """
-    starts = shared_starts(runs)
-    sums_MKF = np.concatenate([run.lengths.sums_MKF for run in runs])
-    count_K, length_K = (merge_bins(sums_MKF[..., FIELDS.index(name)].sum(0), starts) for name in ("count", "length"))
-    if not count_K.any():
+    starts, responses = shared_starts(runs), Responses.join([run.responses for run in runs])
+    if len(responses) == 0 or np.isnan(responses.accepted_B(view)).any():
         return None
-    with np.errstate(invalid="ignore"):
-        return LengthProfile(length_K / count_K, acceptance_counts(sums_MKF, view).error(starts))
+    length_J = responses.by_bin(responses.length_B, starts) / merge_bins(responses.count_K, starts)
+    return LengthProfile(length_J, responses.error(view, starts))
 
 
 Profiles = dict[str, dict[str, LengthProfile | None]]
@@ -86,15 +83,13 @@ Profiles = dict[str, dict[str, LengthProfile | None]]
 
 
 def clip_profiles(groups: Sequence[RunGroup]) -> Profiles:
-    """Acceptance by length of each group, for the two views that a report shows side by side."""
-    views = ("symmetric", "active")
-    return {view: {group.algo: length_profile(group.runs, view=view) for group in groups} for view in views}
+    """Acceptance by length of each group, in both views."""
+    return {view: {group.algo: length_profile(group.runs, view=view) for group in groups} for view in VIEWS}
 
 
 def shared_starts(runs: Sequence[Run]) -> npt.NDArray[np.int64]:
     """At most eight bins of equal mass over all runs together."""
-    counts = [run.lengths.sums_MKF[..., FIELDS.index("count")].sum(0) for run in runs]
-    return equal_mass_starts(np.sum(counts, axis=0))
+    return equal_mass_starts(np.sum([run.responses.count_K for run in runs], axis=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +121,17 @@ def standard_measures(runs: Sequence[Run]) -> list[Measure]:
         _logged("reward in training", last, "{:.3f}", _tail, *rewards),
         _logged("response length", f"tokens, {last}", "{:.1f}", _tail, length),
         _logged("response-length growth", "last over first tenth of the steps", "{:.2f}x", _growth, length),
-        _counted("clip rate", "share outside the band, all steps", "accepted", complement=True, of_clip=True),
-        _counted("gradient removed", "share actively clipped, all steps", "clipped_high", "clipped_low", of_clip=True),
+        _share("clip rate", "share outside the band, all steps", lambda r: 1 - r.inside_B, of_clip=True),
+        _share("gradient removed", "share actively clipped, all steps", lambda r: 1 - r.kept_B, of_clip=True),
         _lre("LRE, symmetric", "debiased; each run alone", "symmetric"),
         _lre("LRE, active", "debiased; each run alone", "active"),
         _lre("LRE noise floor", "mean LRE of flat rates with these counts", "symmetric", "noise_floor"),
-        _counted("truncated", "share cut at the maximum length", "truncated"),
-        _counted("zero advantage", "share of sequences with A = 0", "advantage_zero"),
+        _share("truncated", "share cut at the maximum length", lambda r: r.truncated_B),
+        _share(
+            "zero advantage",
+            "share of sequences with A = 0",
+            lambda r: np.where(np.isnan(a := r.advantage_B), a, a == 0),
+        ),
         _logged("gradient norm, largest", "over the median", "{:.1f}x", _spike, "actor/grad_norm"),
         _logged("norm clip binds", "share of optimizer steps", "{:.0%}", np.mean, "fspo/grad_norm/clipped_share"),
         _logged("distinct responses", f"within a group, {last}", "{:.1%}", _tail, "fspo/outcome/distinct"),
@@ -152,17 +151,14 @@ def _logged(label: str, meaning: str, form: str, statistic: Callable[[Array], fl
     return Measure(label, meaning, form, of)
 
 
-def _counted(label: str, meaning: str, *fields: str, complement: bool = False, of_clip: bool = False) -> Measure:
-    """A share of the sequences, from the sums of all mini-batches."""
+def _share(label: str, meaning: str, value: Callable[[Responses], Array], of_clip: bool = False) -> Measure:
+    """A share of the responses of all mini-batches: the mean of a value that is nan where it is not known."""
 
     def of(run: Run) -> float | None:
-        sums: dict[str, float] = dict(zip(FIELDS, run.lengths.sums_MKF.sum((0, 1)).tolist(), strict=True))
-        if not sums["count"] or ("truncated" in fields and not run.info.get("truncation", True)):
+        responses = run.responses
+        if not len(responses) or np.isnan(share := float(value(responses).mean())):
             return None
-        if of_clip and not could_clip(sums.__getitem__):
-            return math.nan
-        share = sum(sums[name] for name in fields) / sums["count"]
-        return 1 - share if complement else share
+        return math.nan if of_clip and not responses.could_clip() else share
 
     return Measure(label, meaning, "{:.1%}", of)
 
@@ -222,13 +218,13 @@ def pooled_lre_difference(first: RunGroup, second: RunGroup, view: str) -> tuple
         The difference with its interval over mini-batches, and with that over seeds; None if it is undefined, or if one
         of the two groups has clipped nothing.
     """
-    pairs = [pair for pair in paired_runs(first, second)[0] if all(len(run.lengths.step_M) for run in pair)]
+    pairs = [pair for pair in paired_runs(first, second)[0] if all(run.responses.rule_known for run in pair)]
     if not pairs:
         return None
 
     def counts(runs: Sequence[Run]) -> list[Counts]:
-        starts, by_run = shared_starts(runs), [acceptance_counts(run.lengths.sums_MKF, view) for run in runs]
-        return [(merge_bins(run.accepted, starts), merge_bins(run.total, starts)) for run in by_run]
+        starts = shared_starts(runs)
+        return [run.responses.counts(view, starts) for run in runs]
 
     both = counts([a for a, _ in pairs]), counts([b for _, b in pairs])
     if not all(is_informative(sum(a.sum() for a, _ in of) / sum(t.sum() for _, t in of)) for of in both):

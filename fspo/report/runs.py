@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,56 +12,32 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fspo.acceptance import stack_sums
 from fspo.audit.description import NOT_MOVED
-from fspo.audit.reading import read_audit, read_responses
-from fspo.audit.recording import PREFIX, SUFFIX
+from fspo.audit.reading import accept_of, of_before, read_audit, settings_of
 from fspo.funnel import FunnelSteps
 from fspo.losses import ALGORITHMS, BANDS, resolve_settings
-from fspo.reading import ANYTHING, COUNT, NULL, NUMBER, check_fields, is_below, mapping_of, read_yaml, wrong_fields
+from fspo.reading import ANYTHING, NULL, NUMBER, check_fields, is_below, mapping_of, read_yaml, wrong_fields
 from fspo.records import (
     CONFIG_FILE,
     FUNNEL_FILE,
     GRID_FILE,
     INFO_FILE,
-    LENGTH_STATS_FILE,
     METRICS_FILE,
     STEP_FILES,
     PlannedRun,
-    from_record,
     planned_runs,
     read_info,
     read_steps,
 )
-from fspo.sums import SequenceSums
+from fspo.responses import Responses
+from fspo.table import FOLDER, holds_table, read_table
 from fspo.types import SequenceLossSettings
 
 Array = npt.NDArray[np.float64]
 
+#: Columns of a run's table that a report reads.
+_COLUMNS: Final = ("A", "inside", "kept", "truncated")
 LOSS_KEY: Final = "actor_rollout_ref.actor.policy_loss"
-
-
-@dataclass(slots=True)
-class LengthStats:
-    """Sums by fine length bin of every mini-batch but the first of each step.
-
-    Attributes:
-        step_M: Step of each mini-batch.
-        sums_MKF: Sums, columns as in :data:`fspo.sums.FIELDS`.
-        cells_M: For each mini-batch the filled cells of its histogram of z = S / sqrt(L), int64 [n, 3]: fine length
-            bin, cell of :data:`fspo.sums.Z_EDGES`, sequences.
-    """
-
-    step_M: npt.NDArray[np.int64]
-    sums_MKF: Array
-    cells_M: list[npt.NDArray[np.int64]]
-
-    @classmethod
-    def of(cls, parts: dict[tuple[int, int], SequenceSums]) -> LengthStats:
-        """From the sums by step and mini-batch."""
-        moved = [(step, parts[step, minibatch]) for step, minibatch in sorted(parts) if minibatch > 0]
-        sums = [part for _, part in moved]
-        return cls(np.array([s for s, _ in moved], np.int64), stack_sums(sums), [part.cells().numpy() for part in sums])
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +48,7 @@ class Run:
         path: The folder.
         info: run.json, empty if missing or broken.
         steps: Metrics by step, in order. Where a step was logged twice (after a resume), the later line counts.
-        lengths: Length statistics.
+        responses: Those of mini-batches before which a weight had moved.
         funnel: Where responses ended, one entry per step; none for a run from before there was a funnel.
         problems: What could not be read, each with file and line.
     """
@@ -79,7 +56,7 @@ class Run:
     path: Path
     info: dict[str, Any] = field(default_factory=dict)
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
-    lengths: LengthStats = field(default_factory=lambda: LengthStats.of({}))
+    responses: Responses = field(default_factory=lambda: Responses.join([]))
     funnel: FunnelSteps = field(default_factory=lambda: FunnelSteps.of([]))
     problems: list[str] = field(default_factory=list)
 
@@ -114,21 +91,17 @@ class Run:
     @property
     def last_step(self) -> int:
         """The last step that left a trace."""
-        return max([*self.steps, *self.lengths.step_M.tolist()], default=0)
+        return max([*self.steps, int(self.responses.step_B.max(initial=0))])
+
+    @property
+    def accept(self) -> float:
+        """Share of its responses for which the run has measured its clip values; the usual one if it has not."""
+        return accept_of(self.info)
 
     @property
     def loss_settings(self) -> SequenceLossSettings | None:
-        """The loss as run.json records it, with the clip values that the run has measured last; None if it is not one
-        of this package's, or not recorded.
-        """
-        loss = self.info.get("loss")
-        if not isinstance(loss, dict):
-            return None
-        measured = (self.info.get("clip_values_measured") or [{}])[-1]
-        try:
-            return resolve_settings(loss | {key: measured[key] for key in ("c_low", "c_high") if key in measured})
-        except (TypeError, ValueError):
-            return None
+        """See :func:`fspo.audit.reading.settings_of`."""
+        return settings_of(self.info)
 
     def settings(self) -> dict[str, Any]:
         """Every setting by its key, from config.yaml; only those of the loss, from run.json, where that is missing."""
@@ -162,42 +135,35 @@ class Run:
 
 
 def load_runs(path: Path) -> list[Run]:
-    """Read a run folder, an audit's folder, or a parquet file of sequences; what could not be read is in ``problems``.
+    """Read a run folder, an audit's folder, or a parquet file of responses; what could not be read is in ``problems``.
 
-    A parquet file (:func:`fspo.records.read_parquet`) is read once for each of :data:`fspo.losses.BANDS`, with
-    its default clip values.
+    A file's responses are judged by each of the bands with a published clip value.
     """
-    if path.suffix == ".parquet":
-        runs = []
-        for name, loss in BANDS.items():
-            try:
-                records, _ = read_responses(path, ALGORITHMS[loss])
-            except ValueError as error:
-                return [Run(path, problems=[str(error)])]
-            settings = {"loss_mode": loss} | dataclasses.asdict(ALGORITHMS[loss])
-            info = {"algo": name, "loss": settings, "truncation": records.truncation}
-            # No folder: a file holds nothing else of a run.
-            runs.append(Run(path.with_suffix(""), info, lengths=LengthStats.of(records.sums)))
-        return runs
-    if not any(path.glob(f"{PREFIX}*{SUFFIX}")):
+    if path.suffix != ".parquet" and not holds_table(path):
         return [load_run(path)]
     records = read_audit(path)
-    info = {"algo": records.loss or path.name, "truncation": records.truncation}
-    lengths = LengthStats.of(records.sums if records.acceptance else {})
-    records.problems += [f"{path}: {note}" for note in records.notes()]
-    if records.acceptance and records.sums and not records.moved():
-        records.problems.append(f"{path}: {NOT_MOVED}")
-    if not records.acceptance:
-        records.problems.append(
-            f"{path}: of the loss {records.loss} no rule is known: python -m fspo.audit shows S by L"
-        )
-    return [Run(path, info, lengths=lengths, problems=records.problems)]
+    problems = [*records.problems, *(f"{path}: {note}" for note in records.notes())]
+    moved = records.responses.moved()
+    if path.suffix == ".parquet":
+        # No folder: a file holds nothing else of a run.
+        runs = []
+        for name, loss in BANDS.items() if len(moved) else ():
+            settings = {"loss_mode": loss} | dataclasses.asdict(ALGORITHMS[loss])
+            judged = moved.judged_by(ALGORITHMS[loss])
+            runs.append(Run(path.with_suffix(""), {"algo": name, "loss": settings}, responses=judged))
+        return runs or [Run(path, problems=problems)]
+    if len(records.responses) and not len(moved):
+        problems.append(f"{path}: {NOT_MOVED}")
+    if len(moved) and not moved.rule_known:
+        problems.append(f"{path}: of the loss {records.loss} no rule is known: python -m fspo.audit shows S by L")
+        moved = Responses.join([])
+    return [Run(path, {"algo": records.loss or path.name}, responses=moved, problems=problems)]
 
 
 def load_run(path: Path) -> Run:
     """Read one run folder: what could be read, with ``problems`` naming the rest."""
     run = Run(path)
-    files = [path / name for name in (INFO_FILE, CONFIG_FILE, *STEP_FILES)]
+    files = [path / name for name in (INFO_FILE, CONFIG_FILE, *STEP_FILES, FOLDER)]
     if foreign := [file for file in files if not is_below(file, path)]:
         # In a folder of somebody else's: the page would show files of the reader's own.
         run.problems += [
@@ -205,10 +171,6 @@ def load_run(path: Path) -> Run:
         ]
         return run
     run.info = read_info(path, run.problems)
-    try:
-        resolve_settings(run.info.get("loss", {}))
-    except (TypeError, ValueError) as error:
-        run.problems.append(f"{path / INFO_FILE}: loss: {error}")
     for number, step, metrics in read_steps(path / METRICS_FILE, run.problems, _metrics):
         wrong = wrong_fields(metrics, dict.fromkeys(metrics, NUMBER | NULL))
         run.problems += [f"{path / METRICS_FILE}:{number}: {name} {sentence}" for name, sentence in wrong.items()]
@@ -216,8 +178,15 @@ def load_run(path: Path) -> Run:
         values = {name: value for name, value in metrics.items() if value is not None and name not in wrong}
         run.steps[step] = run.steps.get(step, {}) | values
     run.steps = dict(sorted(run.steps.items()))
-    sums = read_steps(path / LENGTH_STATS_FILE, run.problems, _mini_batch)
-    run.lengths = LengthStats.of({(step, minibatch): part for _, step, (minibatch, part) in sums})
+    try:
+        resolve_settings(run.info.get("loss", {}))
+    except (TypeError, ValueError) as error:
+        run.problems.append(f"{path / INFO_FILE}: loss: {error}")
+    if (old := of_before(path)) is not None:
+        run.problems.append(old)
+    if os.path.lexists(path / FOLDER):
+        rows = read_table(path / FOLDER, columns=_COLUMNS, problems=run.problems)
+        run.responses = Responses.of_rows(rows.columns).moved()
     if (path / FUNNEL_FILE).exists():  # of a step that was done twice, the later record
         ends = read_steps(path / FUNNEL_FILE, run.problems, lambda line: FunnelSteps.of([line]))
         run.funnel = FunnelSteps.join([run.funnel, *{step: record for _, step, record in ends}.values()])
@@ -226,10 +195,6 @@ def load_run(path: Path) -> Run:
 
 def _metrics(line: dict[str, Any]) -> dict[str, Any]:
     return dict(check_fields(line, {"metrics": mapping_of(ANYTHING)}, needed=("metrics",))["metrics"])
-
-
-def _mini_batch(line: dict[str, Any]) -> tuple[int, SequenceSums]:
-    return check_fields(line, {"minibatch": COUNT}, needed=("minibatch",))["minibatch"], from_record(line)
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

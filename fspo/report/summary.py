@@ -8,14 +8,12 @@ from typing import Final
 from matplotlib import style
 from matplotlib.figure import Figure
 
-from fspo.acceptance import could_clip
 from fspo.files import atomic_path
 from fspo.records import METRICS_FILE
 from fspo.report.figures import STYLE, algo_looks, curves, draw_clip_by_length, draw_curve, say_nothing_to_show
 from fspo.report.groups import LengthProfile, RunGroup, length_profile, problems_interval
 from fspo.report.runs import Run, load_run
 from fspo.report.tables import NOTHING, show_lre
-from fspo.sums import FIELDS
 
 #: Share of a step's responses cut at the maximum length from which it is said.
 _MANY: Final = 0.1
@@ -56,12 +54,13 @@ def _when(step: int, run: Run) -> str:
 
 def _lre(run: Run, profile: LengthProfile | None) -> str:
     """The run's LRE, or why there is none."""
+    if profile is None and len(run.responses):
+        return f"{NOTHING} (what the loss accepts is not known)"
     if profile is None:
         return f"{NOTHING} (no mini-batch came after an update, so nothing could be clipped)"
     shown, why = show_lre(profile.error), "95%; 0: all lengths are accepted equally often"
     if shown == NOTHING:
-        sums = dict(zip(FIELDS, run.lengths.sums_MKF.sum((0, 1)).tolist(), strict=True))
-        could = could_clip(sums.__getitem__)
+        could = run.responses.could_clip()
         why = "nothing was clipped" if could else "nothing could be clipped: every S is 0, or every advantage"
     return f"{shown} ({why})"
 

@@ -77,7 +77,7 @@ def grid_table(planned: Mapping[Path, PlannedRun], runs: Sequence[Run]) -> Table
         status.setdefault((plan.clip_values, plan.algo), {})[plan.seed] = NOT_RUN
     for run in runs:
         text = f"{run.status}, {max(run.steps)} steps" if run.steps else "no data"
-        if not run.steps and (count := len(run.lengths.step_M)):  # an audit, or recorded responses
+        if not run.steps and (count := run.responses.batches):  # an audit, or recorded responses
             text = f"{count} mini-batches"
         status.setdefault((run.clip_values, run.algo), {})[run.seed] = text
     seeds = sorted({seed for row in status.values() for seed in row}, key=lambda s: (s is None, s or 0))

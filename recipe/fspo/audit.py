@@ -3,8 +3,8 @@
 verl imports this in every process through its plugins. With the variable set, :func:`install` wraps what verl has no
 hook for: the actor's ``TrainingWorker`` (where a mini-batch ends), the losses of the registry, the environment of Ray's
 workers, and ``Tracking``, which logs a step. It waits until a process imports these, so that one that trains nothing
-needs no more memory than without an audit. Each rank writes a file (:mod:`fspo.audit`); the driver reads a handful of
-numbers of a step from what the files have gained.
+needs no more memory than without an audit. Each rank writes rows (:mod:`fspo.audit`); the driver reads a handful of
+numbers of a step from what the table has gained.
 
 An error in here is printed once, and the run goes on without an audit.
 """
@@ -23,7 +23,9 @@ from typing import Any, Final
 from recipe.fspo.recorder import RECORDER, moves
 from recipe.runner.when_imported import WhenImported
 
-from fspo.audit import Audit, GrowingAudit, live_metrics
+from fspo.audit import Audit, live_metrics
+from fspo.responses import Responses
+from fspo.table import read_table
 
 #: Folder of the audit; what the driver tells all processes of the run, in JSON.
 FOLDER, RUN = "FSPO_AUDIT", "FSPO_AUDIT_RUN"
@@ -81,13 +83,14 @@ class AuditedWorkers:
                 ranks=worker.engine.get_data_parallel_size(),
                 run=run.get("run", ""),
                 on_policy=run.get("on_policy", True),
+                precision=str(getattr(getattr(worker.engine, "engine_config", None), "dtype", "")),
             )
         RECORDER.begin_mini_batch()
         groups = getattr(worker.engine.optimizer, "param_groups", None)
         self._learning_rate = float(groups[0]["lr"]) if groups else None
 
     def end_mini_batch(self, grad_norm: float | None) -> None:
-        """After a mini-batch, on a rank that reports it: write its line."""
+        """After a mini-batch, on a rank that reports it: write its rows."""
         if RECORDER.audit is None or RECORDER.audit.micro_batches == 0:
             return  # of a critic
         self._updates += not self._in_update
@@ -130,20 +133,22 @@ class LiveNumbers:
 
     def __init__(self) -> None:
         self.trial = Trial()
-        self._files: GrowingAudit | None = None
+        self._last: tuple[int, int] | None = None
         self._warned = False
 
     def of_update(self) -> dict[str, float]:
         """Live metrics of the mini-batches since the last call."""
-        self._files = self._files or GrowingAudit(os.environ[FOLDER], _run().get("run", ""))
-        sums, files = self._files.new(), self._files
-        if not self._warned and (files.ranks == 0 or files.ranks < files.expected):
+        run = _run().get("run", "")
+        table = read_table(os.environ[FOLDER], run=run, columns=("inside", "kept"), after=self._last)
+        self._last = table.last or self._last
+        if not self._warned and len(table.ranks) < max(table.expected, 1):
             self._warned = True
-            recorded = f"{files.ranks} of {files.expected} ranks" if files.ranks else "no worker"
+            recorded = f"{len(table.ranks)} of {table.expected} ranks" if table.ranks else "no worker"
             print(f"FSPO_AUDIT: {recorded} recorded the first update in {os.environ[FOLDER]}; {_WHY_NOT}", flush=True)
-        if files.ranks < files.expected:
+        if not table.columns or len(table.ranks) < table.expected:
             return {}
-        return {f"fspo_audit/{name}": value for name, value in live_metrics(sums, files.acceptance).items()}
+        responses = Responses.of_rows(table.columns).moved()
+        return {f"fspo_audit/{name}": value for name, value in live_metrics(responses).items()}
 
     def wrap(self, tracking: Any) -> None:
         """Add the audit's metrics to what this class logs."""
@@ -173,7 +178,7 @@ def _at(config: Any, *keys: str) -> Any:
 def _announce(config: Any) -> None:
     """Say where the audit goes, and tell the workers how the run forms its rollout batches."""
     loss = _at(config, "actor_rollout_ref", "actor", "policy_loss", "loss_mode")
-    print(f"FSPO_AUDIT: sums by length of the loss {loss or 'of this run'} go to {os.environ[FOLDER]}", flush=True)
+    print(f"FSPO_AUDIT: the responses of the loss {loss or 'of this run'} go to {os.environ[FOLDER]}", flush=True)
     calls = 1
     if _at(config, "trainer", "v1", "trainer_mode") == "separate_async":
         calls = _at(config, "trainer", "v1", "separate_async", "parameter_sync_step") or 1

@@ -52,7 +52,6 @@ class FspoSettings:
     drop: Literal["stale", "evenly"]
     calibration_rounds: Count
     reference_length: Positive | None
-    record_sequences: bool
     match_scale: Literal["matched", "native"]
     clip_values: Literal["measured", "published"]
     accept: Share
@@ -192,7 +191,11 @@ def _keeps_clip_values(config: DictConfig) -> str | None:
 
 
 def _can_be_measured(loss: DictConfig) -> bool:
-    return loss.loss_mode in LOSSES and LOSSES[loss.loss_mode].measurable
+    try:
+        settings = policy_loss_settings(loss)
+    except ValueError:  # which is said elsewhere
+        return False
+    return settings is not None and not settings.calibrated
 
 
 def _clip_values_of(loss: DictConfig) -> list[str]:

@@ -9,8 +9,9 @@ from typing import Final
 
 from omegaconf import DictConfig, OmegaConf
 
-from fspo.expected_clip import Normal
+from fspo.audit.expected import shares_outside
 from fspo.losses import resolve_settings
+from fspo.responses import Responses
 from fspo.types import NO_CLIP
 
 #: Spread of S in nats per square root of a token: between the 0.034 and 0.039 of published runs of Qwen3 4B and 14B
@@ -23,9 +24,9 @@ VERLS_MODE: Final = "token-mean"
 def outlook(config: DictConfig) -> Iterator[str]:
     """Two lines of a band: the clip values with their origin, and the shares outside under both means of S.
 
-    The model is that of :mod:`fspo.expected_clip`. One line of a loss that reads ``loss_agg_mode``, if its tokens are
-    not weighed as verl weighs them by default: a command of ``main_ppo`` that relies on the default would train another
-    loss.
+    The model is that of :mod:`fspo.audit.expected`. A run that measures its own has one line that says so. One line of
+    a loss that reads ``loss_agg_mode``, if its tokens are not weighed as verl weighs them by default: a command of
+    ``main_ppo`` that relies on the default would train another loss.
     """
     loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
     settings = resolve_settings(loss)
@@ -35,19 +36,24 @@ def outlook(config: DictConfig) -> Iterator[str]:
         yield f"{key}={mode}: a script that relies on verl's default needs {key}={VERLS_MODE}"
     if settings is None or settings.calibrated or settings.c_high >= NO_CLIP:
         return
+    if config.fspo.get("clip_values", "measured") == "measured":
+        yield (
+            "clip values: none until a rollout batch that begins with the full learning rate has ended; then the run's "
+            f"own, with which {config.fspo.accept:.0%} of its responses lie inside, fixed after ten rollout batches"
+        )
+        return
     longest = config.data.max_response_length
     usual = min(config.run.mean_response or longest / 2, longest)
     lengths = sorted({round(usual), longest})
     shares = [
-        ", ".join(f"{share:.0%}" for share in sum(Normal.of(SIGMA, lengths, drift=moves).outside(settings)))
+        ", ".join(f"{share:.0%}" for share in shares_outside(Responses.normal(SIGMA, lengths, drift=moves), settings))
         for moves in (True, False)
     ]
     values = f"c_low={settings.c_low:.3g} c_high={settings.c_high:.3g} nats per token^{settings.exponent:g}"
-    measured = config.fspo.get("clip_values", "measured") == "measured"
-    yield f"clip values: {values}" + (", until the run has measured its own on its first responses" if measured else "")
+    yield f"clip values: {values}"
     yield (
         f"  outside at {' and '.join(map(str, lengths))} tokens with sigma={SIGMA:g}, as in published runs of Qwen3: "
-        f"{shares[0]} if the policy moves, {shares[1]} if S is rounding (python -m fspo.expected_clip)"
+        f"{shares[0]} if the policy moves, {shares[1]} if S is rounding (python -m fspo.audit expected)"
     )
 
 

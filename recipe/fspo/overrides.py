@@ -30,8 +30,7 @@ def override(value: ClipValue) -> str | None:
         return f"{_ACTOR}.clip_ratio_low={low:.3g} {_ACTOR}.clip_ratio_high={high:.3g}"
     words = [] if loss == value.audited else [f"{_LOSS}.loss_mode={loss}"]
     words.append(f"{_LOSS}._target_=recipe.fspo.config.SequencePolicyLossConfig")
-    if settings.exponent != ALGORITHMS[loss].exponent:
-        words.append(f"+{_LOSS}.exponent={settings.exponent:g}")
+    words.append(f"+{_LOSS}.exponent={settings.exponent:g}")  # always: the audited run may have had another one
     words += [f"+{_LOSS}.c_low={settings.c_low:.3g}", f"+{_LOSS}.c_high={settings.c_high:.3g}"]
     before = ALGORITHMS.get(str(value.audited))
     if settings.grad_scale == "1" and (before is None or before.grad_scale != "1"):

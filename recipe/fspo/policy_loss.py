@@ -166,7 +166,7 @@ def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
             tensors = (log_prob.detach(), *others)
             known = isinstance(metrics, LossMetrics)
             output = metrics.output if known else _describe(name, arguments.get("config"), call, tensors)
-            RECORDER.add(name, tensors, output)
+            RECORDER.add(name, tensors, output, arguments.get("rollout_is_weights"))
         return (value, metrics) if RECORDER.loss_scale == 1 else (value * RECORDER.loss_scale, metrics)
 
     policy_loss.observed = True  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """The recorder of a worker process: it hands the trainer records of the policy loss, and the loss its band state.
 
-verl averages what a policy loss returns as metrics over micro-batches, ranks and mini-batches, unweighted. Exact
-figures by length, and per mini-batch, therefore travel beside verl's metrics: the wrapper around each loss
+verl averages what a policy loss returns as metrics over micro-batches, ranks and mini-batches, unweighted. A row per
+response and mini-batch therefore travels beside verl's metrics: the wrapper around each loss
 (:func:`recipe.fspo.policy_loss.observe_losses`) adds each micro-batch to the mini-batch in progress
 (:class:`fspo.audit.Audit`), and the trainer collects the list after the update (:mod:`recipe.fspo.worker`). Under plain
 verl the audit writes them to files instead (:mod:`recipe.fspo.audit`). One recorder exists per process, because verl's
@@ -15,20 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
 from fspo.audit import Audit
+from fspo.table import Rows, join_rows
 
 if TYPE_CHECKING:
-    from fspo.positions import PositionSums
-    from fspo.sums import SequenceSums
     from fspo.types import BandState, SequenceLossOutput
 
-#: Rows of :attr:`MiniBatch.sequences`, as a line of sequences.jsonl names them.
-SEQUENCE_COLUMNS: Final = ("S", "L", "A", "weight", "row", "accepted")
 #: Column of a batch, int64 [B]: each sequence's row number; -1 for padding.
 ROWS: Final = "fspo_rows"
 
@@ -54,41 +51,40 @@ def moves(grad_norm: float | None, learning_rate: float | None) -> bool:
 
 @dataclass
 class MiniBatch:
-    """What was recorded of one mini-batch, by one rank or, joined with ``+``, by all.
+    """What was recorded of one mini-batch, by one rank or, joined, by all.
 
     Attributes:
         number: See :func:`fspo.audit.minibatch_numbers`; 0 before any weight has moved.
-        sums: Sums by final length.
-        positions: Sums by position in the response.
-        sequences: float64 [6, B], :data:`SEQUENCE_COLUMNS` of every sequence: sequence log-ratio S, length L, advantage
-            A, weight, its row in the rollout batch (-1 if not sent), accepted (1) or not (0); empty unless asked for.
+        rows: Columns of the table, [B] each; see :class:`fspo.audit.MiniBatchRows`.
         grad_norm: Norm of the whole gradient, before clipping; the same on all ranks, None where verl reports none.
         learning_rate: Of its optimizer step; with 0 (at the start of a warm-up) the weights stay where they are.
     """
 
     number: int
-    sums: SequenceSums
-    positions: PositionSums
-    sequences: np.ndarray
+    rows: Rows
     grad_norm: float | None = None
     learning_rate: float | None = None
-
-    def __add__(self, other: MiniBatch) -> MiniBatch:
-        sums, positions = self.sums + other.sums, self.positions + other.positions
-        sequences = np.concatenate([self.sequences, other.sequences], axis=1)
-        return replace(self, sums=sums, positions=positions, sequences=sequences)
 
 
 def join_ranks(per_rank: Sequence[Sequence[MiniBatch] | None]) -> list[MiniBatch]:
     """Join what the ranks recorded: entry i of the result holds mini-batch i of the rollout batch, over all ranks.
 
-    A rank that another one speaks for has None.
+    A rank that another one speaks for has None. Responses stand in the order of their rows in the rollout batch, so
+    that no figure depends on the ranks.
 
     Raises:
         ValueError: if the ranks recorded different numbers of mini-batches.
     """
     by_rank = [recorded for recorded in per_rank if recorded is not None]
-    return [sum(ranks[1:], start=ranks[0]) for ranks in zip(*by_rank, strict=True)]
+    return [_join(ranks) for ranks in zip(*by_rank, strict=True)]
+
+
+def _join(ranks: Sequence[MiniBatch]) -> MiniBatch:
+    rows = join_rows([one.rows for one in ranks])
+    if "row" in rows:
+        order = np.argsort(rows["row"], kind="stable")
+        rows = {name: values[order] for name, values in rows.items()}
+    return replace(ranks[0], rows=rows)
 
 
 def end_of_response(response_mask_BT: torch.Tensor) -> torch.Tensor:
@@ -101,24 +97,12 @@ def end_of_response(response_mask_BT: torch.Tensor) -> torch.Tensor:
     return torch.where(response_mask_BT.to(torch.bool), position_T, 0).amax(dim=-1)
 
 
-def sequence_record(step: int, mini_batch: MiniBatch) -> dict[str, Any]:
-    """A line of ``sequences.jsonl``: :data:`SEQUENCE_COLUMNS` of every sequence of one mini-batch."""
-    *measured, row_B, accepted_B = mini_batch.sequences
-    line: dict[str, Any] = {name: _short(values) for name, values in zip(SEQUENCE_COLUMNS, measured, strict=False)}
-    line |= {"row": row_B.astype(int).tolist(), "accepted": accepted_B.astype(int).tolist()}
-    return {"step": step, "minibatch": mini_batch.number} | line
-
-
-def _short(values: np.ndarray) -> list[float]:
-    return [float(f"{x:.7g}") for x in values]
-
-
 class Recorder:
     """Collects a :class:`MiniBatch` per optimizer step, and holds what the trainer sends for the update."""
 
     def __init__(self) -> None:
         self.run_dir: Path | None = None
-        #: Sums and counts the mini-batches of this rank; None (plain verl, without an audit) records nothing.
+        #: Records and counts the mini-batches of this rank; None (plain verl, without an audit) records nothing.
         self.audit: Audit | None = None
         #: Micro-batches handed over, so that a loss that calls another one is recorded once, as that one.
         self.added = 0
@@ -131,8 +115,7 @@ class Recorder:
         self.max_response_length: int | None = None
         self._own_run = False
         self._band_state: BandState | None = None
-        self._step, self._keep_sequences = 0, False
-        self._sequences: list[np.ndarray] = []
+        self._step = 0
         self._mini_batches: list[MiniBatch] = []
 
     def enable(self, max_response_length: int, run_dir: Path | None = None, on_policy: bool = True) -> None:
@@ -146,25 +129,20 @@ class Recorder:
         self.audit = Audit(on_policy=on_policy)
         self.max_response_length, self.run_dir, self._own_run = max_response_length, run_dir, True
 
-    def begin_update(
-        self, band_state: BandState | None, step: int, sequences: bool = False, loss_scale: float = 1.0
-    ) -> None:
-        """Set what the next update uses and keeps.
+    def begin_update(self, band_state: BandState | None, step: int, loss_scale: float = 1.0) -> None:
+        """Set what the next update uses.
 
         Args:
             band_state: Of the rollout batch.
             step: Of the rollout batch. ``mode=separate_async`` updates once for each of its mini-batches.
-            sequences: Keep :data:`SEQUENCE_COLUMNS` of every sequence too.
             loss_scale: Factor on the loss.
         """
-        self._band_state, self._step = band_state, step
-        self._keep_sequences, self.loss_scale = sequences, loss_scale
+        self._band_state, self._step, self.loss_scale = band_state, step, loss_scale
         if self.audit is not None:
             self.audit.begin_step(step)
 
     def begin_mini_batch(self) -> None:
         """Open the records of the next mini-batch."""
-        self._sequences = []
         if self.audit is not None:
             self.audit.clear()
 
@@ -174,17 +152,24 @@ class Recorder:
             return self._band_state
         return self._band_state.at_mini_batch(self.audit.index)
 
-    def add(self, loss: str, tensors: Sequence[torch.Tensor], output: SequenceLossOutput | None) -> None:
+    def add(
+        self,
+        loss: str,
+        tensors: Sequence[torch.Tensor],
+        output: SequenceLossOutput | None,
+        rollout_is_weights: torch.Tensor | None = None,
+    ) -> None:
         """Add one micro-batch to the mini-batch in progress.
 
         Args:
             loss: Name of the loss.
             tensors: What the loss was called with: log_prob, old_log_prob, advantages, response_mask, [B, T].
             output: What it made of them; None where its rule of acceptance is not known.
+            rollout_is_weights: Weights of verl's rollout correction, [B, T]; None without one.
         """
         self.added += 1
-        if self.audit is None or (output is None and self._own_run):
-            return  # in a run of this recipe, sums without acceptance would pass for an acceptance of 100%
+        if self.audit is None:
+            return
         with self.guard():
             self.audit.loss = loss
             log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT = tensors
@@ -193,14 +178,9 @@ class Recorder:
             truncated_B = None
             if self.max_response_length is not None:
                 truncated_B = end_of_response(mask_BT) >= self.max_response_length
-            self.audit.add(log_prob_BT, old_log_prob_BT, mask_BT, advantages_BT, output, truncated_B)
-            if self._keep_sequences and output is not None:
-                row_B = torch.full_like(output.length_B, -1) if self.row_B is None else self.row_B
-                measured = (output.log_ratio_B, output.length_B, output.advantage_B, output.weight_B)
-                # Of a loss that keeps a share: accepted if most of the weight is.
-                columns = (*measured, row_B.to(output.length_B.device), output.accepted_B > 0.5)
-                rows = torch.stack([column[output.valid_B].detach().to(torch.float64) for column in columns])
-                self._sequences.append(rows.cpu().numpy())
+            row_B = self.row_B if self._own_run else None
+            of_rows = (output, truncated_B, row_B, rollout_is_weights)
+            self.audit.add(log_prob_BT, old_log_prob_BT, mask_BT, advantages_BT, *of_rows)
 
     def end_mini_batch(self, grad_norm: float | None, learning_rate: float | None = None) -> None:
         """Close the mini-batch in progress, with the gradient norm (before clipping) and its learning rate."""
@@ -208,8 +188,7 @@ class Recorder:
             return
         ended = self.audit.end_mini_batch(self._step, moves(grad_norm, learning_rate))
         if not self.audit.writes:  # otherwise nobody collects them
-            sequences = np.concatenate([np.empty((len(SEQUENCE_COLUMNS), 0)), *self._sequences], axis=1)
-            self._mini_batches.append(MiniBatch(*ended, sequences, grad_norm, learning_rate))
+            self._mini_batches.append(MiniBatch(*ended, grad_norm, learning_rate))
 
     def pop(self) -> list[MiniBatch]:
         """Hand over the mini-batches recorded since the last call, in the order of their updates."""

@@ -1,4 +1,4 @@
-"""What FSPO adds to verl's trainers: exact sums by length, calibrated bands, the data loader's order in a batch.
+"""What FSPO adds to verl's trainers: a row for each response, calibrated bands, the data loader's order in a batch.
 
 :class:`FSPOHooks` extends :class:`recipe.runner.hooks.RunnerHooks` and is mixed into verl's three trainers. ``mode=``
 chooses one of them by the name that it is registered under, ``trainer.v1.trainer_mode=fspo...``.
@@ -76,6 +76,12 @@ class FSPOHooks(RunnerHooks):
         self.actor_rollout_wg.record(run_dir=run_dir, on_policy=self.config.fspo.pi_old != "rollout")
         # Runs of a comparison must begin with the same weights; this is how a reader can tell, of runs never resumed.
         run_folder.note(run_dir, weights_at_start=self.actor_rollout_wg.parameter_norm())
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        try:
+            super().fit(agent_loop_manager)
+        finally:
+            self._cycle.close()
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -158,10 +164,8 @@ class FSPOHooks(RunnerHooks):
         self._enter("update")
         cycle, outcomes = self._cycle, self._outcomes
         cycle.loss_scale.measure(outcomes.length_B)
-        if cycle.needs_sequences:
-            batch = send_rows(batch, outcomes, cycle.rows)
-        options = {"sequences": cycle.needs_sequences, "loss_scale": cycle.loss_scale.factor}
-        self.actor_rollout_wg.begin_update(cycle.band_state, self.global_steps, **options)
+        batch = send_rows(batch, outcomes, cycle.rows)
+        self.actor_rollout_wg.begin_update(cycle.band_state, self.global_steps, loss_scale=cycle.loss_scale.factor)
         batch = super()._update_actor(batch, metrics)
         cycle.add(batch, outcomes, join_ranks(self.actor_rollout_wg.pop_mini_batches()), self.global_steps)
         if self.local_trigger_step == self.parameter_sync_step - 1:

@@ -1,4 +1,4 @@
-"""verl's hybrid worker, subclassed at its public class attributes: exact sums per mini-batch reach the trainer."""
+"""verl's hybrid worker, subclassed at its public class attributes: the rows of each mini-batch reach the trainer."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class RecordingTrainingWorker(SamePacksWorker):
 
 
 class FSPOWorker(ActorRolloutRefWorker):
-    """``ActorRolloutRefWorker`` with the calls that the trainer adds: sums out, band state in, weights' fingerprint."""
+    """``ActorRolloutRefWorker`` with the calls that the trainer adds: rows out, band state in, weights' fingerprint."""
 
     actor_worker_cls = RecordingTrainingWorker
 

@@ -1,7 +1,7 @@
 """A program: the FSDP workers of this recipe, without a rollout engine, do one update on a recorded batch.
 
 ``one_update.py RANKS NODES BATCH OUT FOLDER``: RANKS FSDP ranks on NODES Ray nodes of this machine. The batch is made
-and recorded in the file BATCH if that does not exist; losses, gradients, weights and exact sums go to OUT.
+and recorded in the file BATCH if that does not exist; losses, gradients, weights and responses go to OUT.
 
 ``... FOLDER KIND LOSS...``: an update with each of these losses instead, by the workers of the recipe (KIND ``recipe``)
 or by verl's own (``verl``), which an audit records.
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from columns import in_order
 
 from recipe.fspo.job import compose
 from recipe.runner.launch.machine import export_platform
@@ -192,8 +193,8 @@ def in_order_of_ranks(rows: dict[str, list[torch.Tensor]]) -> TensorDict:
 
 
 def flat(mini_batches: list[Any]) -> np.ndarray:
-    """The sums by final length of each mini-batch, in a row."""
-    return np.stack([np.concatenate([one.sums.sums_KF.ravel(), one.sums.hist_KH.ravel()]) for one in mini_batches])
+    """Columns of the responses of each mini-batch, [M, C, B], in an order that does not depend on the ranks."""
+    return np.stack([in_order(one.rows) for one in mini_batches])
 
 
 def asked(rows: dict[str, list[torch.Tensor]]) -> TensorDict:
@@ -216,14 +217,14 @@ def asked(rows: dict[str, list[torch.Tensor]]) -> TensorDict:
 
 
 def update_with_other_losses(workers: Any, rows: dict[str, list[torch.Tensor]]) -> None:
-    """The sums of each loss's mini-batches go to OUT, or, of verl's workers, to the audit's folder."""
-    sums = []
+    """The responses of each loss's mini-batches go to OUT, or, of verl's workers, to the audit's folder."""
+    responses = []
     for name in LOSSES:
         workers.use(name)
         workers.update_actor(asked(rows))
         if KIND == "recipe":
-            sums.append(flat(join_ranks(workers.pop_mini_batches())))
-    np.savez(OUT, sums=np.array(sums))
+            responses.append(flat(join_ranks(workers.pop_mini_batches())))
+    np.savez(OUT, responses=np.array(responses))
 
 
 def main() -> None:
@@ -248,7 +249,7 @@ def main() -> None:
         used=len({ray.get(worker.__ray_call__.remote(where)) for worker in workers.workers}),
         gradients=np.stack(gradients),
         change=after - before,
-        sums=flat(join_ranks(workers.pop_mini_batches())),
+        responses=flat(join_ranks(workers.pop_mini_batches())),
         **{
             name: np.array(metrics[name], dtype=np.float64)
             for name in ("loss", "grad_norm", "actor/pg_loss", "kl_loss")

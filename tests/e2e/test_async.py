@@ -15,7 +15,7 @@ import torch
 from real_stack import SMALL, Start, Starter, model_with_another_eos
 
 from fspo.funnel import STAGES
-from fspo.records import from_record
+from fspo.table import Table, read_table
 from recipe.runner.faults.processes import role_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -96,13 +96,14 @@ def test_a_mode_trains_is_stopped_resumes_and_counts_every_response(
     keys = pickle.loads(state.read_bytes())["partitions"]["train"].keys_mapping
     assert sum("_" in key and key.split("_")[0] not in keys for key in keys) == RESPONSES
 
-    sums = {(r["step"], r["minibatch"]): from_record(r) for r in lines(run, "length_stats.jsonl")}
-    assert sorted(sums) == [(step, index) for step in range(1, STEPS + 1) for index in (0, 1)]
-    # Without those that the mask removes.
-    assert all(0 < part.total("count") <= RESPONSES / 2 for part in sums.values())
+    table = read_table(run.run_dir)
+    assert table.batches.tolist() == [[step, index] for step in range(1, STEPS + 1) for index in (0, 1)]
+    first = table.columns["update"] == 0
+    s_B, step_B = (table.columns[name] for name in ("S", "step"))
+    for step, index in table.batches.tolist():  # without those that the mask removes
+        assert 0 < ((step_B == step) & (first == (index == 0))).sum() <= RESPONSES / 2
     # pi_old is that of the cycle's beginning: in its first mini-batch S is 0, in the second it is not.
-    assert all(sums[step, 0].total("S_squared") == pytest.approx(0, abs=1e-6) for step in funnel)
-    assert sum(sums[step, 1].total("S_squared") for step in funnel) > 1e-3
+    assert (s_B[first] ** 2).sum() == pytest.approx(0, abs=1e-6) and (s_B[~first] ** 2).sum() > 1e-3
 
 
 def test_more_requests_than_verl_has_slots_for_do_not_stop_a_run(start: Starter, tmp_path: Path) -> None:
@@ -137,6 +138,13 @@ def order_recording(folder: Path, parts: int) -> None:
         torch.save(whole, path)
         for part in range(1, parts):
             shutil.copytree(path.parent, path.parents[1] / str(part))
+
+
+def squares(table: Table) -> list[float]:
+    """The sum of S**2 over each mini-batch."""
+    columns = table.columns
+    places = ((columns["step"] == step) & (columns["update"] == update) for step, update in table.batches.tolist())
+    return [float((columns["S"][of_batch].astype(float) ** 2).sum()) for of_batch in places]
 
 
 def test_replayed_rollouts_give_the_losses_of_synchronous_training(start: Starter, tmp_path: Path) -> None:
@@ -175,8 +183,7 @@ def test_replayed_rollouts_give_the_losses_of_synchronous_training(start: Starte
         for step in (1, 2, 3):
             for name in ("actor/pg_loss", "actor/grad_norm"):
                 assert other[step][name] == pytest.approx(one[step][name], rel=1e-5, abs=1e-5), (step, name)
-        records = [[from_record(record) for record in lines(replay, "length_stats.jsonl")] for replay in pair]
-        moved, again = ([sums.total("S_squared") for sums in part] for part in records)
+        moved, again = (squares(read_table(replay.run_dir)) for replay in pair)
         assert again == pytest.approx(moved, rel=1e-4, abs=1e-6)
         assert max(moved) > 1e-3  # there is a mini-batch in which S is not 0
     # Before any update, S to vLLM's own log-probabilities is the difference between vLLM and the actor.
@@ -195,7 +202,6 @@ def test_dropping_evenly_with_pi_old_of_vllm(start: Starter, tmp_path: Path) -> 
         "fspo.pi_old=rollout",
         NO_MASK,
         "clip_values=published",  # the test counts what lies inside 0.03 sqrt(L)
-        "fspo.record_sequences=true",
     )
     assert run.wait(500) == 0, run.output()[-4000:]
     funnel, metrics = lines(run, "funnel.jsonl"), run.steps()
@@ -204,9 +210,10 @@ def test_dropping_evenly_with_pi_old_of_vllm(start: Starter, tmp_path: Path) -> 
     # Some are trained on that verl would have dropped: a prompt that has seen more than 2 versions is over 1 step old.
     assert max(metrics[step]["fspo/funnel/staleness"] for step in range(1, STEPS + 1)) > 1
     for step in range(1, STEPS + 1):
-        parts = [record for record in lines(run, "sequences.jsonl") if record["step"] == step]
-        inside = [abs(s) <= 0.03 * n**0.5 for part in parts for s, n in zip(part["S"], part["L"], strict=True)]
-        assert metrics[step]["fspo/accept_rate"] == pytest.approx(sum(inside) / RESPONSES, abs=1e-9)
+        columns = read_table(run.run_dir).columns
+        s_B, length_B = (columns[name][columns["step"] == step] for name in ("S", "L"))
+        inside = int((abs(s_B) <= 0.03 * length_B**0.5).sum())
+        assert metrics[step]["fspo/accept_rate"] == pytest.approx(inside / RESPONSES, abs=1e-6)
 
 
 @pytest.mark.parametrize(

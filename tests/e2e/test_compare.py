@@ -16,6 +16,7 @@ import pytest
 from real_stack import SMALL, user_environment
 
 from fspo.records import complete_lines
+from fspo.table import read_table
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/extending.md").read_text(encoding="utf-8")
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -39,7 +40,8 @@ def lengths_by_prompt(folder: Path, step: int) -> dict[str, list[int]]:
 def first_mini_batch(folder: Path) -> set[frozenset[str]]:
     """The few sets of four prompts (of 70) that the first mini-batch can have been made of, by its lengths."""
     lengths = lengths_by_prompt(folder, 1)
-    recorded = sorted(complete_lines(folder / "sequences.jsonl")[0]["L"])
+    columns = read_table(folder).columns
+    recorded = sorted(columns["L"][(columns["step"] == 1) & (columns["update"] == 0)].tolist())
     possible = {
         frozenset(four)
         for four in itertools.combinations(sorted(lengths), 4)
@@ -77,10 +79,13 @@ def test_a_grid_trains_every_run_under_the_same_conditions(tmp_path: Path) -> No
     assert first_mini_batch(gspo) & first_mini_batch(power), "mini-batches of other prompts"
     for folder in (gspo, power):
         assert [line["step"] for line in complete_lines(folder / "metrics.jsonl")] == [1, 2]
-        rows = complete_lines(folder / "sequences.jsonl")
-        assert [(row["step"], row["minibatch"]) for row in rows] == [(1, 0), (1, 1), (2, 0), (2, 1)]
-        assert max(abs(s) for s in rows[0]["S"]) < 1e-4, "the first mini-batch after a rollout has S = 0"
-        assert max(abs(s) for s in rows[1]["S"]) > 1e-4
+        table = read_table(folder)
+        assert table.batches.tolist() == [[1, 0], [1, 1], [2, 0], [2, 1]]
+        first, second = (
+            table.columns["S"][(table.columns["step"] == 1) & (table.columns["update"] == i)] for i in (0, 1)
+        )
+        assert abs(first).max() < 1e-4, "the first mini-batch after a rollout has S = 0"
+        assert abs(second).max() > 1e-4
         assert list((folder / "tensorboard").glob("events.*")), "each run has its own"
     # Not its LRE: in two steps perhaps nothing is clipped, and then there is none.
     assert any("fspo/window_sequences" in line["metrics"] for line in complete_lines(power / "metrics.jsonl"))

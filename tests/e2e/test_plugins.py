@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.starts import SMALL, Start
 from benchmarks.versus_verl import STEPS_FILE, plain_verl
-from fspo.audit import live_metrics, read_audit
 from fspo.records import complete_lines
+from fspo.table import read_table
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -96,11 +96,15 @@ def test_verls_own_trainer_trains_with_fspo_and_an_audit(
     if loss == "fspo":
         return
     assert start.output().count("FSPO_AUDIT: ") == 1 and f"loss {loss}" in start.output()
-    records = read_audit(tmp_path / "audit")
-    assert (records.problems, records.loss, records.acceptance) == ([], loss, True)
-    assert sum(part.total("count") for part in records.sums.values()) == 2 * 8 * 8  # steps, prompts, responses each
+    table = read_table(tmp_path / "audit")
+    assert (table.problems, table.meta["loss"], table.meta["rule"]) == ([], loss, "known")
+    assert len(table) == 2 * 8 * 8  # steps, prompts, responses each
+    columns = table.moved()
     for step, metrics in steps.items():
-        (part,) = (records.sums[key] for key in records.sums if key[0] == step and key[1] > 0)
-        live = {f"fspo_audit/{name}": value for name, value in live_metrics(part).items()}
-        logged = {name: value for name, value in metrics.items() if name.startswith("fspo_audit")}
-        assert logged == pytest.approx(live, rel=1e-12)
+        logged = {name for name in metrics if name.startswith("fspo_audit")}
+        of_step = columns["step"] == step
+        assert {"fspo_audit/length_short", "fspo_audit/S_std_long"} <= logged
+        if "fspo_audit/accept_rate" in logged:  # some S is not 0
+            inside, kept = (float(columns[name][of_step].astype(float).mean()) for name in ("inside", "kept"))
+            assert metrics["fspo_audit/accept_rate"] == pytest.approx(inside, rel=1e-6)
+            assert metrics["fspo_audit/removed"] == pytest.approx(1 - kept, abs=1e-6)

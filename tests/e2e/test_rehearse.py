@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from real_stack import user_environment
 
-from fspo.records import METRICS_FILE, step_lines
+from fspo.records import METRICS_FILE, numbered_steps
 from recipe.runner.checkpoints.integrity import latest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -37,7 +37,7 @@ def test_the_job_is_rehearsed(job: str, gpus: int, tmp_path: Path) -> None:
     assert f"the checks pass: {gpus} GPUs" in done.stdout
     folder = re.search(r"^two steps on CPUs, in (/\S+)$", done.stdout, re.M)
     assert folder
-    assert [step["step"] for step in step_lines(Path(folder[1], "run", METRICS_FILE)) if step["step"]] == [1, 2]
+    assert [line["step"] for _, line in numbered_steps(Path(folder[1], "run", METRICS_FILE)) if line["step"]] == [1, 2]
     assert latest(Path(folder[1], "run/checkpoints"))
     # A random model rightly warns of cut responses and equal rewards, but no default of ours is to be warned of.
     for setting in ("clip_grad", "band", "drift"):

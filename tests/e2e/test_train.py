@@ -39,7 +39,7 @@ PROBE = ("trainer.checkpoint_callback_class=log_prob_probe.LogProbProbe", "actor
 def trained(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> Start:
     """Two steps with one rank, a checkpoint after each, of a model whose turns end with another token than its eos."""
     folder = tmp_path_factory.mktemp("one_rank")
-    recorded = ("fspo.record_sequences=true", f"trainer.rollout_data_dir={folder}/rollouts")
+    recorded = (f"trainer.rollout_data_dir={folder}/rollouts",)
     model = f"actor_rollout_ref.model.path={model_with_another_eos(tmp_path_factory.mktemp('model') / 'other_eos')}"
     run = start(folder, *SMALL, model, "trainer.save_freq=1", *recorded, *PROBE, **probe_environment(folder))
     assert run.wait(400) == 0, run.output()[-4000:]
@@ -72,40 +72,42 @@ def test_one_rank_trains_and_vllm_follows(trained: Start) -> None:
     assert_finite_and_synchronised(trained)
 
 
-def test_sums_by_length_cover_every_sequence(trained: Start) -> None:
-    from fspo.records import from_record
+def test_the_table_has_every_sequence(trained: Start) -> None:
+    from fspo.table import read_table
 
-    records = [json.loads(line) for line in (trained.run_dir / "length_stats.jsonl").read_text().splitlines()]
-    assert [(r["step"], r["minibatch"]) for r in records] == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    for record in records:
-        sums = from_record(record)
-        assert sums.total("count") == 32  # 4 prompts x 8 responses
-        if record["minibatch"] == 0:  # the policy has not moved: every ratio is 1
-            assert sums.total("accepted") == 32
-            assert abs(sums.total("z_squared")) < 1e-6
+    table = read_table(trained.run_dir)
+    assert table.problems == [] and table.batches.tolist() == [[1, 0], [1, 1], [2, 0], [2, 1]]
+    for step, update in table.batches.tolist():
+        of_batch = (table.columns["step"] == step) & (table.columns["update"] == update)
+        assert of_batch.sum() == 32  # 4 prompts x 8 responses
+        if update == 0:  # the policy has not moved: every ratio is 1
+            assert (table.columns["inside"][of_batch] == 1).all() and (table.columns["minibatch"][of_batch] == 0).all()
+            assert np.abs(table.columns["S"][of_batch]).max() < 1e-3
     # Sampling is not reproducible, and a mini-batch without unequal rewards in a group leaves the policy where it is.
-    assert max(from_record(records[i]).total("z_squared") for i in (1, 3)) > 1e-6
+    assert np.abs(table.moved()["S"]).max() > 1e-4
 
 
-def test_recorded_sequences_join_with_the_dumped_responses(trained: Start) -> None:
-    from fspo.records import complete_lines, sequence_lines
+def test_rows_join_with_the_dumped_responses(trained: Start) -> None:
+    import pandas as pd
+
+    from fspo.records import complete_lines
     from fspo.report.build import build_report
 
-    for line in (lines := sequence_lines(trained.run_dir)):
-        dump = {row["uid"]: row for row in complete_lines(trained.run_dir / f"rollouts/{line['step']}.jsonl")}
-        assert len(dump) == 64 and len(set(line["row"])) == 32
-        for uid, length, reward, truncated in zip(*(line[n] for n in ("uid", "L", "reward", "truncated")), strict=True):
-            a, b = map(int, re.fullmatch(r"(\d+)%(\d+)=", dump[uid]["input"][-7:]).groups())  # type: ignore[union-attr]
-            response = dump[uid]["output"]
-            assert_ends_or_is_cut(response, length)
-            assert truncated == (length == 64) and reward == dump[uid]["score"]
-            if not truncated:  # otherwise it may have been cut at the right digits
-                assert response.endswith(f"{a % b:03d}") == (reward > 0)
-        inside = [abs(s) <= 0.03 * math.sqrt(length) for s, length in zip(line["S"], line["L"], strict=True)]
-        assert line["accepted"] == inside
-    assert [(line["step"], line["minibatch"]) for line in lines] == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    page = build_report([trained.run_dir], trained.run_dir / "report").page.read_text()
-    assert "difficulty: LRE" in page and page.count('<details class="sample"') > 1
+    rows = pd.read_parquet(trained.run_dir / "responses")
+    assert len(rows) == 4 * 32
+    for step, of_step in rows.groupby("step"):
+        dump = {row["uid"]: row for row in complete_lines(trained.run_dir / f"rollouts/{step}.jsonl")}
+        assert len(dump) == 64 and set(of_step["row"]) == set(range(64))
+        for row in of_step.itertuples():
+            line = dump[row.id]
+            a, b = map(int, re.fullmatch(r"(\d+)%(\d+)=", line["input"][-7:]).groups())  # type: ignore[union-attr]
+            response = line["output"]
+            assert_ends_or_is_cut(response, row.L)
+            assert bool(row.truncated) == (row.L == 64) and row.reward == line["score"]
+            if not row.truncated:  # otherwise it may have been cut at the right digits
+                assert response.endswith(f"{a % b:03d}") == (row.reward > 0)
+            assert bool(row.inside) == (abs(row.S) <= 0.03 * math.sqrt(row.L))
+    assert build_report([trained.run_dir], trained.run_dir / "report").page.is_file()
 
 
 def assert_ends_or_is_cut(response: str, length: int) -> None:

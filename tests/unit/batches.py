@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import torch
 
 from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.responses import Responses
 from fspo.types import SequenceLossOutput
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -25,3 +29,15 @@ def loss_output(
 ) -> SequenceLossOutput:
     """Of a random batch."""
     return sequence_policy_loss(*random_batch(rows, width, seed=seed, scale=scale, shortest=shortest), ALGORITHMS[algo])
+
+
+def responses_of(
+    *outputs: SequenceLossOutput, truncated: int | None = None, first_number: int = 0, step: int = 1
+) -> Responses:
+    """Mini-batches of a rollout batch in order, numbered from ``first_number``; cut from so many tokens on."""
+    parts = []
+    for index, output in enumerate(outputs):
+        part = Responses.of_output(output, index, moved=index + first_number > 0)
+        cut_B = np.full(len(part), np.nan) if truncated is None else (part.length_B >= truncated).astype(float)
+        parts.append(dataclasses.replace(part, truncated_B=cut_B, step_B=np.full(len(part), step)))
+    return Responses.join(parts)

@@ -1,7 +1,8 @@
 """Run folders that somebody else has written, or a disk has damaged: a whole one, and one thing wrong with it.
 
 Every field that anything reads of ``run.json`` gets values of other types and sizes, every other file of a folder other
-content, and every file becomes something that is no file.
+content, and every file becomes something that is no file. The table of responses is cut and spoiled, and its columns
+get other types and values.
 """
 
 from __future__ import annotations
@@ -9,10 +10,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from fspo.records import RUN_FIELDS
+from fspo.table import FOLDER, NEEDED
 
 Spoil = Callable[[Path], None]
 
@@ -79,42 +86,21 @@ _PLACES = {
         "metrics": (r'"metrics": ?\{.*\}\}', '"metrics": VALUE}'),
         "a metric": (r": ?[-\d.e]+\}\}", ": VALUE}}"),
     },
-    "length_stats.jsonl": {
-        "minibatch": (r'"minibatch": ?\d+', '"minibatch": VALUE'),
-        "rows": (r'"rows": ?\[.*?\]\]', '"rows": VALUE'),
-        "a bin": (r'"rows": ?\[\[\d+', '"rows": [[VALUE'),
-        "a count": (r'"rows": ?\[\[(\d+), ?\d+', '"rows": [[GROUP, VALUE'),
-        "a cell": (r'"hist": ?\[\[(\d+), ?\d+', '"hist": [[GROUP, VALUE'),
-    },
     "funnel.jsonl": {
         "rows": (r'"rows": ?\[.*?\]\]', '"rows": VALUE'),
         "a bin": (r'"rows": ?\[\[-?\d+', '"rows": [[VALUE'),
         "tokens": (r'"tokens": ?\{.*?\}', '"tokens": VALUE'),
     },
-    "sequences.jsonl": {
-        "uid": (r'"uid": ?\[.*?\]', '"uid": VALUE'),
-        "reward": (r'"reward": ?\[[^,\]]*', '"reward": [VALUE'),
-        "accepted": (r'"accepted": ?\[[^,\]]*', '"accepted": [VALUE'),
-    },
 }
 _ONCE = {
     "metrics.jsonl": {"a metric: the largest": (r": ?[-\d.e]+\}\}", ": 1e308}}")},
-    "length_stats.jsonl": {
-        "a bin beyond the last": (r'"rows": ?\[\[\d+', '"rows": [[100000'),
-        "layout": (r'"layout": ?\d+', '"layout": [1]'),
-    },
     "funnel.jsonl": {"a short row": (r'"rows": ?\[\[.*?\]', '"rows": [[1, 2]')},
-    "sequences.jsonl": {"a short column": (r'"reward": ?\[.*?\]', '"reward": [1.0]')},
 }
-FILES = (
-    "run.json",
-    "config.yaml",
-    "metrics.jsonl",
-    "length_stats.jsonl",
-    "funnel.jsonl",
-    "sequences.jsonl",
-    "phase.json",
+#: A closed and an open part of the table.
+PART, STREAM = (
+    f"{FOLDER}/{name}" for name in ("responses-run-00000-000000-000000.parquet", "_responses-run-00000-000001.arrow")
 )
+FILES = ("run.json", "config.yaml", "metrics.jsonl", "funnel.jsonl", "phase.json", FOLDER, PART, STREAM)
 
 
 def _no_files() -> Iterator[tuple[str, Callable[[Path], None]]]:
@@ -128,6 +114,8 @@ def _no_files() -> Iterator[tuple[str, Callable[[Path], None]]]:
 
 def _replaced(name: str, make: Callable[[Path], object]) -> Spoil:
     def spoil(folder: Path) -> None:
+        if (folder / name).is_dir():
+            shutil.rmtree(folder / name)
         (folder / name).unlink(missing_ok=True)
         make(folder / name)
 
@@ -187,6 +175,86 @@ def of_lines(*names: str) -> Iterator[tuple[str, Spoil]]:
         for place, (pattern, new) in _PLACES[name].items():
             for what, value in VALUES.items():
                 yield f"{name}: {place}: {what}", _edited(name, pattern, new.replace("VALUE", value))
+
+
+def _bytes(name: str, change: Callable[[bytes], bytes]) -> Spoil:
+    def spoil(folder: Path) -> None:
+        (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+    return spoil
+
+
+def _rewritten(change: Callable[[pa.Table], pa.Table]) -> Spoil:
+    def spoil(folder: Path) -> None:
+        table = pq.read_table(folder / PART, partitioning=None)
+        pq.write_table(change(table), folder / PART)
+
+    return spoil
+
+
+def _with(name: str, values: Any, kind: pa.DataType | None = None) -> Spoil:
+    """A column with one value for all rows, or for the first one and the old for the rest."""
+
+    def change(table: pa.Table) -> pa.Table:
+        column = pa.array([values] * len(table), kind)
+        return table.set_column(table.schema.get_field_index(name), name, column)
+
+    return _rewritten(change)
+
+
+def _meta(key: bytes, value: bytes) -> Spoil:
+    return _rewritten(lambda table: table.replace_schema_metadata({**table.schema.metadata, key: value}))
+
+
+def _nested(depth: int) -> pa.DataType:
+    kind = pa.float32()
+    for _ in range(depth):
+        kind = pa.list_(kind)
+    return kind
+
+
+def of_table() -> Iterator[tuple[str, Spoil]]:
+    """A table that is cut, spoiled, or has other columns; a name has the file or column.
+
+    A ``quiet`` one leaves nothing out: all rows are there.
+    """
+    for name in (PART, STREAM):
+        for what, share in (("its beginning", 0.01), ("a half", 0.5), ("all but a byte", 0.999)):
+            yield (
+                f"table: {name}: {what} is there",
+                _bytes(name, lambda old, share=share: old[: int(share * len(old)) or 1]),
+            )
+        # The first page of Parquet and the end of its metadata; the mark and the length of the first message of Arrow.
+        for place in (4, -6) if name == PART else (0, 4):
+            yield (
+                f"table: {name}: spoiled at {place}",
+                _bytes(name, lambda old, at=place: _overwritten(old, at % len(old))),
+            )
+        yield f"table: {name}: text", _bytes(name, lambda old: b"x" * 10_000)
+    for name in NEEDED:
+        yield f"table: {name}: no column", _rewritten(lambda table, name=name: table.drop_columns([name]))
+    for name in (*NEEDED, "A", "inside", "kept", "truncated"):
+        yield f"table: {name}: a column of lists", _with(name, [1.0])
+        yield f"table: {name}: a column of objects", _with(name, {"a": 1})
+        yield f"table: {name}: deep", _with(name, None, _nested(100))
+        yield f"table: {name}: a column of text", _with(name, "1")
+        yield f"table: {name}: infinite numbers", _with(name, float("inf"))
+        yield f"table: {name}: numbers past all bounds", _with(name, 1e300)
+    for name in ("step", "update", "minibatch", "L"):
+        for what, value in (("negative", -2), ("huge", 2**62), ("a fraction", 0.5), ("no number", float("nan"))):
+            yield f"table: {name}: {what}", _with(name, value)
+    for name in ("inside", "kept", "truncated"):
+        yield f"table: {name}: negative", _with(name, -1.0)
+        yield f"table: {name}: above 1", _with(name, 2.0)
+    yield "table: S: twice", _rewritten(lambda table: table.append_column("S", table["S"]))
+    for ranks in (b"1000000000000", b"-1", b"x", b"\xff", b"9" * 5000):
+        yield f"quiet: meta ranks: {ranks[:20]!r}", _meta(b"ranks", ranks)
+    yield "quiet: meta: no text", _meta(b"\xff\xfe", b"\x00\xff")
+    yield f"table: {PART}: a row count past all bounds", _rewritten(lambda table: pa.table({"S": pa.nulls(10**8 + 1)}))
+
+
+def _overwritten(old: bytes, place: int) -> bytes:
+    return old[:place] + bytes(byte ^ 0xFF for byte in old[place : place + 4]) + old[place + 4 :]
 
 
 def of_phase() -> Iterator[tuple[str, Spoil]]:

@@ -1,16 +1,17 @@
-"""Views of acceptance, and the share of its weight that a sequence keeps."""
+"""The share of its weight that a sequence keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
-from batches import loss_output, random_batch
+from batches import random_batch
 
-from fspo.acceptance import Gradient, acceptance_counts, kept_output, stack_sums
+from fspo.acceptance import Gradient, kept_output
 from fspo.losses import ALGORITHMS, sequence_policy_loss
-from fspo.sums import SequenceSums
+from fspo.responses import Responses
 from fspo.types import BandState
 
 
@@ -20,20 +21,6 @@ def gradient_of(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> G
         return torch.autograd.grad(loss(leaf_BT, advantages_BT).sum(), leaf_BT)[0]
 
     return gradient
-
-
-def test_views_of_acceptance() -> None:
-    output = loss_output(200, 30)
-    sums_MKF = stack_sums([SequenceSums.zeros().add_(output)])
-    valid = output.valid_B
-    kept = valid & ~(output.clipped_high_B | output.clipped_low_B)
-    for view, accepted, total in (
-        ("symmetric", output.accepted_B.sum(), valid.sum()),
-        ("active", kept.sum(), valid.sum()),
-    ):
-        counts = acceptance_counts(sums_MKF, view)
-        assert counts.accepted.sum() == pytest.approx(float(accepted)) and 0 < accepted < total
-        assert counts.total.sum() == pytest.approx(float(total))
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
@@ -52,8 +39,9 @@ def test_it_is_acceptance_where_a_loss_accepts_or_rejects(name: str) -> None:
     torch.testing.assert_close(actual.weight_B[actual.valid_B], expected.weight_B[actual.valid_B])
     assert torch.equal(actual.valid_B, expected.valid_B)
     assert expected.clipped_high_B.any() and expected.clipped_low_B.any()
-    sums = (SequenceSums.zeros().add_(output) for output in (actual, expected))
-    torch.testing.assert_close(*(output.sums_KF[:, :5].sum(0)[[0, 1, 3, 4]] for output in sums))
+    of_both = [Responses.of_output(output) for output in (actual, expected)]
+    for column in ("inside_B", "kept_B"):
+        np.testing.assert_allclose(*(getattr(responses, column) for responses in of_both))
 
 
 def test_a_clip_of_tokens_keeps_those_inside_weighted_by_their_ratio() -> None:

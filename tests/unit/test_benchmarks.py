@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import importlib.util
 import re
 import subprocess
@@ -20,17 +18,14 @@ from benchmarks import code_bases, faults, public_losses, versus_verl
 from benchmarks.checkouts import Call, Source, adapted, not_run
 from benchmarks.code_bases import CODE_BASES
 from benchmarks.faults import KILLS, MOMENTS, PROCESSES, ROWS, verdict
-from benchmarks.pages import TABLES, Table, as_csv
-from benchmarks.studies import clip_values, figures, grids
-from benchmarks.studies.__main__ import GRIDS, grid_tables, settings_table
-from benchmarks.studies.figures import STUDY
+from benchmarks.pages import STUDY, TABLES, Table, as_csv, read_table
+from benchmarks.studies import clip_values, figures
+from fspo.audit import read_audit
 from fspo.check_loss import configured
 from fspo.check_loss.call import PolicyLoss
 from fspo.check_loss.length_bias import normalisation
-from fspo.conclusion import Responses
-from fspo.losses import ALGORITHMS
-from fspo.matching import match_clip
 from fspo.records import complete_lines
+from fspo.responses import Responses
 from recipe.runner.faults.phase import PHASES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,23 +137,6 @@ def test_the_committed_table_is_made_of_the_committed_rows(kind: str) -> None:
     assert (TABLES / f"faults-{kind}.csv").read_text(encoding="utf-8") == as_csv(table)
 
 
-# ---------------------------------------------------------------- bands on records
-
-
-def test_bands_that_keep_a_share_of_the_gradients_do_so_on_the_records() -> None:
-    draw = np.random.default_rng(0)
-    L = [draw.integers(1, 200, 500).astype(float) for _ in range(4)]
-    A = [draw.integers(-1, 2, 500).astype(float) for _ in range(4)]
-    S = [0.05 * a + 0.02 * np.sqrt(n) * draw.normal(size=500) for a, n in zip(A, L, strict=True)]
-    records = grids.MiniBatches([1, 2, 2, 3], S, L, A)
-    moved = grids.pool([(Path(), records)], first_step=2, active=True)
-    bands = {name: match_clip(moved, ALGORITHMS[name], 0.1).settings for name in ("fspo", "seq_rloo")}
-    for name, band in bands.items():
-        counts = grids.band_counts(records, band, "active_nonzero_advantage", first_step=2)
-        assert counts.accepted.sum() / counts.total.sum() == pytest.approx(0.9, abs=2e-3), name
-        assert counts.total.sum() == sum((a != 0).sum() for a in A[1:])
-
-
 # ---------------------------------------------------------------- the studies
 
 
@@ -166,31 +144,22 @@ def as_recorded(tables: Mapping[str, Table]) -> bool:
     return all((TABLES / f"{name}.csv").read_text(encoding="utf-8") == as_csv(table) for name, table in tables.items())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("grid", GRIDS)
-def test_the_tables_of_a_grid_are_made_of_its_records(grid: str) -> None:
-    assert as_recorded(grid_tables(grid))
+def test_the_table_of_batches_is_made_of_the_records() -> None:
+    assert as_recorded({"clip-values-batches": clip_values.batches_table()})
 
 
-def test_the_tables_of_clip_values_are_made_of_the_records() -> None:
-    assert as_recorded({f"clip-values-{kind}": table for kind, table in clip_values.tables(STUDY).items()})
-
-
-def test_a_run_of_another_layout_is_no_run_without_responses(tmp_path: Path) -> None:
+def test_a_run_of_before_is_no_run_without_responses(tmp_path: Path) -> None:
     run = tmp_path / "demo/measured/fspo/seed1"
     run.mkdir(parents=True)
     (run / "run.json").write_text('{"status": "finished", "algo": "fspo", "seed": 1, "starts": []}')
     (run / "metrics.jsonl").touch()
     (run / "length_stats.jsonl").write_text('{"step": 1, "minibatch": 0, "layout": 1, "cells": []}\n')
-    with pytest.raises(SystemExit, match=r"seed1/length_stats\.jsonl:1.*layout is 1.*checkout that made"):
+    with pytest.raises(SystemExit, match=r"seed1/responses.*checkout that made"):
         clip_values.tables(tmp_path)
 
 
-def test_the_table_of_settings_is_made_of_the_others_and_stands_in_results() -> None:
-    with contextlib.ExitStack() as stack:
-        files = {path.stem: stack.enter_context(path.open(encoding="utf-8")) for path in TABLES.glob("*.csv")}
-        table = settings_table({name: list(csv.reader(file)) for name, file in files.items()})
-    assert as_recorded({"settings": table})
+def test_the_table_of_settings_stands_in_results() -> None:
+    table = read_table("settings")
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     for setting, exponent, *errors in table[1:]:
         row = f"L^{exponent.split()[0]}", *errors
@@ -203,20 +172,32 @@ def test_the_line_of_the_even_band_goes_through_the_dots(exponent: float, band: 
     draw = np.random.default_rng(0)
     length = np.exp(draw.uniform(np.log(8), np.log(512), 10_000)).astype(int)
     axes = Figure().subplots()
-    figures.spread_by_length(axes, Responses.of_rows(draw.normal(0, 1e-3 * length**exponent), length, length > 0))
+    figures.spread_by_length(axes, Responses.of_rows({"S": draw.normal(0, 1e-3 * length**exponent), "L": length}))
     lines = {line.get_label(): np.array(line.get_data()) for line in axes.lines}
     x, dots = lines.pop("std(S)")
     off = {name: np.abs(np.interp(np.log(x), np.log(at), y) / dots - 1).max() for name, (at, y) in lines.items()}
     assert off[figures.BANDS[band]] < 0.14 and sorted(off.values())[1] > 0.5
 
 
+def test_the_readmes_figure_has_the_lres_of_the_readmes_audit() -> None:
+    axes = Figure().subplots()
+    figures.clip_by_length(axes, read_audit(STUDY / "demo.parquet").responses.moved())
+    shown = [bars.get_label() for bars in axes.containers]
+    (line,) = re.findall(
+        r"^- with 85% of all responses inside.*", (ROOT / "README.md").read_text(encoding="utf-8"), re.M
+    )
+    named = dict(re.findall(r"(sqrt\(L\)|constant|linear) (\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\])", line))
+    bands = ("sqrt(L)", "constant", "linear")
+    assert shown == [f"{name}: LRE {named[band]}" for band, name in zip(bands, figures.BANDS.values(), strict=True)]
+
+
 def test_the_figure_of_lres_has_every_row_of_the_settings() -> None:
     axes = Figure().subplots()
     figures.forest(axes)
-    with (TABLES / "settings.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for band, bars in zip(figures.BANDS, axes.containers, strict=True):
-        assert [f"{x:.3f}" for x in bars.lines[0].get_xdata()] == [row[band].split()[0] for row in rows]
+    (*_, fspo, rloo, gspo), *rows = read_table("settings")
+    assert [fspo, rloo, gspo] == [*figures.BANDS]
+    for column, bars in enumerate(axes.containers, 2):
+        assert [f"{x:.3f}" for x in bars.lines[0].get_xdata()] == [row[column].split()[0] for row in rows]
 
 
 def test_ten_lines_of_the_card_judge_a_band_of_ones_own(

@@ -17,13 +17,13 @@ from messages import holds
 
 from fspo.calibration import BandController, drift_per_token
 from fspo.fairness.lre import Array, LengthReweightingError, equal_mass_starts, length_reweighting_error, merge_bins
+from fspo.length_bins import FINE_BINS, length_bin
 from fspo.losses import acceptance_band
-from fspo.sums import FINE_LENGTH_EDGES, SequenceSums, length_bin, z_cell
+from fspo.responses import Responses
 from fspo.types import BandState, SequenceLossSettings
 
 QUANTILE = SequenceLossSettings(band="quantile", target_acceptance=0.85)
 V1 = SequenceLossSettings(drift="kl")
-K = FINE_LENGTH_EDGES.numel() - 1
 
 
 def gaussian_log_ratios(length_B: np.ndarray, sigma_B: Array | float, rng: np.random.Generator) -> Array:
@@ -40,17 +40,14 @@ def measured_acceptance(
     return np.asarray((lower_B.numpy() <= S_B) & (upper_B.numpy() >= S_B))
 
 
-def sums_of_log_ratios(S_B: Array, length_B: np.ndarray) -> SequenceSums:
-    """Those columns of :class:`SequenceSums` that calibration reads, from S and L alone; the others stay 0."""
-    sums = SequenceSums.zeros()
-    S, L = torch.from_numpy(S_B), torch.from_numpy(length_B)
-    root = L.double().sqrt()
-    k, z = length_bin(L), S / root
-    fields = {"count": torch.ones_like(S), "S": S, "z_squared": z * z, "length": L.double(), "length_sqrt": root}
-    for name, values in fields.items():
-        sums.column(name).index_add_(0, k, values)
-    sums.hist_KH.index_put_((k, z_cell(z)), torch.ones_like(k), accumulate=True)
-    return sums
+def rollout_batch_of(*mini_batches: tuple[Array, np.ndarray], unmoved: int = 1) -> Responses:
+    """Of S and L of each mini-batch, in order; before the first ``unmoved`` no weight had moved."""
+    parts = []
+    for index, (S, L) in enumerate(mini_batches):
+        place = {"update": index, "minibatch": (index + 1) * (index >= unmoved)}
+        columns = {name: np.full(len(S), value) for name, value in place.items()}
+        parts.append(Responses.of_rows({"S": S, "L": L} | columns))
+    return Responses.join(parts)
 
 
 def uneven_rollout_batch(rng: np.random.Generator, batch: int) -> list[tuple[Array, np.ndarray]]:
@@ -70,17 +67,19 @@ def uneven_rollout_batch(rng: np.random.Generator, batch: int) -> list[tuple[Arr
     return result
 
 
-def sums(sigma: float, seed: int, n: int = 2000, longest: int = 400) -> SequenceSums:
+def mini_batch(sigma: float, seed: int, n: int = 2000, longest: int = 400) -> tuple[Array, np.ndarray]:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, longest + 1, n)
-    return sums_of_log_ratios(gaussian_log_ratios(lengths, sigma, rng), lengths)
+    return gaussian_log_ratios(lengths, sigma, rng), lengths
 
 
 def test_drift_is_recovered_by_position_and_is_zero_on_policy() -> None:
     assert drift_per_token(-3.0, 1000.0) == pytest.approx(3e-3)
     assert drift_per_token(3.0, 1000.0) == drift_per_token(0.0, 0.0) == 0.0
     sigmas = [0.06 * i / 3 for i in range(4)]  # of the mini-batches
-    state = BandController(V1).update([sums(sigma, i, longest=4000) for i, sigma in enumerate(sigmas)])
+    state = BandController(V1).update(
+        rollout_batch_of(*(mini_batch(sigma, i, longest=4000) for i, sigma in enumerate(sigmas)))
+    )
     expected = [sigma**2 / 2 for sigma in sigmas]
     assert state.drift_by_mini_batch == pytest.approx(expected, rel=0.1)
     # So S = 0, as in the first mini-batch, stays inside the band of long sequences.
@@ -92,9 +91,9 @@ def widths(*parts: tuple[int, int, float]) -> dict[int, float]:
     """Half-width at some lengths, after so many sequences of each length and dispersion."""
     lengths, sigma = (np.concatenate([np.full(part[0], part[i]) for part in parts]) for i in (1, 2))
     S = sigma * np.sqrt(lengths) * np.random.default_rng(0).normal(size=lengths.size)
-    state = BandController(QUANTILE).update([SequenceSums.zeros(), sums_of_log_ratios(S, lengths)])
-    assert len(state.half_width_K) == K and min(state.half_width_K) > 0
-    return {L: state.half_width_K[int(length_bin(torch.tensor([L])))] for L in (10, 100, 200, 5000, 100_000)}
+    state = BandController(QUANTILE).update(rollout_batch_of((S, lengths), unmoved=0))
+    assert len(state.half_width_K) == FINE_BINS and min(state.half_width_K) > 0
+    return {L: state.half_width_K[int(length_bin(L))] for L in (10, 100, 200, 5000, 100_000)}
 
 
 def test_local_widths_follow_the_dispersion_and_shrink_where_thin() -> None:
@@ -111,26 +110,22 @@ def test_sequences_that_did_not_move_count_in_the_quantile() -> None:
     lengths = np.full(4000, 100)
     S = np.where(np.arange(4000) < 2000, 0.0, np.random.default_rng(0).normal(size=4000) * 0.3)
     settings = SequenceLossSettings(band="quantile", target_acceptance=0.75)
-    state = BandController(settings).update([SequenceSums.zeros(), sums_of_log_ratios(S, lengths)])
+    state = BandController(settings).update(rollout_batch_of((S, lengths), unmoved=0))
     assert measured_acceptance(S, lengths, settings, state).mean() == pytest.approx(0.75, abs=0.01)
 
 
 def test_mini_batches_that_did_not_move_give_no_width() -> None:
-    assert BandController(QUANTILE).update([sums(0.0, 0), sums(0.0, 1)]).half_width_K == ()
-    assert BandController(QUANTILE).update([sums(0.03, 0)]).half_width_K == ()
-    assert BandController(QUANTILE).update([sums(0.03, 0)], unmoved=0).half_width_K
-    warm_up = BandController(QUANTILE).update([sums(0.0, 0), sums(0.0, 1), sums(0.03, 2)], unmoved=2)
-    assert warm_up == BandController(QUANTILE).update([sums(0.0, 0), sums(0.03, 2)])
+    assert BandController(QUANTILE).update(rollout_batch_of(mini_batch(0.0, 0), mini_batch(0.0, 1))).half_width_K == ()
+    assert BandController(QUANTILE).update(rollout_batch_of(mini_batch(0.03, 0))).half_width_K == ()
+    assert BandController(QUANTILE).update(rollout_batch_of(mini_batch(0.03, 0), unmoved=0)).half_width_K
+    still, still_too, moved = mini_batch(0.0, 0), mini_batch(0.0, 1), mini_batch(0.03, 2)
+    warm_up = BandController(QUANTILE).update(rollout_batch_of(still, still_too, moved, unmoved=2))
+    assert warm_up == BandController(QUANTILE).update(rollout_batch_of(still, moved))
 
 
-def rollout_batch(seed: int, scale: float = 1.0) -> list[SequenceSums]:
-    """Sums of four mini-batches; the policy moves further with each."""
-    rng = np.random.default_rng(seed)
-    batches = []
-    for i in range(4):
-        lengths = np.exp(rng.uniform(0, np.log(400), 300)).astype(np.int64)
-        batches.append(sums_of_log_ratios(gaussian_log_ratios(lengths, 0.02 * scale * i / 3, rng), lengths))
-    return batches
+def rollout_batch(seed: int, scale: float = 1.0) -> Responses:
+    """Four mini-batches; the policy moves further with each."""
+    return rollout_batch_of(*(mini_batch(0.01 * scale * i, 10 * seed + i, n=300) for i in range(4)))
 
 
 @pytest.mark.parametrize("settings", [QUANTILE, V1])
@@ -163,9 +158,9 @@ def test_the_state_of_another_band_is_refused() -> None:
 
 def fairness(kept: list[tuple[np.ndarray, np.ndarray]]) -> LengthReweightingError:
     """Of pairs: which sequences are accepted, and the length of each."""
-    rows = [length_bin(torch.from_numpy(np.concatenate(lengths))).numpy()
+    rows = [length_bin(np.concatenate(lengths))
             for lengths in ([L[inside] for inside, L in kept], [L for _, L in kept])]  # fmt: skip
-    accepted, total = (np.bincount(row, minlength=K) for row in rows)
+    accepted, total = (np.bincount(row, minlength=FINE_BINS) for row in rows)
     starts = equal_mass_starts(total, 8)
     return length_reweighting_error(merge_bins(accepted, starts), merge_bins(total, starts))
 
@@ -182,7 +177,7 @@ def test_quantile_band_is_fair_to_length_where_sqrt_is_not() -> None:
         for number, parts in enumerate(run):
             if number >= 8:
                 kept += [(measured_acceptance(S, L, settings, controller.state), L) for S, L in parts[1:]]
-            controller.update([sums_of_log_ratios(*part) for part in parts])
+            controller.update(rollout_batch_of(*parts))
         errors[settings.band] = fairness(kept)
     assert errors["quantile"].rate == pytest.approx(0.85, abs=0.02)
     assert errors["quantile"].debiased.value <= 0.01 < 0.02 < errors["power"].debiased.value

@@ -9,13 +9,13 @@ import pytest
 import torch
 from test_check_loss_checks import of_library
 
-from fspo.acceptance import VIEWS, acceptance_counts
 from fspo.check_loss.call import Config, PolicyLoss
 from fspo.check_loss.length_bias import LENGTHS, clip_by_length, normalisation, synthetic, weight_and_bound
 from fspo.check_loss.token_kinds import TokenKinds
-from fspo.fairness.lre import merge_bins, plain_lre
+from fspo.fairness.lre import plain_lre
+from fspo.length_bins import FINE_LENGTH_EDGES
 from fspo.losses import ALGORITHMS, sequence_log_ratio, sequence_policy_loss
-from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
+from fspo.responses import VIEWS, Responses
 
 
 def policy_loss(function: Any) -> PolicyLoss:
@@ -74,19 +74,19 @@ def test_a_weight_that_depends_on_the_sign_of_a_is_another() -> None:
 def test_what_a_band_keeps_is_its_acceptance() -> None:
     samples = synthetic(0.03)[:10]
     clip = clip_by_length(policy_loss(of_library("seq_rloo")), "sequence", samples)
-    sums = SequenceSums.zeros()
-    for batch in samples:
-        sums.add_(
-            sequence_policy_loss(
-                batch.log_prob_BT, batch.old_log_prob_BT, batch.advantages_BT, batch.mask_BT, ALGORITHMS["seq_rloo"]
-            )
+    outputs = [
+        sequence_policy_loss(
+            batch.log_prob_BT, batch.old_log_prob_BT, batch.advantages_BT, batch.mask_BT, ALGORITHMS["seq_rloo"]
         )
-    starts = np.searchsorted(FINE_LENGTH_EDGES.numpy(), clip.starts)
+        for batch in samples
+    ]
+    responses = Responses.join([Responses.of_output(output) for output in outputs])
+    starts = np.searchsorted(FINE_LENGTH_EDGES, clip.starts)
     for view in VIEWS:
-        counts = acceptance_counts(sums.sums_KF.numpy()[None], view)
-        accepted, total = (merge_bins(fine, starts)[0] for fine in (counts.accepted, counts.total))
+        accepted, total = (counts.sum(0) for counts in responses.counts(view, starts))
         assert clip.errors[view].lre == pytest.approx(float(plain_lre(accepted, total)[0]), abs=1e-5)
-    assert clip.kept == pytest.approx(1 - (sums.total("clipped_high") + sums.total("clipped_low")) / 1280, abs=1e-6)
+    removed = sum(int((output.clipped_high_B | output.clipped_low_B).sum()) for output in outputs)
+    assert clip.kept == pytest.approx(1 - removed / 1280, abs=1e-6)
     assert clip.kept_J[0] > clip.kept_J[-1] + 0.1  # a constant band rejects long responses
 
 

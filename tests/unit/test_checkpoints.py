@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from batches import loss_output
+from batches import loss_output, responses_of
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics
 from fspo.losses import ALGORITHMS
-from fspo.sums import SequenceSums
+from fspo.responses import Responses
 from recipe.runner.checkpoints.integrity import (
     DAMAGE_FILE,
     TRACKER_FILE,
@@ -287,8 +287,8 @@ def test_a_half_written_checkpoint_is_not_kept_in_place_of_a_whole_one(tmp_path:
     assert (tmp_path / "global_step_20").exists(), "nothing whole would be left"
 
 
-def sums(seed: int) -> SequenceSums:
-    return SequenceSums.zeros().add_(loss_output(4, 8, seed=seed))
+def responses(seed: int) -> Responses:
+    return responses_of(*(loss_output(4, 8, seed=one) for one in (seed, seed + 10)))
 
 
 def test_trainer_state_survives_a_restart(tmp_path: Path) -> None:
@@ -297,15 +297,15 @@ def test_trainer_state_survives_a_restart(tmp_path: Path) -> None:
 
     diagnostics, controller = parts()
     for step in range(3):
-        diagnostics.update([sums(step), sums(step + 10)])
-        controller.update([sums(step), sums(step + 10)])
+        diagnostics.update(responses(step))
+        controller.update(responses(step))
     save_state(tmp_path, {"diagnostics": diagnostics, "band_controller": controller})
     drawn = (random.random(), np.random.rand(), torch.rand(1).item())
     restored, restored_controller = parts()
     load_state(tmp_path, {"diagnostics": restored, "band_controller": restored_controller})
     assert restored_controller.state == controller.state
     assert drawn == (random.random(), np.random.rand(), torch.rand(1).item())
-    following = [sums(5), sums(15)]
+    following = responses(5)
     assert restored.update(following) == diagnostics.update(following)
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +31,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def write_run(folder: Path, status: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_text(json.dumps({"algo": folder.parent.name, "status": status}))
-    (folder / "length_stats.jsonl").write_text("{}\n")
+    (folder / "metrics.jsonl").write_text("{}\n")
 
 
 @pytest.fixture
@@ -129,7 +130,16 @@ def test_a_command_runs_what_it_asks_for_and_a_dry_run_writes_nothing(
     assert re.search(holds("run 1 of 2: fspo, seed 2", "finished", "run 2 of 2: fspo, seed 3"), capsys.readouterr().out)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell that starts its tests in the background has them ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.usefixtures("interruptible")
 def test_no_run_begins_after_a_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """A run in its last step finishes all the same, with status 0."""
 
@@ -144,6 +154,7 @@ def test_no_run_begins_after_a_ctrl_c(tmp_path: Path, monkeypatch: pytest.Monkey
     assert begun == ["measured/fspo/seed1"]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_ctrl_c_between_two_runs_lets_none_begin(tmp_path: Path) -> None:
     with Starts() as starts, pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)

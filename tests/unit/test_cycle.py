@@ -14,13 +14,13 @@ from batches import loss_output, random_batch
 from composing import composed
 
 from fspo.losses import sequence_policy_loss
-from fspo.positions import PositionSums
-from fspo.sums import SequenceSums
+from fspo.table import read_table
 from fspo.types import BandState
 from recipe.fspo.accounting.cycle import Cycle
 from recipe.fspo.accounting.outcomes import Outcomes
 from recipe.fspo.config import complete_loss, policy_loss_settings
 from recipe.fspo.recorder import MiniBatch
+from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
 
@@ -59,8 +59,13 @@ class Steps:
         for number, scale in enumerate((0.0, advantage)):
             output = loss_output(N, 20, seed=self.step, scale=0.3 * scale, shortest=1)
             output = dataclasses.replace(output, advantage_B=advantage * torch.ones(N))
-            sums = SequenceSums.zeros().add_(output)
-            self.cycle._mini_batches.append(MiniBatch(number, sums, PositionSums.zeros(), np.empty((6, N)), 0.5, 1e-3))
+            columns = {"S": output.log_ratio_B, "L": output.length_B, "A": output.advantage_B}
+            columns |= {"inside": output.accepted_B, "weight": output.weight_B}
+            columns["kept"] = 1.0 - output.clipped_high_B.double() - output.clipped_low_B.double()
+            rows = {name: values.double().numpy() for name, values in columns.items()}
+            place = {"step": self.step, "update": number, "minibatch": number, "row": np.arange(N)}
+            rows |= {name: np.broadcast_to(np.asarray(value), N) for name, value in place.items()}
+            self.cycle._mini_batches.append(MiniBatch(number, rows, 0.5, 1e-3))
         metrics = self.cycle.end(self.step, self.log, read)
         self.log.log(metrics | {"timing_s/step": 1.0}, step=self.step)
         return metrics
@@ -79,12 +84,55 @@ def test_a_measured_band_trains_from_the_first_batch_on(overrides: tuple[str, ..
     complete_loss(config)
     state, loss = Cycle(config).band_state, config.actor_rollout_ref.actor.policy_loss
     settings = policy_loss_settings(loss)
-    assert settings is not None and settings.needs_state and state == BandState()
+    assert settings is not None and settings.needs_state
+    assert dataclasses.replace(state, clip_scale=1.0) == BandState()
     output = sequence_policy_loss(*random_batch(4, 20), settings, state)
     assert output.loss_B.isfinite().all()
-    fixed = composed(f"run.dir={tmp_path}", "algo=fspo")
-    complete_loss(fixed)
+    fixed, measured = (
+        composed(f"run.dir={tmp_path}", "algo=fspo", f"clip_values={c}") for c in ("published", "measured")
+    )
+    for config in (fixed, measured):
+        complete_loss(config)
     assert Cycle(fixed).band_state is None, "nothing of its band is measured"
+    assert Cycle(measured).band_state == BandState(clip_scale=float("inf")), "it begins without a clip"
+
+
+def test_the_responses_of_each_step_are_rows_of_the_run_s_table(tmp_path: Path) -> None:
+    steps = Steps(tmp_path)
+    rewards = [0.0, 1.0, 0.0, 1.0, 0.5, 0.0, 1.0, 0.25]
+    steps(rewards, advantage=1.0)
+    steps(rewards, advantage=1.0)
+    steps.cycle.close()
+    table = read_table(tmp_path)
+    assert not table.problems and len(table) == 4 * N and table.meta["loss"] == "fspo" and table.meta["rule"] == "known"
+    columns = table.columns
+    assert columns["step"].tolist() == [1] * 2 * N + [2] * 2 * N
+    assert columns["minibatch"].tolist() == ([0] * N + [1] * N) * 2
+    assert columns["reward"].tolist() == rewards * 4
+    ids, prompts = (table.texts[name][columns[name]].tolist() for name in ("id", "prompt"))
+    assert ids[:N] == outcomes(rewards).keys and prompts[:N] == ["a"] * 4 + ["b"] * 4
+
+
+def test_a_step_of_which_every_response_was_rejected_is_recorded_as_one_without_rows(tmp_path: Path) -> None:
+    steps = Steps(tmp_path)
+    steps([0.0, 1.0] * 4, advantage=1.0)
+    steps.cycle._outcomes.append(outcomes([0.0, 1.0] * 4))
+    empty = {"S": np.empty(0), "L": np.empty(0), **{name: np.empty(0, int) for name in ("step", "update", "minibatch")}}
+    steps.cycle._mini_batches += [MiniBatch(number, dict(empty), 0.5, 1e-3) for number in range(2)]
+    steps.cycle.end(2, steps.log, read)
+    steps.step = 2
+    steps([0.0, 1.0] * 4, advantage=1.0)
+    steps.cycle.close()
+    table = read_table(tmp_path)
+    assert table.problems == [] and table.batches.tolist() == [[s, u] for s in (1, 2, 3) for u in (0, 1)]
+    assert np.unique(table.columns["step"]).tolist() == [1, 3]
+
+
+def test_a_table_that_cannot_be_written_ends_the_run_with_the_folder_and_the_remedy(tmp_path: Path) -> None:
+    steps = Steps(tmp_path)
+    (tmp_path / "responses").write_text("a file in the way")
+    with pytest.raises(ExplainedError, match=rf"{tmp_path}/responses cannot be written.*make room"):
+        steps([0.0, 1.0] * 4, advantage=1.0)
 
 
 @pytest.mark.parametrize("rewards", [[0.0] * 8, [1.0] * 4 + [0.1] * 4])

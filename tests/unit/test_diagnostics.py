@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from batches import loss_output
+from batches import loss_output, responses_of
 
 from fspo.diagnostics import LengthDiagnostics, NoiseFloor, noise_floor, step_metrics
-from fspo.fairness.lre import equal_mass_starts, plain_lre
+from fspo.fairness.lre import plain_lre
 from fspo.funnel import LengthFunnel
 from fspo.losses import ALGORITHMS, judged, sequence_policy_loss
-from fspo.sums import SequenceSums
+from fspo.responses import Responses
 from fspo.types import BandState, SequenceLossOutput
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,15 +26,15 @@ def sequences(seed: int, batch: int = 96, scale: float = 0.03) -> SequenceLossOu
     return loss_output(batch, 120, seed=seed, scale=scale, shortest=1)
 
 
-def minibatches(seed: int) -> list[SequenceSums]:
-    """The first with S = 0, as after a rollout."""
+def minibatches(seed: int) -> Responses:
+    """Four, the first with S = 0, as after a rollout."""
     outputs = [sequences(seed * 10 + i, scale=0.03 if i else 0.0) for i in range(4)]
-    return [SequenceSums.zeros().add_(output, output.length_B >= 118) for output in outputs]
+    return responses_of(*outputs, truncated=118)
 
 
 def test_step_metrics_equal_one_pass_over_the_sequences() -> None:
     output = sequences(1, batch=200)
-    metrics = step_metrics(SequenceSums.zeros().add_(output, output.length_B >= 110))
+    metrics = step_metrics(responses_of(output, truncated=110))
     columns = (output.log_ratio_B, output.length_B, output.accepted_B, output.weight_B, output.clipped_high_B)
     s, length, accepted, weight, high = (column.numpy() for column in columns)
     cut = length >= 110
@@ -59,8 +59,7 @@ def test_every_metric_is_documented_and_every_documented_one_occurs() -> None:
     metrics = diagnostics.update(minibatches(1)) | diagnostics.outcome_metrics(
         "reward", torch.ones(9), torch.arange(0, 9) * 10
     )
-    later = minibatches(1)[1:]
-    metrics |= noise_floor(later, diagnostics.bin_starts(), ALGORITHMS["fspo"]).metrics()
+    metrics |= noise_floor(minibatches(1).moved(), settings=ALGORITHMS["fspo"]).metrics()
     funnel = LengthFunnel()
     funnel.start(4)
     funnel.train([3], staleness=[1], versions=[2])
@@ -88,7 +87,7 @@ def test_first_minibatch_is_left_out() -> None:
     assert metrics["fspo/first_minibatch_z_rms"] == 0
     assert metrics["fspo/sequences"] == 3 * 96
     assert metrics["fspo/accept_rate"] < 0.9, "the accepted sequences of mini-batch 0 would raise it"
-    alone = LengthDiagnostics().update(parts[:1])
+    alone = LengthDiagnostics().update(parts.unmoved())
     assert list(alone) == ["fspo/first_minibatch_z_rms"]
 
 
@@ -104,21 +103,19 @@ def test_window_forgets_and_survives_a_checkpoint() -> None:
 
 def test_all_clipped_and_one_sequence_give_no_nan() -> None:
     clipped = dataclasses.replace(sequences(1), accepted_B=torch.zeros(96, dtype=torch.bool))
-    metrics = LengthDiagnostics().update([SequenceSums.zeros(), SequenceSums.zeros().add_(clipped)])
+    metrics = LengthDiagnostics().update(responses_of(clipped, first_number=1))
     assert metrics["fspo/clip_frac"] == 1 and "fspo/lre" not in metrics
-    one = LengthDiagnostics().update([SequenceSums.zeros(), SequenceSums.zeros().add_(sequences(1, batch=1))])
+    one = LengthDiagnostics().update(responses_of(sequences(1, batch=1), first_number=1))
     assert one["fspo/sequences"] == 1
     assert all(np.isfinite(v) for v in (metrics | one).values())
-    nothing = LengthDiagnostics().update([SequenceSums.zeros(), SequenceSums.zeros()])
-    assert nothing["fspo/sequences"] == 0
+    assert LengthDiagnostics().update(Responses.join([])) == {}
 
 
 def test_where_nothing_was_clipped_there_is_no_lre_and_where_nothing_could_be_no_clip_rate() -> None:
     still, moved, flat = (loss_output(96, 120, seed=1, scale=scale, shortest=1) for scale in (0.0, 1e-4, 0.1))
     flat = dataclasses.replace(flat, advantage_B=0 * flat.advantage_B)
     for output, rate in ((moved, 0.0), (still, None), (flat, None)):
-        part = SequenceSums.zeros().add_(output)
-        metrics = LengthDiagnostics(resamples=20).update([SequenceSums.zeros(), part])
+        metrics = LengthDiagnostics(resamples=20).update(responses_of(output, first_number=1))
         assert metrics.get("fspo/clip_frac") == metrics.get("fspo/clip_active_frac") == rate
         assert ("fspo/accept_rate" in metrics) == (rate is not None)
         assert metrics["fspo/sequences"] == 96 and "fspo/z_mean" in metrics
@@ -157,9 +154,7 @@ def measured(per_token: float) -> NoiseFloor:
     old = torch.full(mask.shape, -1.0, dtype=torch.float64)
     new = old + per_token * torch.randn(mask.shape, generator=generator, dtype=torch.float64)
     output = sequence_policy_loss(new, old, torch.ones_like(old), mask, ALGORITHMS["fspo"])
-    sums = SequenceSums.zeros().add_(output)
-    starts = equal_mass_starts(sums.column("count").numpy(), len(LENGTHS))
-    return noise_floor([sums], starts, ALGORITHMS["fspo"])
+    return noise_floor(responses_of(output), len(LENGTHS), ALGORITHMS["fspo"])
 
 
 def test_the_noise_is_that_of_each_length_and_the_margin_that_of_the_band() -> None:
@@ -176,14 +171,13 @@ def test_the_noise_is_that_of_each_length_and_the_margin_that_of_the_band() -> N
 def test_a_band_within_five_times_the_noise_is_warned_of() -> None:
     assert measured(0.005).warning() is None
     warning = measured(0.01).warning()
-    assert warning and "fspo/noise_floor/margin" in warning and "shuffle=false" in warning and "fp16" in warning
+    assert warning and "fspo/noise_floor/margin" in warning and "same packs" in warning and "fp16" in warning
 
 
 def test_no_noise_and_no_band_give_no_margin() -> None:
     exact = measured(0.0)
     assert exact.margin == math.inf and "fspo/noise_floor/margin" not in exact.metrics()
-    starts = equal_mass_starts(SequenceSums.zeros().column("count").numpy(), 3)
-    nothing = noise_floor([], starts)
+    nothing = noise_floor(Responses.join([]))
     assert math.isnan(nothing.margin) and nothing.warning() is None
 
 
@@ -193,9 +187,8 @@ def drifting(drift_per_token: float, count: int = 4000) -> LengthDiagnostics:
     length_B = torch.randint(1, 2000, (count,), generator=generator)
     noise_B = torch.randn(count, generator=generator, dtype=torch.float64)
     s_B = 0.02 * length_B.sqrt() * noise_B - drift_per_token * length_B
-    moved = SequenceSums.zeros().add_(judged(s_B, length_B, torch.ones(count), ALGORITHMS["fspo"]))
     diagnostics = LengthDiagnostics()
-    diagnostics.update([SequenceSums.zeros(), moved])
+    diagnostics.update(responses_of(judged(s_B, length_B, torch.ones(count), ALGORITHMS["fspo"]), first_number=1))
     return diagnostics
 
 

@@ -31,6 +31,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 import recipe.fspo.sqrt_mask  # noqa: F401  (adds a rule to verl's; in a run the plugin imports it)
 from fspo.rewards import Status
+from fspo.table import TableWriter
 from fspo.types import SequenceLossSettings
 from recipe.fspo.config import problems as problems_of_settings
 from recipe.fspo.job import JOB, choices
@@ -121,12 +122,23 @@ def test_every_file_of_a_run_is_explained() -> None:
     assert {name for name in written if name not in text_of("docs/runs.md")} == set()
 
 
+def write_run(folder: Path) -> None:
+    """A run folder with a table of responses and the dump of one of them, whose gradient the clip removes."""
+    writer = TableWriter(folder / "responses", {"loss": "fspo"}, run="run")
+    place = {"step": 1, "update": 1, "minibatch": 1, "id": ["removed", *"bcdefghi"]}
+    writer.append(place | {"S": 0.1, "L": range(1, 10), "A": 1.0, "inside": [0, *[1] * 8], "kept": [0, *[1] * 8]})
+    writer.close()
+    (folder / "rollouts").mkdir()
+    (folder / "rollouts/1.jsonl").write_text('{"uid": "removed", "output": "42"}\n')
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
 def test_python_examples_run(
     page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A page's blocks run in order, in one namespace."""
+    """A page's blocks run in order, in one namespace, beside a run folder with records."""
     monkeypatch.chdir(tmp_path)  # some write files
+    write_run(tmp_path / "RUN")
     before = dict(POLICY_LOSS_REGISTRY)
     module = ModuleType(page.stem)
     monkeypatch.setitem(sys.modules, page.stem, module)  # dataclasses look it up
@@ -229,10 +241,13 @@ def check_files(*words: str) -> None:
     assert all((ROOT / file).exists() for file in files), files
 
 
-def check_expected_clip(*arguments: str) -> None:
-    from fspo.expected_clip import main
+def check_audit(*arguments: str) -> None:
+    from fspo.audit.expected import expected
 
-    assert main(arguments) == 0
+    if arguments[0] == "expected":
+        assert expected(arguments[1:])
+    else:
+        parses("fspo.audit", *arguments)
 
 
 #: What accepts the arguments of a module; the others have a parser of Python's.
@@ -241,7 +256,7 @@ MODULES: dict[str, Callable[..., None]] = {
     "recipe.fspo.compare": check_compare,
     "recipe.fspo.plan": check_plan,
     "recipe.fspo.rehearse": check_rehearse,
-    "fspo.expected_clip": check_expected_clip,
+    "fspo.audit": check_audit,
     "verl.trainer.main_ppo": check_plain_verl,
     "pytest": check_files,
     "venv": lambda folder: None,

@@ -81,7 +81,7 @@ def test_a_loss_that_is_not_gspos_fails(monkeypatch: pytest.MonkeyPatch) -> None
 def test_noise_beside_the_band_fails_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     noisy = NoiseFloor(np.array([100.0]), np.array([0.1]), np.array([0.3]))
     monkeypatch.setattr(steps, "floors", lambda *_: dict.fromkeys(steps.BANDS, noisy))
-    with pytest.raises(steps.Failed, match="shuffle=false"):
+    with pytest.raises(steps.Failed, match="same packs"):
         steps.noise(SIZE, "cpu")
 
 

@@ -28,8 +28,16 @@ LAYERS: dict[str, set[str]] = {
     },
     "recipe.runner.plan": {"recipe.runner.launch", "recipe.runner.checkpoints", "recipe.runner.verl_patches"},
 }
-#: What the runner may import of the library: files, names, a run folder's records, data, a user's reward.
-RUNNER_MAY = ("fspo.files", "fspo.names", "fspo.reading", "fspo.records", "fspo.data", "fspo.rewards.custom")
+#: What the runner may import of the library: files, names, a run folder's records and table, data, a user's reward.
+RUNNER_MAY = (
+    "fspo.files",
+    "fspo.names",
+    "fspo.reading",
+    "fspo.records",
+    "fspo.table",
+    "fspo.data",
+    "fspo.rewards.custom",
+)
 Graph = dict[str, set[str]]
 
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from messages import holds
 
 from fspo.check_loss.token_kinds import TokenKinds
+from fspo.length_bins import FINE_BINS, FINE_LENGTH_EDGES, length_bin
 from fspo.losses import ALGORITHMS, UnusableRowsError, acceptance_band, sequence_log_ratio, sequence_policy_loss
-from fspo.sums import FINE_LENGTH_EDGES, length_bin
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
 
 F64 = torch.float64
-K = FINE_LENGTH_EDGES.numel() - 1
+K = FINE_BINS
 STATE = BandState(drift_per_token=2e-3, half_width_K=tuple(np.linspace(0.02, 0.08, K)))
 
 VARIANTS: dict[str, SequenceLossSettings] = {
@@ -42,7 +42,7 @@ def test_the_quantile_band_is_the_sqrt_band_until_it_is_measured() -> None:
     measured = BandState(half_width_K=widths)
     loss = SequenceLossSettings(band="quantile", c_low=0.01, c_high=0.02, target_acceptance=0.85)
     assert band(100, loss, BandState()) == pytest.approx((-0.1, 0.2))
-    half = widths[int(length_bin(torch.tensor([100])))] * 10
+    half = widths[int(length_bin([100])[0])] * 10
     assert band(100, loss, measured) == pytest.approx((-half, half))
     lengths = torch.tensor([1, 2, 16, 17, 100, 131_071, 131_072, 10**7])
     _, upper = acceptance_band(lengths, ALGORITHMS["fspo_quantile"], measured, F64)
@@ -253,7 +253,7 @@ def test_log_ratio_is_accurate_at_length_and_in_half_precision() -> None:
         (1, math.inf, ("old_log_prob_BT", "token 2", "inf")),
         (2, 9.0, ("advantages_BT", "grpo", "rloo")),
         (2, math.nan, ("advantages_BT",)),
-        (4, 9.0, ("rollout_is_weights_BT", "rollout_is=sequence")),
+        (4, 9.0, ("rollout_is_weights_BT", "whole sequence")),
         (4, math.inf, ("rollout_is_weights_BT",)),
     ],
 )

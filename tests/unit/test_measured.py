@@ -10,12 +10,10 @@ import torch
 from composing import composed
 from omegaconf import DictConfig
 
-from fspo.positions import PositionSums
-from fspo.sums import SequenceSums
+from fspo.clip import FIXED_AFTER
 from recipe.fspo.accounting.measured import ClipValues, LossScale
-from recipe.fspo.accounting.outcomes import Outcomes
 from recipe.fspo.config import complete_loss
-from recipe.fspo.recorder import SEQUENCE_COLUMNS, MiniBatch, join_ranks
+from recipe.fspo.recorder import MiniBatch, join_ranks
 
 CLIP = "actor_rollout_ref.actor.policy_loss.c_low"
 PROMPTS, RESPONSES, MINI_BATCHES, LR = 32, 8, 4, 1e-4
@@ -28,19 +26,13 @@ def completed(*overrides: str) -> DictConfig:
     return config
 
 
-def outcomes(step: int) -> Outcomes:
-    keys = [f"s{step}p{prompt}_{number}_0" for prompt in range(PROMPTS) for number in range(RESPONSES)]
-    length = torch.as_tensor(np.random.default_rng(step).integers(4, 200, ROWS))
-    return Outcomes(keys, length, length, [""] * ROWS, torch.zeros(ROWS), [""] * ROWS, [{}] * ROWS)
-
-
 def mini_batches(step: int, ranks: int = 1, lr: float = LR, count: int = MINI_BATCHES) -> list[MiniBatch]:
     """Those of a step as the driver joins them: S is that of a row, whoever has computed it.
 
     Some prompts move much farther than others, as in real runs, so that one batch alone is not enough.
     """
     rows, rng = np.arange(ROWS), np.random.default_rng(1000 + step)
-    length = outcomes(step).length_B.numpy()
+    length = np.random.default_rng(step).integers(4, 200, ROWS)
     of_prompt = np.exp(rng.standard_normal(PROMPTS))[rows // RESPONSES]
     s = 0.06 * np.sqrt(length) * of_prompt * rng.standard_normal(ROWS)
     per_rank = []
@@ -48,9 +40,8 @@ def mini_batches(step: int, ranks: int = 1, lr: float = LR, count: int = MINI_BA
         parts = []
         for number, chosen in enumerate(np.split(rows, count)):
             mine = np.random.default_rng(rank).permutation(chosen[rank::ranks])
-            columns = np.zeros((len(SEQUENCE_COLUMNS), len(mine)))
-            columns[0], columns[1], columns[4] = s[mine], length[mine], mine
-            parts.append(MiniBatch(number, SequenceSums.zeros(), PositionSums.zeros(), columns, 1.0, lr))
+            columns = {"S": s[mine], "L": length[mine], "row": mine}
+            parts.append(MiniBatch(number, columns, 1.0, lr))
         per_rank.append(parts)
     return join_ranks(per_rank)
 
@@ -59,7 +50,7 @@ def fed(values: ClipValues, first: int, last: int, **options: Any) -> list[int]:
     """Feed steps; those after which a line was printed."""
     printed = []
     for step in range(first, last + 1):
-        if values.add(mini_batches(step, **options), outcomes(step), None, step) is not None:
+        if values.add(mini_batches(step, **options), None, step) is not None:
             printed.append(step)
     return printed
 
@@ -108,7 +99,7 @@ def test_only_losses_that_sum_over_tokens_are_divided(overrides: tuple[str, ...]
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_clip_values_are_the_same_for_any_split_into_ranks(ranks: int) -> None:
     one, split = ClipValues(completed()), ClipValues(completed())
-    assert fed(one, 1, 10) == fed(split, 1, 10, ranks=ranks) == [5, 10]
+    assert fed(one, 1, 12) == fed(split, 1, 12, ranks=ranks) == [1, FIXED_AFTER]
     assert one.values == split.values
     assert one.values[-1]["responses"] == 5 * ROWS * 3 // 4, "the first mini-batch is left out"
     assert 1 < one.values[-1]["c_high"] / 0.06 < 4
@@ -116,34 +107,34 @@ def test_clip_values_are_the_same_for_any_split_into_ranks(ranks: int) -> None:
 
 def test_clip_values_are_the_same_after_a_kill_in_the_middle_of_measuring() -> None:
     whole, resumed = ClipValues(completed()), ClipValues(completed())
-    fed(whole, 1, 10)
-    for first, last in ((1, 2), (3, 7), (8, 10)):
+    fed(whole, 1, 12)
+    for first, last in ((1, 2), (3, 7), (8, 12)):
         state, resumed = resumed.state_dict(), ClipValues(completed())
         resumed.load_state_dict(state)
         fed(resumed, first, last)
-    assert resumed.values == whole.values and not resumed.open
-    placed = resumed.placed(None)
-    assert placed is not None and placed.clip_scale == pytest.approx(whole.values[-1]["c_high"] / 0.03)
+    assert resumed.values == whole.values and len(whole.values) == FIXED_AFTER
+    assert resumed.placed(None).clip_scale == pytest.approx(whole.values[-1]["c_high"] / 0.03)
 
 
 def test_a_warm_up_of_the_learning_rate_is_not_measured() -> None:
     values = ClipValues(completed())
     for step in range(1, 4):
         assert fed(values, step, step, lr=LR * step / 4) == []
-    assert fed(values, 4, 8) == [8], "the fifth batch that begins with the full learning rate"
-    assert values.values[0]["batches"] == 5
+    assert values.placed(None).clip_scale == float("inf"), "no clip before that"
+    assert fed(values, 4, 8) == [4], "the first batch that begins with the full learning rate"
     decayed = ClipValues(completed())
-    assert fed(decayed, 1, 1) + fed(decayed, 2, 5, lr=0.9 * LR) == [5], "a schedule that decays after the warm-up"
+    assert fed(decayed, 1, 1) + fed(decayed, 2, 5, lr=0.9 * LR) == [1], "a schedule that decays after the warm-up"
+    assert len(decayed.values) == 5
 
 
 def test_one_update_a_rollout_batch_leaves_the_published_values_and_says_why() -> None:
     values = ClipValues(completed())
-    line = values.add(mini_batches(1, count=1), outcomes(1), None, 1)
+    line = values.add(mini_batches(1, count=1), None, 1)
     assert line is not None and "published" in line and "one update" in line
-    assert not values.open and values.placed(None) is None and fed(values, 2, 6) == []
     again = ClipValues(completed())
     again.load_state_dict(values.state_dict())
-    assert not again.open
+    for one in (values, again):
+        assert one.placed(None).clip_scale == 1 and fed(one, 2, 6) == [] and one.values == []
 
 
 @pytest.mark.parametrize(

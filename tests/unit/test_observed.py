@@ -6,13 +6,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from verl.trainer.ppo import core_algos
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
 from recipe.fspo import policy_loss
-from recipe.fspo.recorder import SEQUENCE_COLUMNS, MiniBatch, Recorder
+from recipe.fspo.recorder import MiniBatch, Recorder
 
 #: Clips that act on the batch below: bounds on ratios, for geo_mean on their logarithm, for dppo on divergences.
 CLIPS: dict[str, dict[str, Any]] = {
@@ -34,7 +35,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setattr(policy_loss, "RECORDER", recorder)
     policy_loss.observe_losses()
     recorder.enable(40)
-    recorder.begin_update(None, step=1, sequences=True)
+    recorder.begin_update(None, step=1)
     return recorder
 
 
@@ -99,19 +100,21 @@ def test_gradient_and_record_against_a_plain_formula(name: str, recorder: Record
     recorded = only(recorder)
     kept = (torch.minimum(free, weight) * mask).sum(1) / (free * mask).sum(1)
     assert 0.3 < float(kept.mean()) < 0.99
-    plus = advantages[:, 0] > 0
-    assert recorded.sums.total("count") == 64
-    assert recorded.sums.total("clipped_high") == pytest.approx(float((1 - kept)[plus].sum()), rel=1e-6)
-    assert recorded.sums.total("clipped_low") == pytest.approx(float((1 - kept)[~plus].sum()), rel=1e-6)
-    assert recorded.sums.total("accepted") <= float(kept.sum())
-    columns = dict(zip(SEQUENCE_COLUMNS, recorded.sequences, strict=False))
-    assert columns["L"].tolist() == mask.sum(1).tolist()
+    np.testing.assert_allclose(recorded.rows["kept"], kept, rtol=1e-6)
+    assert (recorded.rows["inside"] <= recorded.rows["kept"] + 1e-6).all()
+    assert recorded.rows["L"].tolist() == mask.sum(1).tolist()
 
 
 def only(recorder: Recorder) -> MiniBatch:
     recorder.end_mini_batch(grad_norm=None)
     (mini_batch,) = recorder.pop()
     return mini_batch
+
+
+def assert_same(first: MiniBatch, second: MiniBatch) -> None:
+    assert set(first.rows) == set(second.rows) and len(first.rows["S"]) == 64
+    for name in first.rows.keys() - {"update", "minibatch"}:
+        np.testing.assert_array_equal(first.rows[name], second.rows[name])
 
 
 def test_every_loss_of_verls_trains_as_before(recorder: Recorder) -> None:
@@ -132,13 +135,13 @@ def test_verls_gspo_is_recorded_by_its_band(recorder: Recorder) -> None:
     inputs = batch()
     mask = inputs["response_mask"]
     mean = ((inputs["log_prob"] - inputs["old_log_prob"]) * mask).sum(1) / mask.sum(1)
-    assert only(recorder).sums.total("accepted") == int(((mean.exp() - 1).abs() <= 0.02).sum())
+    assert only(recorder).rows["inside"].sum() == int(((mean.exp() - 1).abs() <= 0.02).sum())
 
 
 def test_a_matched_gradient_scale_multiplies_the_loss_and_nothing_that_is_recorded(recorder: Recorder) -> None:
     records = []
     for scale in (1.0, 0.02):
-        recorder.begin_update(None, step=1, sequences=True, loss_scale=scale)
+        recorder.begin_update(None, step=1, loss_scale=scale)
         recorder.begin_mini_batch()
         records.append(run("vanilla", policy_loss.POLICY_LOSS_REGISTRY))
         recorder.end_mini_batch(None)
@@ -146,7 +149,7 @@ def test_a_matched_gradient_scale_multiplies_the_loss_and_nothing_that_is_record
     torch.testing.assert_close(smaller_loss, 0.02 * loss)
     torch.testing.assert_close(smaller_gradient, 0.02 * gradient)
     first, second = recorder.pop()
-    assert torch.equal(first.sums.sums_KF, second.sums.sums_KF)
+    assert_same(first, second)
 
 
 def ours(registry: dict[str, Callable[..., Any]], name: str = "fspo") -> Any:
@@ -163,8 +166,7 @@ def test_a_loss_of_ours_records_nothing_by_itself_and_once_in_the_wrapper(record
     again, _ = ours(policy_loss.POLICY_LOSS_REGISTRY)
     assert torch.equal(again, value)
     recorded = only(recorder)
-    assert recorded.sums.total("count") == 64 and recorded.sequences.shape == (len(SEQUENCE_COLUMNS), 64)
-    assert recorded.sums.total("accepted") == float(metrics.output.accepted_B.sum())
+    assert recorded.rows["inside"].tolist() == metrics.output.accepted_B.tolist()
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -181,7 +183,7 @@ def test_a_loss_that_calls_another_one_is_recorded_and_scaled_once(keeps: bool, 
     recorder.begin_mini_batch()
     value, _ = ours(registry, "calling")
     torch.testing.assert_close(value, 0.5 * ours({**core_algos.POLICY_LOSS_REGISTRY})[0])
-    assert only(recorder).sums.total("count") == 64
+    assert len(only(recorder).rows["S"]) == 64
 
 
 @pytest.mark.parametrize("name", [*CLIPS, "fspo"])
@@ -198,9 +200,10 @@ def test_any_arguments_may_be_given_by_position(name: str, by_position: int, rec
     results = []
     for call in (lambda loss: loss(**inputs), lambda loss: loss(*values, **columns)):
         recorder.begin_mini_batch()
-        results.append((call(policy_loss.POLICY_LOSS_REGISTRY[name]), only(recorder).sums.sums_KF))
-    ((value, _), sums_KF), ((same, _), same_KF) = results
-    assert torch.equal(value, same) and torch.equal(sums_KF, same_KF)
+        results.append((call(policy_loss.POLICY_LOSS_REGISTRY[name]), only(recorder)))
+    ((value, _), first), ((same, _), second) = results
+    assert torch.equal(value, same)
+    assert_same(first, second)
     assert torch.equal(value, core_algos.POLICY_LOSS_REGISTRY[name](*values, **columns)[0])
 
 
@@ -228,4 +231,4 @@ def test_a_loss_that_is_registered_later_may_have_names_of_its_own(
     value, _ = policy_loss.POLICY_LOSS_REGISTRY["later"](*values[:by_position], **by_name)
     assert torch.equal(value, ours({**core_algos.POLICY_LOSS_REGISTRY})[0])
     recorded = only(recorder)
-    assert recorded.sums.total("count") == 64 and 0 < recorded.sums.total("accepted") < 64
+    assert len(recorded.rows["S"]) == 64 and 0 < recorded.rows["inside"].sum() < 64

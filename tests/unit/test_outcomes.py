@@ -6,6 +6,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -113,10 +114,10 @@ def test_responses_are_read_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_responses("train", tokenizer, ["b_1_0", "a_0_0"]) == ["<8> <9>", "<5> <6> <7>"]
 
 
-def test_recorded_rows_get_their_uid_reward_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = outcome_columns(read(Queue(reported=True), monkeypatch), [3, 0], max_response_length=3)
-    assert columns == {
-        "uid": ["b_1_0", "a_0_0"], "reward": [0.5, 1.0], "truncated": [False, True], "data_source": ["math", "math"]
+def test_recorded_rows_get_their_prompt_id_and_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = outcome_columns(read(Queue(reported=True), monkeypatch), np.array([3, 0]))
+    assert {name: values.tolist() for name, values in columns.items()} == {
+        "id": ["b_1_0", "a_0_0"], "prompt": ["b", "a"], "reward": [0.5, 1.0], "data_source": ["math", "math"]
     }  # fmt: skip
 
 

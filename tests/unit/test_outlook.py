@@ -17,21 +17,25 @@ from recipe.fspo.outlook import outlook
     ("overrides", "says"),
     [
         # 44%, 54% and 79% are those of the command with these lengths and sigma=0.036.
-        ((), ("c_low=0.03", "measured", "2000 and 8192 tokens", "54%, 79% if the policy moves", "40%, 40% if S is")),
+        ((), ("c_low=0.03", "2000 and 8192 tokens", "54%, 79% if the policy moves", "40%, 40% if S is")),
         (("algo=fspo_v1",), ("40%, 40% if the policy moves",)),
         (("algo=gspo",), ("c_low=0.0003 c_high=0.0004 nats per token^1", "76%, 81% if the policy moves")),
-        (("actor_rollout_ref.actor.policy_loss.c_low=0.07", "clip_values=published"), ("c_low=0.07",)),
+        (("actor_rollout_ref.actor.policy_loss.c_low=0.07",), ("c_low=0.07",)),
         (("run.mean_response=null", "data.max_response_length=1024"), ("512 and 1024 tokens",)),
     ],
 )
 def test_a_job_names_its_clip_values_and_what_they_would_leave_outside(
     overrides: tuple[str, ...], says: tuple[str, ...]
 ) -> None:
-    lines = list(outlook(composed("experiment=qwen3_8b", *overrides)))
+    lines = list(outlook(composed("experiment=qwen3_8b", "clip_values=published", *overrides)))
     assert len(lines) == 2
     for words in says:
         assert words in "\n".join(lines)
-    assert ("measured" in lines[0]) == ("clip_values=published" not in overrides)
+
+
+def test_a_job_that_measures_its_clip_values_says_from_when_on() -> None:
+    (line,) = outlook(composed("experiment=qwen3_8b"))
+    assert "full learning rate" in line and "85%" in line
 
 
 def test_another_mean_over_tokens_than_verls_default_is_named() -> None:

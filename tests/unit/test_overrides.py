@@ -26,7 +26,7 @@ def value_of(loss: str, audited: str | None, **changes: float) -> ClipValue:
 def test_the_audit_s_command_finds_them_by_the_entry_point(capsys: pytest.CaptureFixture[str]) -> None:
     assert installed_override() is override
     assert main([str(ROOT / "benchmarks/study/demo.parquet")]) == 0
-    assert f"+{ACTOR}.policy_loss.c_low=0.0247 " in capsys.readouterr().out
+    assert f"+{ACTOR}.policy_loss.exponent=0.5 +{ACTOR}.policy_loss.c_low=0.0247 " in capsys.readouterr().out
 
 
 def test_verls_gspo_takes_eps_and_every_other_loss_nats() -> None:
@@ -34,7 +34,9 @@ def test_verls_gspo_takes_eps_and_every_other_loss_nats() -> None:
     own = override(value_of("seq_gspo", "gspo", c_low=c_low, c_high=c_high))
     assert own == f"{ACTOR}.clip_ratio_low=0.2 {ACTOR}.clip_ratio_high=0.3"
     ours = override(value_of("seq_gspo", "seq_gspo", c_low=c_low, c_high=c_high))
-    assert ours is not None and "loss_mode" not in ours and "exponent" not in ours
+    assert ours is not None and "loss_mode" not in ours and "policy_loss.exponent=1 " in ours, (
+        "the run may have had another"
+    )
     assert f"+{ACTOR}.policy_loss.c_low=0.223 +{ACTOR}.policy_loss.c_high=0.262" in ours
 
 
@@ -48,7 +50,9 @@ def test_another_exponent_and_another_gradient_scale_are_set_too() -> None:
 def test_without_verl_there_are_none_and_the_library_alone_prints_values(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     length = rng.integers(4, 300, 4000)
-    responses = Responses.of_rows(0.03 * np.sqrt(length) * rng.standard_normal(4000), length, np.arange(4000) // 100)
+    responses = Responses.of_rows(
+        {"S": 0.03 * np.sqrt(length) * rng.standard_normal(4000), "L": length, "minibatch": 1 + np.arange(4000) // 100}
+    )
     alone = "\n".join(conclude(responses, "gspo"))
     assert "actor_rollout_ref" not in alone and "recipe" not in alone
     assert "inside fspo's band" in alone and "nats per sqrt(token)" in alone

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from fspo.audit import minibatch_numbers
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.types import BandState, SequenceLossOutput
-from recipe.fspo.recorder import MiniBatch, Recorder, end_of_response, join_ranks, sequence_record
+from recipe.fspo.recorder import MiniBatch, Recorder, end_of_response, join_ranks
 
 Added = tuple[str, tuple[torch.Tensor, ...], SequenceLossOutput]
 
@@ -29,7 +30,7 @@ def recorded(*mini_batches: list[int], grad_norm: float | None = None) -> list[M
     """What a rank has recorded of micro-batches with these seeds."""
     recorder = Recorder()
     recorder.enable(max_response_length=8)
-    recorder.begin_update(None, step=1, sequences=True)
+    recorder.begin_update(None, step=1)
     for seeds in mini_batches:
         recorder.begin_mini_batch()
         for seed in seeds:
@@ -41,9 +42,11 @@ def recorded(*mini_batches: list[int], grad_norm: float | None = None) -> list[M
 
 
 def test_recorder_separates_mini_batches_and_joins_micro_batches() -> None:
-    first, second = (mini_batch.sums for mini_batch in recorded([0, 1], [2]))
-    assert (first.total("count"), second.total("count")) == (6, 3)
-    assert (first.total("truncated"), second.total("truncated")) == (2, 1)
+    first, second = (mini_batch.rows for mini_batch in recorded([0, 1], [2]))
+    assert (len(first["S"]), len(second["S"])) == (6, 3)
+    assert (first["truncated"].sum(), second["truncated"].sum()) == (2, 1)
+    assert first["update"].tolist() == [0] * 6 and second["update"].tolist() == [1] * 3
+    assert first["step"].tolist() == [1] * 6 and second["minibatch"].tolist() == [1] * 3
     recorder = Recorder()
     recorder.begin_mini_batch()
     recorder.add(*micro_batch(0))
@@ -71,15 +74,35 @@ def test_band_state_follows_the_mini_batch() -> None:
 def test_ranks_are_joined_by_mini_batch() -> None:
     per_rank = [recorded([2 * rank], [2 * rank + 1], grad_norm=1.5) for rank in range(2)]
     first, _ = join_ranks([*per_rank, None])  # under Ulysses another rank speaks for the last one
-    assert first.sums.total("count") == 6
     outputs = micro_batch(0)[-1], micro_batch(2)[-1]
-    assert first.sums.total("S") == pytest.approx(sum(float(output.log_ratio_B.sum()) for output in outputs))
-    assert first.grad_norm == 1.5
-    row = sequence_record(3, first)
-    assert (row["step"], row["minibatch"], len(row["S"])) == (3, 0, 6)
-    assert row["L"] == [8, 5, 2] * 2
+    expected = torch.cat([output.log_ratio_B[:3] for output in outputs])
+    np.testing.assert_allclose(first.rows["S"], expected, rtol=1e-6)
+    assert first.grad_norm == 1.5 and first.number == 0
+    assert first.rows["L"].tolist() == [8, 5, 2] * 2
     with pytest.raises(ValueError):
         join_ranks([per_rank[0], per_rank[1][:1]])
+
+
+@pytest.mark.parametrize("ranks", [[[7, 2, 5], [0, 6, 1, 3, 4]], [[0], [], [7, 6, 5, 4], [3, 2, 1]]])
+def test_the_rows_are_the_same_bit_for_bit_on_any_ranks(ranks: list[list[int]]) -> None:
+    joined = []
+    for seeds_of_ranks in ([list(range(8))], ranks):
+        per_rank = []
+        for seeds in seeds_of_ranks:
+            recorder = Recorder()
+            recorder.enable(max_response_length=8)
+            recorder.begin_update(None, step=1)
+            recorder.begin_mini_batch()
+            for seed in seeds:
+                recorder.row_B = 4 * seed + torch.tensor([2, 0, 1, 3])
+                recorder.add(*micro_batch(seed))
+            recorder.end_mini_batch(grad_norm=None)
+            per_rank.append(recorder.pop())
+        joined.append(join_ranks(per_rank)[0].rows)
+    one, several = joined
+    assert set(one) == set(several) and len(one["S"]) == 24
+    for name, values in one.items():
+        np.testing.assert_array_equal(values, several[name], strict=True)
 
 
 def test_what_a_tool_has_written_counts_for_the_budget_only() -> None:
@@ -97,13 +120,13 @@ def test_what_a_tool_has_written_counts_for_the_budget_only() -> None:
     assert end_of_response(mask).tolist() == [8, 5, 0]
     recorder = Recorder()
     recorder.enable(max_response_length=8)
-    recorder.begin_update(None, step=1, sequences=True)
+    recorder.begin_update(None, step=1)
     recorder.begin_mini_batch()
     recorder.add("fspo", (new, old, torch.ones(3, 8), mask), output)
     recorder.end_mini_batch(grad_norm=None)
     (mini_batch,) = recorder.pop()
-    assert (mini_batch.sums.total("count"), mini_batch.sums.total("truncated")) == (2, 1)
-    assert sequence_record(1, mini_batch)["L"] == [6, 5]
+    assert mini_batch.rows["L"].tolist() == [6, 5] and mini_batch.rows["truncated"].tolist() == [1, 0]
+    assert mini_batch.rows["S_4"].tolist() == pytest.approx([0.04] * 2)
 
 
 def test_recorded_sequences_find_their_rows_under_any_split() -> None:
@@ -111,7 +134,7 @@ def test_recorded_sequences_find_their_rows_under_any_split() -> None:
     for rank in range(2):
         recorder = Recorder()
         recorder.enable(max_response_length=8)
-        recorder.begin_update(None, step=1, sequences=True)
+        recorder.begin_update(None, step=1)
         for mini_batch in range(4):  # two mini-batches, two epochs
             recorder.begin_mini_batch()
             first = 8 * (mini_batch % 2) + 4 * rank
@@ -119,12 +142,13 @@ def test_recorded_sequences_find_their_rows_under_any_split() -> None:
             recorder.add(*micro_batch(seed=4 * mini_batch + rank))
             recorder.end_mini_batch(grad_norm=None)
         ranks.append(recorder.pop())
-    line = sequence_record(1, join_ranks(ranks)[0])
-    assert line["row"] == [2, 0, 1, 6, 4, 5], "the fourth row of each micro-batch is padding"
-    outputs = [micro_batch(seed=rank)[-1] for rank in range(2)]
-    assert line["S"] == pytest.approx(torch.cat([output.log_ratio_B[:3] for output in outputs]).tolist())
-    assert line["accepted"] == torch.cat([output.accepted_B[:3] for output in outputs]).int().tolist()
-    assert 0 < sum(line["accepted"]) < 6
+    rows = join_ranks(ranks)[0].rows
+    assert rows["row"].tolist() == [0, 1, 2, 4, 5, 6], "the fourth row of each micro-batch is padding"
+    order = [1, 2, 0]
+    for name, of_output in (("S", lambda output: output.log_ratio_B), ("inside", lambda output: output.accepted_B)):
+        outputs = [of_output(micro_batch(seed=rank)[-1])[:3][order] for rank in range(2)]
+        assert rows[name].tolist() == pytest.approx(torch.cat(outputs).float().tolist())
+    assert 0 < rows["inside"].sum() < 6
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from messages import holds
 from benchmarks.relatives import POLICY_LOSSES, CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
 from fspo.acceptance import kept_output
 from fspo.losses import UnusableRowsError
-from fspo.sums import SequenceSums
+from fspo.responses import Responses
 from fspo.types import SequenceLossOutput
 
 F64 = torch.float64
@@ -98,7 +98,8 @@ def test_kept_is_what_the_gradient_says(name: str) -> None:
     judged = kept_output(gradient, *inputs, "sequence" if name == "vespo" else "prefix")
     for field in ("accepted_B", "clipped_high_B", "clipped_low_B", "weight_B", "log_ratio_B", "advantage_B"):
         torch.testing.assert_close(getattr(judged, field), getattr(output, field), rtol=1e-9, atol=1e-9)
-    SequenceSums.zeros().add_(output)
+    responses = Responses.of_output(output)
+    assert responses.rule_known and len(responses) == int(output.valid_B.sum())
 
 
 def test_rollout_weights() -> None:

@@ -19,24 +19,25 @@ import pandas as pd
 import pytest
 import torch
 
-from fspo.audit import Audit, read_audit, read_responses
+from fspo.audit import Audit, read_audit
 from fspo.audit.description import what_follows
 from fspo.diagnostics import LengthDiagnostics
 from fspo.fairness.lre import lre_in_words
 from fspo.funnel import LengthFunnel
 from fspo.losses import ALGORITHMS, sequence_policy_loss
-from fspo.records import to_record
 from fspo.report.__main__ import main
 from fspo.report.__main__ import main as report_command
 from fspo.report.build import build_report
-from fspo.report.by_attribute import attribute_table
 from fspo.report.common_records import common_records
+from fspo.report.figures import COLOURS, algo_looks
 from fspo.report.findings import clip_values_in_words, compared, differing_settings, findings
 from fspo.report.groups import clip_profiles, group_runs, length_profile, pooled_lre_difference, standard_measures
 from fspo.report.runs import Run, load_run, load_runs
 from fspo.report.summary import summarise
 from fspo.report.tables import show_lre
-from fspo.sums import FIELDS, SequenceSums
+from fspo.responses import Responses
+from fspo.table import FOLDER, Rows, TableWriter, join_rows
+from fspo.types import SequenceLossOutput
 
 STUDY = Path(__file__).parents[2] / "benchmarks/study"
 
@@ -46,14 +47,14 @@ ACCURACY = "val-core/sums/acc/mean@1"
 
 
 @functools.cache
-def run_files(loss: str, seed: int, moves: float = 1.0, advantage: float = 1.0) -> tuple[str, str, str]:
-    """Text of metrics.jsonl, length_stats.jsonl and run.json of a small run."""
+def run_files(loss: str, seed: int, moves: float = 1.0, advantage: float = 1.0) -> tuple[str, tuple[Rows, ...], str]:
+    """Text of metrics.jsonl, rows of each step, and text of run.json of a small run."""
     generator = torch.Generator().manual_seed(seed)
     diagnostics = LengthDiagnostics(resamples=20)
-    metrics, lengths = [{"step": 0, "metrics": {ACCURACY: 0.2 + 0.01 * seed}}], []
+    metrics, tables = [{"step": 0, "metrics": {ACCURACY: 0.2 + 0.01 * seed}}], []
     for step in range(1, STEPS + 1):
         parts = []
-        for scale in (0.0, 0.03, 0.04, 0.04):
+        for update, scale in enumerate((0.0, 0.03, 0.04, 0.04)):
             length_B = (torch.rand(64, generator=generator) * 180).long() + 1
             mask_BT = torch.arange(181)[None] < length_B[:, None]
             log_prob_BT = torch.randn(64, 181, generator=generator) * scale * moves
@@ -61,25 +62,42 @@ def run_files(loss: str, seed: int, moves: float = 1.0, advantage: float = 1.0) 
             output = sequence_policy_loss(
                 log_prob_BT, torch.zeros_like(log_prob_BT), advantages_BT, mask_BT, ALGORITHMS[loss]
             )
-            parts.append(SequenceSums.zeros().add_(output))
-        values = diagnostics.update(parts) | {"critic/rewards/mean": 0.1 * step, "response_length/mean": 90.0 + step}
+            parts.append(rows_of(output) | {name: np.full(64, update) for name in ("update", "minibatch")})
+        tables.append(join_rows([part | {"step": np.full(64, step)} for part in parts]))
+        values = diagnostics.update(Responses.of_rows(tables[-1])) | {
+            "critic/rewards/mean": 0.1 * step,
+            "response_length/mean": 90.0 + step,
+        }
         metrics.append({"step": step, "metrics": values})
-        lengths += [to_record(part, step=step, minibatch=i) for i, part in enumerate(parts)]
     metrics.append({"step": STEPS, "metrics": {ACCURACY: 0.5 + 0.01 * seed}})
     settings = ALGORITHMS[loss]
     info = {
         "algo": loss.removeprefix("seq_"), "seed": seed, "status": "finished", "validation_problems": {"sums": 200},
         "loss": {"loss_mode": loss, "c_low": settings.c_low, "c_high": settings.c_high, "x": 1},
-        "command": ["python", "-m", "x"], "versions": {"torch": "2"}, "commit": "<b>abc</b>",
+        "command": ["python", "-m", "x"], "versions": {"torch": "2"},
     }  # fmt: skip
-    return "\n".join(map(json.dumps, metrics)) + "\n", "\n".join(map(json.dumps, lengths)) + "\n", json.dumps(info)
+    return "\n".join(map(json.dumps, metrics)) + "\n", tuple(tables), json.dumps(info)
+
+
+def rows_of(output: SequenceLossOutput) -> Rows:
+    columns = {"S": output.log_ratio_B, "L": output.length_B, "A": output.advantage_B, "weight": output.weight_B}
+    columns |= {"inside": output.accepted_B, "truncated": output.length_B < 0}
+    columns["kept"] = 1.0 - output.clipped_high_B.double() - output.clipped_low_B.double()
+    return {name: values.double().numpy() for name, values in columns.items()}
+
+
+def write_table(folder: Path, steps: Sequence[Rows], first_step: int = 0) -> None:
+    writer = TableWriter(folder / FOLDER, {"loss": "fspo", "rule": "known"}, run="run", first_step=first_step)
+    for rows in steps:
+        writer.append(rows)
+    writer.close()
 
 
 def write_run(folder: Path, loss: str, seed: int, /, **info: object) -> Path:
     folder.mkdir(parents=True)
-    metrics, lengths, described = run_files(loss, seed)
+    metrics, steps, described = run_files(loss, seed)
     (folder / "metrics.jsonl").write_text(metrics)
-    (folder / "length_stats.jsonl").write_text(lengths)
+    write_table(folder, steps)
     (folder / "run.json").write_text(json.dumps(json.loads(described) | info))
     return folder
 
@@ -128,11 +146,11 @@ def test_report_of_a_grid(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert main([str(grid), "--out", str(out), "--title", "T<1>"]) == 0
     assert "7 runs, 1 not run" in capsys.readouterr().out
     page = Page(out / "report.html")
-    assert "T<1>" in page.text and "<b>abc</b>" in page.text, "escaped"
+    assert "T<1>" in page.text, "escaped"
     assert "not run" in page.text and "on rloo's records" in page.text
     assert page.text.index("Even?") < page.text.index("Final numbers") < page.text.index("Settings: published")
     clip = page.text.index("actor_rollout_ref.actor.policy_loss.c_low")
-    assert page.text[clip:].split()[1:3] == ["0.03", "0.2"], "settings that differ"
+    assert page.text[clip:].split()[1:3] == ["0.03", "0.223144"], "settings that differ"
     assert "policy_loss.s_max" not in page.text, "and no others"
     assert 'id="problems"' not in page.source and "<script" not in page.source
     assert page.addresses and all(a.startswith(("data:image/png;", "#")) for a in page.addresses), "self-contained"
@@ -145,7 +163,7 @@ def test_report_of_a_grid(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert cells(summary["final"])["held-out sums/acc/mean@1"][0].startswith("0.515 [")
     assert summary["paired"]["heads"] == ["fspo - rloo (3 paired)"]
     assert cells(summary["paired"])["LRE, symmetric"][0].startswith("*-"), "below RLOO's in these data, beyond noise"
-    assert "funnel" not in summary and "attributes" not in summary
+    assert "funnel" not in summary
 
 
 def claims(sentence: str) -> list[str]:
@@ -185,11 +203,11 @@ def test_runs_that_ended_at_different_steps_are_not_compared(tmp_path: Path) -> 
     runs = [write_run(tmp_path / algo / str(s), loss, s, algo=algo, seed=s) for s in range(4) for algo, loss in plan]
 
     def claimed(*shortened: int) -> list[str]:
-        for name in ("metrics.jsonl", "length_stats.jsonl"):
-            for seed in shortened:
-                path = tmp_path / "rloo" / str(seed) / name
-                lines = path.read_text().splitlines(True)
-                path.write_text("".join(line for line in lines if json.loads(line)["step"] < STEPS))
+        for seed in shortened:
+            path = tmp_path / "rloo" / str(seed) / "metrics.jsonl"
+            lines = path.read_text().splitlines(True)
+            path.write_text("".join(line for line in lines if json.loads(line)["step"] < STEPS))
+            write_table(path.parent, (), first_step=STEPS)
         build_report(runs, out)
         return [claim for finding in summary_of(out)["findings"] for claim in claims(finding["sentence"])]
 
@@ -220,47 +238,17 @@ def test_settings_that_differ_are_those_that_a_reader_wants_to_see(tmp_path: Pat
     assert not differing_settings(groups), "of one run only the loss is known"
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_dumped_responses_can_be_read_and_filtered(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", "fspo", 0)
-    dumps = folder / "dumps"
-    (folder / "config.yaml").write_text(
-        f"trainer: {{rollout_data_dir: {dumps}, validation_data_dir: /elsewhere/run/val}}"
-    )
-    attack = "</pre><script>alert(1)</script><b>"
-
-    def dump(path: Path, *lines: dict[str, object]) -> None:
-        path.parent.mkdir(exist_ok=True)
-        whole = [{"input": "2+2=", "output": "4", "score": 1.0} | line for line in lines]
-        path.write_text("".join(json.dumps(line) + "\n" for line in whole))
-
-    for step in range(1, 20):
-        dump(dumps / f"{step}.jsonl", *({"output": f"{step}", "score": float(i > 4)} for i in range(10)))
-    dump(dumps / "20.jsonl", {"output": attack, "score": 1.0, "acc": 0.0})
-    dump(folder / "val/7.jsonl", {"output": "a" * 9000})  # of a run folder that was moved
-    page = Page(build_report([folder], tmp_path / "out").page)
-    assert attack not in page.source and attack in page.text and page.source.count("<script>") == 1
-    assert page.source.count('data-from="training"') == 5 * 6 + 1, "three right and wrong ones of some steps"
-    assert 'data-from="validation" data-step="7" data-verdict="right"' in page.source
-    assert 'data-step="20" data-verdict="wrong"' in page.source, "acc, where there is one"
-    assert "6000 characters left out" in page.text and "<option>validation</option>" in page.source
-
-
 def test_a_report_writes_below_its_folder_and_reads_below_the_run(tmp_path: Path) -> None:
     run, out = tmp_path / "given" / "run", tmp_path / "out"
-    write_run(run, "fspo", 0, clip_values=f"{tmp_path}/escaped/x", algo="../../up/y")
+    write_run(run, "fspo", 0, clip_values=f"{tmp_path}/escaped/x", algo="../../up/<b>y")
     write_run(tmp_path / "given" / "other", "fspo", 1, clip_values="../../escaped", algo="a/b")
-    for place in (mine := tmp_path / "mine", run / "inside"):
-        place.mkdir()
-        (place / "7.jsonl").write_text('{"input": "SECRETPROMPT", "output": "4", "score": 1.0}\n')
-    (run / "val").symlink_to(mine)
-    (run / "config.yaml").write_text(f"trainer: {{rollout_data_dir: {mine}, validation_data_dir: {run}/val}}")
+    (mine := tmp_path / "mine").mkdir()
     (tmp_path / "given/grid.json").write_text(
         json.dumps({"runs": [{"path": path, "algo": "x", "seed": 1} for path in ("run", "other", "../elsewhere")]})
     )
     write_run(tmp_path / "elsewhere", "fspo", 3, algo="ELSEWHERE")
     linked = write_run(tmp_path / "linked", "fspo", 2, algo="LINKED")
-    (mine / "mine.yaml").write_text("trainer: {x: SECRETPROMPT}")
+    (mine / "mine.yaml").write_text("trainer: {x: SECRET}")
     (linked / "config.yaml").symlink_to(mine / "mine.yaml")
     before = {*tmp_path.rglob("*")}
     report = build_report([tmp_path / "given", linked], out)
@@ -268,23 +256,21 @@ def test_a_report_writes_below_its_folder_and_reads_below_the_run(tmp_path: Path
     assert all(path.is_relative_to(out) for path in {*tmp_path.rglob("*")} - before)
     text = report.page.read_text()
     assert len([*(out / "figures").iterdir()]) == text.count("data:image"), "a file for each figure"
-    assert "SECRETPROMPT" not in text and "ELSEWHERE" not in text
-    for part in (f"rollout_data_dir={mine}", f"validation_data_dir={run}/val", "../elsewhere", f"{linked}/config.yaml"):
+    assert "SECRET" not in text and "ELSEWHERE" not in text and "up/&lt;b&gt;y" in text and "up/<b>y" not in text
+    for part in ("../elsewhere", f"{linked}/config.yaml"):
         assert any(part in problem for problem in report.problems), part
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_broken_and_partial_runs_are_named_and_the_rest_is_used(grid: Path, tmp_path: Path) -> None:
-    metrics, lengths = grid / "fspo/0/metrics.jsonl", grid / "fspo/1/length_stats.jsonl"
+    metrics, (part,) = grid / "fspo/0/metrics.jsonl", (grid / "fspo/1/responses").iterdir()
     metrics.write_text('{"step": 1, "metrics": {"critic/rewards/mean": 0.5, "a": null}}\nnonsense\n{"step": 2, "m')
-    lines = lengths.read_text().splitlines()
-    layout = lines[1].replace('"layout": 2', '"layout": 99')
-    lengths.write_text("\n".join([lines[0], '{"step": 1}', layout, *lines[3:]]))
+    part.write_bytes(part.read_bytes()[:-50])
     absent = tmp_path / "absent"
     report = build_report([grid, absent], tmp_path / "out")
     for place, what in (
-        (f"{metrics}:2", "JSON"), (f"{metrics}:3", "cut short"), (f"{lengths}:2", "minibatch"),
-        (f"{lengths}:3", "99"), (absent / "metrics.jsonl", "No such file"),
+        (f"{metrics}:2", "JSON"), (f"{metrics}:3", "cut short"), (part, "Parquet"),
+        (absent / "metrics.jsonl", "No such file"),
     ):  # fmt: skip
         assert any(problem.startswith(f"{place}:") and what in problem for problem in report.problems), (place, what)
     assert not any(problem.startswith(f"{metrics}:1:") for problem in report.problems), "null means undefined"
@@ -309,16 +295,18 @@ def test_files_that_no_report_has_written_stay(tmp_path: Path, capsys: pytest.Ca
 def test_what_a_run_has_left_by_going_back_is_in_no_figure(tmp_path: Path) -> None:
     """Four steps; then from the checkpoint of the first one another second step, of which the validation is worse."""
     once, back = (write_run(tmp_path / name, "fspo", 0) for name in ("once", "back"))
-    for name in ("metrics.jsonl", "length_stats.jsonl"):
-        again = [line for line in (back / name).read_text().splitlines(True) if json.loads(line)["step"] == 2]
-        if name == "metrics.jsonl":
-            again.append(json.dumps({"step": 2, "metrics": {ACCURACY: 0.1}}) + "\n")
-        (back / name).write_text((back / name).read_text() + "".join(again))
+    text = (back / "metrics.jsonl").read_text()
+    again = [line for line in text.splitlines(True) if json.loads(line)["step"] == 2]
+    again.append(json.dumps({"step": 2, "metrics": {ACCURACY: 0.1}}) + "\n")
+    (back / "metrics.jsonl").write_text(text + "".join(again))
+    write_table(back, run_files("fspo", 0)[1][1:2], first_step=2)
     whole, left = load_run(once), load_run(back)
     assert (list(whole.steps), list(left.steps)) == ([0, 1, 2, 3, 4], [0, 1, 2])
     assert left.series(ACCURACY)[1].tolist() == [0.2, 0.1]
-    assert left.lengths.step_M.tolist() == [1, 1, 1, 2, 2, 2]
-    np.testing.assert_array_equal(left.lengths.sums_MKF, whole.lengths.sums_MKF[:6])
+    assert np.unique(left.responses.step_B).tolist() == [1, 2] and left.responses.batches == 6
+    first_two = whole.responses.select(whole.responses.step_B <= 2)
+    for name in ("s_B", "length_B", "batch_B", "kept_B"):
+        np.testing.assert_array_equal(getattr(left.responses, name), getattr(first_two, name))
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -347,7 +335,7 @@ def test_summary_of_whole_partial_and_empty_runs(tmp_path: Path) -> None:
     starts = [{"started": "2026-01-01T00:00:00+00:00"}, {"started": "2026-01-01T00:10:00+00:00"}]
     write_run(whole, "fspo", 0, starts=starts)
     shutil.copytree(whole, part)
-    (part / "length_stats.jsonl").unlink()
+    shutil.rmtree(part / FOLDER)
     metrics = {ACCURACY: 3.7, "fspo/truncated_frac": 0.755, "response_length/clip_ratio": 0.1}
     (part / "metrics.jsonl").write_text(f'{json.dumps({"step": 3, "metrics": metrics})}\n{{"step": 4, "met')
     empty.mkdir()
@@ -378,7 +366,7 @@ def test_a_validation_before_the_last_step_is_not_called_the_one_after_training(
     for at, step in ((0, 0), (2, 1)):  # before training, and where the run was resumed
         lines.insert(at, {"step": step, "metrics": {ACCURACY: 0.25}})
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    (folder / "length_stats.jsonl").unlink()
+    shutil.rmtree(folder / FOLDER)
     (folder / "config.yaml").write_text("trainer: {test_freq: -1}\n")
     text = summarise(folder)
     assert re.search(r"before +\(step 0\): 0\.250", text) and "after  (step" not in text, text
@@ -396,8 +384,9 @@ def test_a_run_that_clips_nothing_has_no_lre(
         write_run(tmp_path / "fspo" / str(seed), "fspo", seed)
         folder = write_run(tmp_path / "none" / str(seed), "fspo", seed, algo="none")
         files = run_files("fspo", seed, moves, advantage)
-        for name, text in zip(("metrics.jsonl", "length_stats.jsonl"), files, strict=False):
-            (folder / name).write_text(text)
+        (folder / "metrics.jsonl").write_text(files[0])
+        shutil.rmtree(folder / FOLDER)
+        write_table(folder, files[1])
     (line,) = (line for line in summarise(folder).splitlines() if line.startswith("LRE"))
     assert re.search(rf": - \(.*{says}", line), line
     build_report(sorted(tmp_path.glob("*/*")), tmp_path / "out")
@@ -412,8 +401,9 @@ def test_a_run_that_clips_nothing_has_no_lre(
 
 def test_a_run_without_a_mini_batch_after_an_update_says_so(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", "fspo", 0)
-    lines = (folder / "length_stats.jsonl").read_text().splitlines(keepends=True)
-    (folder / "length_stats.jsonl").write_text("".join(line for line in lines if json.loads(line)["minibatch"] == 0))
+    first = run_files("fspo", 0)[1][0]
+    shutil.rmtree(folder / FOLDER)
+    write_table(folder, [{name: values[first["minibatch"] == 0] for name, values in first.items()}])
     (line,) = (line for line in summarise(folder).splitlines() if line.startswith("LRE"))
     assert re.search(r": - \(.*no mini-batch", line), line
 
@@ -421,7 +411,7 @@ def test_a_run_without_a_mini_batch_after_an_update_says_so(tmp_path: Path) -> N
 def test_final_numbers_are_of_the_metrics_and_sums_of_a_run(tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path / "run", "fspo", 1, validation_problems={"a/sums": 31, "sums": 200}))
     assert run.problems == [] and {"critic/rewards/mean", ACCURACY} <= run.steps[STEPS].keys(), "two lines of one step"
-    assert run.lengths.sums_MKF[..., 0].sum() == sum(part[:, 2].sum() for part in run.lengths.cells_M) == 3 * STEPS * 64
+    assert len(run.responses) == 3 * STEPS * 64
     problems = [run.validation_problems(f"val-core/{name}/acc/mean@1") for name in ("sums", "a/sums", "other")]
     assert problems == [200, 31, None], "a data source may have a slash"
     for step, margin in ((1, 7.5), (2, 9.0)):
@@ -432,8 +422,7 @@ def test_final_numbers_are_of_the_metrics_and_sums_of_a_run(tmp_path: Path) -> N
     assert values["response-length growth"] == pytest.approx((90 + STEPS) / 91)
     assert values["largest reward drop"] == 0 and values["band over rounding"] == 7.5
     assert values["gradient norm, largest"] is None, "not logged"
-    sums = run.lengths.sums_MKF.sum((0, 1))
-    assert values["clip rate"] == pytest.approx(1 - sums[1] / sums[0]) and 0 < values["clip rate"] < 1
+    assert values["clip rate"] == pytest.approx(1 - run.responses.inside_B.mean()) and 0 < values["clip rate"] < 1
     assert 0 < values["gradient removed"] < values["clip rate"]
     assert values["truncated"] == 0 and 0 < values["LRE noise floor"] < 0.1
 
@@ -442,51 +431,16 @@ def test_common_records_rank_bands_on_the_same_sequences(tmp_path: Path) -> None
     runs = [load_run(write_run(tmp_path / a, a, 0)) for a in ("fspo", "seq_rloo", "seq_gspo")]
     groups = group_runs(runs)
     assert [group.algo for group in groups] == ["fspo", "rloo", "gspo"]
-    errors = common_records(groups)
+    errors = common_records(groups, 0.85)
     assert len(errors) == 3 * 3 * 2
     own = length_profile([runs[0]])
     assert own is not None
-    assert errors["fspo", False, "fspo"].rate == pytest.approx(own.error.rate, abs=0.01), "recomputed from histograms"
+    assert errors["fspo", False, "fspo"].rate == pytest.approx(own.error.rate, abs=1e-3)
     for source in ("fspo", "rloo", "gspo"):
         assert errors["fspo", True, source].rate == pytest.approx(0.85, abs=0.005)
         assert errors["fspo", True, source].debiased.value < errors["rloo", True, source].debiased.value
     differences = pooled_lre_difference(groups[0], groups[1], "symmetric")
     assert differences is not None and differences[0].high < 0
-
-
-def test_other_attributes_are_pooled_over_steps_and_runs(tmp_path: Path) -> None:
-    def line(step: int, minibatch: int, rewards: dict[str, list[float]], accepted: list[int], cut: int = 0) -> str:
-        uids = [f"{prompt}_{i}_0" for prompt, values in rewards.items() for i in range(len(values))]
-        columns = {
-            "uid": uids, "reward": [value for values in rewards.values() for value in values], "accepted": accepted,
-            "truncated": [i < cut for i in range(len(uids))], "data_source": ["math"] * len(uids),
-        }  # fmt: skip
-        return json.dumps({"step": step, "minibatch": minibatch} | columns) + "\n"
-
-    runs = [write_run(tmp_path / name, "fspo", seed) for seed, name in enumerate("ab")]
-    (runs[0] / "sequences.jsonl").write_text(
-        line(1, 0, {"p": [0.0, 0.0]}, [1, 1]) + line(1, 1, {"q": [0.0, 1.0], "r": [1.0, 1.0]}, [1, 0, 1, 1], cut=1)
-    )
-    (runs[1] / "sequences.jsonl").write_text(
-        line(1, 1, {"p": [0.0, 0.0]}, [0, 0], cut=1)
-        + line(2, 1, {"q": [0.0]}, [1])
-        + line(2, 2, {"r": [0.0, 0.5]}, [1, 1])
-    )
-    other = write_run(tmp_path / "c", "seq_gspo", 0)
-    groups = group_runs([load_run(run) for run in (*runs, other)])
-    table = attribute_table(groups)
-    assert table is not None
-    rows = {(why, head): cells for head, why, cells in table.rows}
-    assert {head: cells[0] for (why, head), cells in rows.items() if why == "difficulty"} == {
-        "below 0.125": "33.3% of 3", "0.25 to 0.375": "100.0% of 2", "0.5 to 0.625": "50.0% of 2",
-        "0.875 or more": "100.0% of 2",
-    }  # fmt: skip
-    assert rows["reward dispersion", "below 1e-09"] == ["60.0% of 5", "(no sequences)"]
-    assert rows["truncation", "truncated"][0] == "50.0% of 2" and rows["truncation", "ended"][0] == "71.4% of 7"
-    assert not [head for why, head in rows if "data source" in (why, head.partition(":")[0])], "one source only"
-    lre = rows["debiased, symmetric acceptance", "difficulty: LRE"]
-    assert re.match(r"< 0\.\d+, noise floor 0\.\d+$", lre[0]) and lre[1] == "(not recorded)"
-    assert attribute_table(groups[1:]) is None
 
 
 def funnel_lines(steps: int, lost_short: int, lost_long: int) -> list[str]:
@@ -543,15 +497,14 @@ def test_a_parquet_that_holds_nothing_to_read_says_so(tmp_path: Path, minibatch:
 
 @pytest.mark.parametrize("path", sorted(STUDY.glob("*.parquet")), ids=lambda path: path.stem)
 def test_a_report_of_recorded_responses_has_the_mini_batches_of_their_audit(path: Path) -> None:
-    rows, audited = pd.read_parquet(path), read_responses(path)[0].moved()
+    rows, audited = pd.read_parquet(path), read_audit(path).responses.moved()
     batches = rows[rows.minibatch > 0].groupby(["seed", "step", "minibatch"]).size()
     runs = load_runs(path)
     assert [run.algo for run in runs] == ["fspo", "rloo", "gspo"] and not any(run.problems for run in runs)
     for run in runs:
-        assert run.lengths.sums_MKF[..., FIELDS.index("count")].sum(1).tolist() == batches.tolist()
-        for name in ("count", "length", "S", "S_squared"):
-            column = np.array([part.total(name) for part in audited])
-            np.testing.assert_allclose(run.lengths.sums_MKF[..., FIELDS.index(name)].sum(1), column, rtol=1e-12)
+        assert np.bincount(run.responses.batch_B).tolist() == batches.tolist()
+        for name in ("s_B", "length_B", "batch_B"):
+            np.testing.assert_array_equal(getattr(run.responses, name), getattr(audited, name))
 
 
 def test_clip_values_that_are_not_recorded_are_the_published_ones_everywhere(tmp_path: Path) -> None:
@@ -574,14 +527,13 @@ def test_an_audit_of_one_update_a_rollout_batch_says_so(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_a_report_of_one_run_begins_with_what_its_audit_concludes(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", "fspo", 0)
-    lines = [json.loads(line) for line in (run / "length_stats.jsonl").read_text().splitlines()]
-    more = [line | {"step": line["step"] + STEPS} for line in lines]  # 24 mini-batches, and a conclusion needs 20
-    (run / "length_stats.jsonl").write_text("\n".join(map(json.dumps, lines + more)))
+    more = [rows | {"step": rows["step"] + STEPS} for rows in run_files("fspo", 0)[1]]
+    write_table(run, more, first_step=STEPS + 1)  # 24 mini-batches, and a conclusion needs 20
     follows = what_follows(read_audit(run))
     assert [line for line in follows if "S spreads like L^" in line] and any("c = 0.0" in line for line in follows)
     text = " ".join(Page(build_report([run], tmp_path / "one").page).text.split())
     places = [text.index(" ".join(line.split())) for line in follows]
-    assert len(follows) == 4 and places == sorted(places) and places[-1] < text.index("Comparison:")
+    assert len(follows) >= 5 and places == sorted(places) and places[-1] < text.index("Comparison:")
     assert json.loads((tmp_path / "one/summary.json").read_text())["follows"] == follows
     other = write_run(tmp_path / "other", "seq_gspo", 1)
     build_report([run, other], tmp_path / "two")
@@ -631,6 +583,15 @@ def test_a_comparison_says_what_the_runs_have_recorded_of_their_clip_values(tmp_
     assert one == "1 of 1 run measured clip values."
 
 
+def test_a_loss_has_one_colour_in_every_figure() -> None:
+    shown = algo_looks(["mine", "gspo", "fspo", "yours"])
+    assert all(shown[name]["color"] == COLOURS[name] for name in ("gspo", "fspo"))
+    assert algo_looks(["gspo"])["gspo"] == shown["gspo"]
+    assert len({look["color"] for look in shown.values()}) == 4, "other names take what no loss beside them has"
+    names = [*COLOURS, *map(str, range(9))]
+    assert all(algo_looks(names)[name]["color"] == COLOURS[name] for name in COLOURS), "more names than colours"
+
+
 def test_a_missing_extra_ends_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -668,10 +629,9 @@ def test_an_audit_and_a_parquet_of_sequences_are_reported(tmp_path: Path) -> Non
     pd.concat(tables).to_parquet(tmp_path / "own.parquet")
     (audited,), judged_runs = load_runs(tmp_path / "audit"), load_runs(tmp_path / "own.parquet")
     assert [run.algo for run in judged_runs] == ["fspo", "rloo", "gspo"] and audited.algo == "fspo"
-    for name in ("count", "accepted", "clipped_high", "clipped_low", "length"):
-        column = FIELDS.index(name)
-        theirs, ours = (run.lengths.sums_MKF[..., column] for run in (judged_runs[0], audited))
-        np.testing.assert_allclose(theirs, ours, atol=1e-9)
+    for name in ("length_B", "inside_B", "kept_B", "batch_B"):
+        theirs, ours = (getattr(run.responses, name) for run in (judged_runs[0], audited))
+        np.testing.assert_array_equal(theirs, ours)
     report = build_report([tmp_path / "audit", tmp_path / "own.parquet"], tmp_path / "report")
     assert report.runs == 4 and report.problems == []
     pd.DataFrame({"S": [0.1]}).to_parquet(tmp_path / "bad.parquet")

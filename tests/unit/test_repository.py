@@ -54,4 +54,4 @@ def test_the_own_loop_trains_and_is_audited(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples/own_loop.py")]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
-    assert "LRE" in ended.stdout and list((tmp_path / "audit").glob("audit-*.jsonl"))
+    assert "LRE" in ended.stdout and list((tmp_path / "audit").glob("responses-*.parquet"))

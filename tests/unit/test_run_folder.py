@@ -28,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from test_checkpoints import write_checkpoint
 
 from fspo.data.offline_task import write_dataset
+from fspo.table import FOLDER, TableWriter
 from recipe.fspo.job import JOB, compose
 from recipe.runner.checkpoints.integrity import latest, resumed_from, step_folder
 from recipe.runner.faults import preemption
@@ -111,7 +112,15 @@ def test_data_files_of_the_user_are_read_and_never_written(tmp_path: Path, files
     assert config.data.train_files == [f"{mine}/train.parquet"]
 
 
-NAMES = ("config.yaml", "run.json", "metrics.jsonl", "length_stats.jsonl", "run.png", "launcher.log", "code/mine.py")
+NAMES = (
+    "config.yaml",
+    "run.json",
+    "metrics.jsonl",
+    "responses/mine.parquet",
+    "run.png",
+    "launcher.log",
+    "code/mine.py",
+)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "data/train.parquet", "checkpoints/global_step_5/mine.txt"])
@@ -121,7 +130,7 @@ def test_a_file_of_the_users_is_in_the_way_of_a_run(tmp_path: Path, name: str) -
     (tmp_path / "notes.txt").write_text("mine")  # this one is not
     with pytest.raises(PreflightError) as refused:
         launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK), JOB))
-    named = name.removesuffix("/mine.txt").removesuffix("/mine.py")
+    named = name.removesuffix("/mine.txt").removesuffix("/mine.py").removesuffix("/mine.parquet")
     assert str(tmp_path) in str(refused.value) and named in str(refused.value)
     assert contents(tmp_path) == {name: b"{}", "notes.txt": b"mine"}
 
@@ -384,7 +393,7 @@ def test_changes_are_recorded_with_their_step(tmp_path: Path, capsys: pytest.Cap
 def test_a_part_of_a_step_holds_a_run_to_its_settings(tmp_path: Path) -> None:
     begun(tmp_path, "algo=gspo", step=0)
     assert changed_settings(ready(tmp_path, "algo=fspo")) == []
-    (tmp_path / "sequences.jsonl").write_text('{"step": 1}\n')
+    TableWriter(tmp_path / FOLDER, {}, run="run").append({"step": 1, "update": 0, "minibatch": 0, "S": 0.1, "L": 3})
     assert "fspo.algo" in [key for key, _, _ in changed_settings(ready(tmp_path, "algo=fspo"))]
     (tmp_path / "config.yaml").unlink()
     with pytest.raises(PreflightError, match=r"config\.yaml"):

@@ -194,6 +194,7 @@ def test_a_gradient_scale_counts_the_models_tokens_and_responses_that_are_reject
         return {name: (columns | nested)[name] for name in select_fields}
 
     monkeypatch.setattr(outcomes.tq, "kv_batch_get", read)
+    monkeypatch.setattr(outcomes.tq, "kv_batch_put", lambda **_: KVBatchMeta([*masks], tags, "train"))
     monkeypatch.setattr(RunnerHooks, "_balance_batch", lambda self, batch, metrics, **_: batch)
     monkeypatch.setattr(RunnerHooks, "_update_actor", lambda self, batch, metrics: batch)
     monkeypatch.setattr(FSPOTrainer, "_enter", lambda *_: None)

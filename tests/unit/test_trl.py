@@ -35,4 +35,4 @@ def test_fspo_trains_in_trl(tmp_path: Path) -> None:
         example, env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert shown.returncode == 0, shown.stderr[-4000:]
-    assert "LRE" in shown.stdout and list((tmp_path / "audit").glob("audit-*.jsonl"))
+    assert "LRE" in shown.stdout and list((tmp_path / "audit").glob("responses-*.parquet"))

@@ -8,15 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
-from fspo.audit import read_audit
+from fspo.audit import Audit
 from fspo.losses import ALGORITHMS
-from fspo.positions import PositionSums
+from fspo.table import read_table
 from fspo.trl import FSPOTrainer
 
 MODEL = Path(__file__).resolve().parents[2] / "fspo/data/assets/demo_model"
@@ -94,20 +95,19 @@ def test_training_is_audited(rule: str | None, tmp_path: Path) -> None:
     run.train()
     after = torch.cat([p.detach().flatten() for p in run.model.parameters()])
     assert float((after - before).norm()) > 0
-    records = read_audit(tmp_path / "audit")
-    assert records.problems == [] and records.acceptance
-    assert sorted(records.sums) == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    assert all(sums.total("count") == 16 for sums in records.sums.values())
-    squares = {key: sums.total("S_squared") for key, sums in records.sums.items()}
-    assert max(squares[1, 0], squares[2, 0]) < 1e-6 < 1e-3 < squares[1, 1]
-    assert records.sums[1, 1].total("accepted") < 16  # the rule acts
+    table = read_table(tmp_path / "audit")
+    assert table.problems == [] and table.meta["rule"] == "known"
+    assert table.batches.tolist() == [[1, 0], [1, 1], [2, 0], [2, 1]] and len(table) == 4 * 16
+    first_B = table.columns["update"] == 0
+    assert np.abs(table.columns["S"][first_B]).max() < 1e-3 < np.abs(table.columns["S"][~first_B]).max()
+    assert table.moved()["inside"].mean() < 1  # the rule acts
 
 
 def test_a_loss_without_a_rule_that_is_known_has_s_alone(tmp_path: Path) -> None:
     run = trainer(tmp_path, max_steps=2, loss_type="cispo", epsilon_high=5.0)
     run.train()
-    records = read_audit(tmp_path / "audit")
-    assert not records.acceptance and sum(sums.total("count") for sums in records.sums.values()) == 32
+    table = read_table(tmp_path / "audit")
+    assert table.meta["rule"] == "unknown" and len(table) == 32
 
 
 @pytest.mark.parametrize("failing", ["add", "end_mini_batch"])
@@ -115,7 +115,7 @@ def test_training_goes_on_without_an_audit_that_fails(
     failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if failing == "add":
-        monkeypatch.delattr(PositionSums, "add_")
+        monkeypatch.delattr(Audit, "add")
     else:
         (tmp_path / "audit").touch()  # no folder
     run = trainer(tmp_path, "fspo", max_steps=2)

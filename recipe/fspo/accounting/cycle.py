@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import numpy as np
 from omegaconf import DictConfig
 from recipe.fspo.accounting.measured import ClipValues, LossScale
 from recipe.fspo.accounting.outcomes import EqualRewardsWatch, Outcomes, outcome_columns, outcome_metrics
 from recipe.fspo.accounting.replay_buffer import train_on
 from recipe.fspo.config import GROUP_ESTIMATORS, policy_loss_settings
-from recipe.fspo.recorder import MiniBatch, sequence_record
+from recipe.fspo.recorder import MiniBatch
 from recipe.runner.checkpoints.state import Stateful
+from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
@@ -20,10 +24,10 @@ from transfer_queue import KVBatchMeta
 from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics, NormClipWatch, noise_floor
 from fspo.drops import EvenDrops
-from fspo.fairness.lre import equal_mass_starts
 from fspo.funnel import LengthFunnel
-from fspo.records import FUNNEL_FILE, LENGTH_STATS_FILE, SEQUENCES_FILE, to_record
-from fspo.sums import SequenceSums
+from fspo.records import FUNNEL_FILE
+from fspo.responses import Responses
+from fspo.table import FOLDER, Rows, TableWriter, join_rows
 from fspo.types import BandState
 
 
@@ -43,7 +47,9 @@ class Cycle:
         #: What the loss is divided by.
         self.loss_scale = LossScale(config)
         self._clip_values = ClipValues(config) if config.fspo.clip_values == "measured" else None
-        self._diagnostics = LengthDiagnostics(window=config.fspo.window_steps)
+        self._diagnostics = LengthDiagnostics(
+            window=config.fspo.window_steps, s_max=math.inf if self._settings is None else self._settings.s_max
+        )
         self.funnel = LengthFunnel()
         groups = config.fspo.window_steps * config.data.train_batch_size
         #: Which groups to drop in place of the stale ones; None with ``fspo.drop=stale``, verl's own rule.
@@ -54,16 +60,12 @@ class Cycle:
         self._equal_rewards = EqualRewardsWatch(str(config.algorithm.adv_estimator) in GROUP_ESTIMATORS)
         self._mini_batches: list[MiniBatch] = []
         self._outcomes: list[Outcomes] = []
+        self._table: TableWriter | None = None
 
     @property
     def rows(self) -> int:
         """Responses so far."""
         return sum(len(outcomes.keys) for outcomes in self._outcomes)
-
-    @property
-    def needs_sequences(self) -> bool:
-        """Whether this cycle needs S, L and A of every sequence, not only sums: for records or clip values."""
-        return self._config.fspo.record_sequences or (self._clip_values is not None and self._clip_values.open)
 
     @property
     def band_state(self) -> BandState | None:
@@ -111,14 +113,14 @@ class Cycle:
                 "rollout batch (match_scale=matched)"
             )
             self.note()
-        unmoved = sum(mini_batch.number == 0 for mini_batch in mini_batches)
-        sums = [mini_batch.sums for mini_batch in mini_batches]
-        metrics = self._diagnostics.update(sums[:1] + sums[unmoved:])
-        if unmoved:
-            metrics |= self._noise_floor_metrics(sums[:unmoved])
+        rows = join_rows([mini_batch.rows for mini_batch in mini_batches])
+        responses = Responses.of_rows(rows)
+        metrics = self._diagnostics.update(responses)
+        if len(unmoved := responses.unmoved()):
+            metrics |= self._noise_floor_metrics(unmoved)
         line = None
         if self._clip_values is not None:
-            line = self._clip_values.add(mini_batches, outcomes, self.band_state, step)
+            line = self._clip_values.add(mini_batches, self.band_state, step)
         if line is not None:
             PROGRESS.say(line)
             self.note()
@@ -128,11 +130,10 @@ class Cycle:
         if drifts is not None:
             self._warned_drift = True
             PROGRESS.say(drifts)
-        if self._band_controller is not None and unmoved < len(sums):
-            self._band_controller.update(sums, unmoved)
+        if self._band_controller is not None and responses.moved_B.any():
+            self._band_controller.update(responses)
         metrics |= outcome_metrics(outcomes, self._diagnostics)
-        whole = sum(sums, SequenceSums.zeros())
-        without_gradient = 0 < whole.total("count") == whole.total("advantage_zero")
+        without_gradient = len(responses) > 0 and not responses.advantage_B.any()
         if (warning := self._equal_rewards.warning(step, outcomes, last, without_gradient, read)) is not None:
             PROGRESS.say(warning)
         if norms := [part.grad_norm for part in mini_batches if part.grad_norm is not None]:
@@ -142,26 +143,48 @@ class Cycle:
             metrics["fspo/grad_norm/clipped_share"] = bound / len(norms)
             if (warning := self._norm_clip.warning(min(norms))) is not None:
                 PROGRESS.say(warning)
-        self._record(step, mini_batches, outcomes, log)
+        self._record(step, mini_batches, rows, outcomes)
         funnel_metrics, ends = self.funnel.end_step(step)
         log.append(FUNNEL_FILE, [ends])
         return metrics | funnel_metrics
 
-    def _noise_floor_metrics(self, unmoved: Sequence[SequenceSums]) -> dict[str, float]:
+    def _noise_floor_metrics(self, unmoved: Responses) -> dict[str, float]:
         """How much of S is rounding; a warning if the band is too close to it, again only when it has doubled."""
-        count_K = sum(unmoved, SequenceSums.zeros()).column("count").numpy()
-        starts = equal_mass_starts(count_K, self._diagnostics.bins)
-        floor = noise_floor(unmoved, starts, self._settings, self.band_state)
+        floor = noise_floor(unmoved, self._diagnostics.bins, self._settings, self.band_state)
         if (warning := floor.warning()) is not None and floor.margin < self._warned_margin / 2:
             self._warned_margin = floor.margin
             PROGRESS.say(f"{warning} (actor_rollout_ref.actor.shuffle=false gives the same packs)")
         return floor.metrics()
 
-    def _record(self, step: int, mini_batches: Sequence[MiniBatch], outcomes: Outcomes, log: RunLog) -> None:
-        """Append the cycle's exact sums, and its sequences if they are asked for, to the run folder."""
-        parts = [to_record(x.sums, x.positions, step=step, minibatch=x.number) for x in mini_batches]
-        log.append(LENGTH_STATS_FILE, parts)
-        if self._config.fspo.record_sequences:
-            longest = self._config.data.max_response_length
-            lines = [sequence_record(step, mini_batch) for mini_batch in mini_batches]
-            log.append(SEQUENCES_FILE, [line | outcome_columns(outcomes, line["row"], longest) for line in lines])
+    def _record(self, step: int, mini_batches: Sequence[MiniBatch], rows: Rows, outcomes: Outcomes) -> None:
+        """Append the cycle's responses to the run's table.
+
+        Raises:
+            ExplainedError: If the disk is full or fails, or what an earlier start has written is damaged.
+        """
+        folder = Path(self._config.run.dir) / FOLDER
+        try:
+            if self._table is None:
+                loss = str(self._config.actor_rollout_ref.actor.policy_loss.loss_mode)
+                known = self._settings is not None or "inside" in rows
+                meta = {"loss": loss, "rule": "known" if known else "unknown"}
+                self._table = TableWriter(folder, meta, run="run", first_step=step)
+            if len(rows.get("S", ())):
+                self._table.append(rows | outcome_columns(outcomes, rows["row"]))
+                return
+            for update, mini_batch in enumerate(mini_batches):  # a correction has rejected every response
+                place = {"step": step, "update": update, "minibatch": mini_batch.number}
+                self._table.append(place | {"S": np.empty(0), "L": np.empty(0)})
+        except OSError as error:
+            raise ExplainedError(
+                f"{folder} cannot be written ({error.strerror or error}): make room, or mend the file system, before "
+                "you continue"
+            ) from error
+
+    def close(self) -> None:
+        """Close the table at the end of the run."""
+        # All rows are on the disk: a part that stays open for want of room is read as it is, and closed by the next
+        # start.
+        with contextlib.suppress(OSError):
+            if self._table is not None:
+                self._table.close()

@@ -1,4 +1,4 @@
-"""What a run measures on its first rollout batches and then holds fixed: the loss's scale, and its clip values."""
+"""What a run measures of itself and then holds fixed: the loss's scale, and its clip values."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from recipe.fspo.accounting.outcomes import Outcomes, prompt_of
 from recipe.fspo.config import policy_loss_settings, scales_with_length
-from recipe.fspo.recorder import SEQUENCE_COLUMNS, MiniBatch
+from recipe.fspo.recorder import MiniBatch
 
-from fspo.clip_values import ClipMeasurement, needed_scale
+from fspo.clip import ClipMeasurement, needed_scale
 from fspo.types import BandState
 
-_S, _L, _ROW = (SEQUENCE_COLUMNS.index(name) for name in ("S", "L", "row"))
 #: A learning rate counts as the full one from this share of it on.
 _FULL = 1 - 1e-6
 
@@ -62,7 +60,7 @@ class LossScale:
 
 
 class ClipValues:
-    """The clip values of a run with ``clip_values=measured``, by :class:`fspo.clip_values.ClipMeasurement`.
+    """The clip values of a run with ``clip_values=measured``, by :class:`fspo.clip.ClipMeasurement`.
 
     Responses count from the first rollout batch on that begins with the full learning rate, in the mini-batches before
     which a weight has moved since pi_old. (S != 0 is no sign of it: in bf16 rounding alone makes S other than 0.)
@@ -73,63 +71,47 @@ class ClipValues:
         assert settings is not None, "the configuration's rules leave clip_values=measured to losses with a band"
         self._settings, self._lr = settings, float(config.actor_rollout_ref.actor.optim.lr)
         self._measurement = ClipMeasurement(settings, float(config.fspo.accept))
-        self._warm = False
-        #: Why the published values stay; None while they need not.
-        self.given_up: str | None = None
-
-    @property
-    def open(self) -> bool:
-        """Whether there is something left to measure."""
-        return self.given_up is None and self._measurement.open
+        self._warm = self._given_up = False
 
     @property
     def values(self) -> list[dict[str, Any]]:
         """The values set so far, for run.json."""
         return self._measurement.values
 
-    def placed(self, state: BandState | None) -> BandState | None:
+    def placed(self, state: BandState | None) -> BandState:
         """The state of the band with the factor in force."""
-        if self._measurement.scale == 1:
-            return state
         return (state or BandState()).scaled(self._measurement.scale)
 
-    def add(
-        self,
-        mini_batches: Sequence[MiniBatch],
-        outcomes: Outcomes,
-        state: BandState | None,
-        step: int,
-    ) -> str | None:
+    def add(self, mini_batches: Sequence[MiniBatch], state: BandState | None, step: int) -> str | None:
         """Take in a rollout batch that was trained on with this state; a line for the person who watches, or None.
 
         Args:
             mini_batches: All of the rollout batch.
-            outcomes: The responses, to which the mini-batches' rows refer.
             state: As it was in force, with the drift of each mini-batch.
             step: Of the rollout batch.
         """
         full = [x.learning_rate is None or x.learning_rate >= self._lr * _FULL for x in mini_batches]
         counts, self._warm = self._warm or full[0], self._warm or any(full)
-        if not self.open or not counts:
+        if self._given_up or not counts:
             return None
         moved = [(index, mini_batch) for index, mini_batch in enumerate(mini_batches) if mini_batch.number > 0]
-        if not moved:
-            self.given_up = "no mini-batch comes after a moved weight (one update for each rollout batch)"
-            return f"clip values: the published ones stay, because {self.given_up}"
-        prompts = {prompt: group for group, prompt in enumerate(dict.fromkeys(map(prompt_of, outcomes.keys)))}
-        needed, groups = [], []
+        if len(mini_batches) == 1 and not moved and not self.values:
+            self._given_up, self._measurement.scale = True, 1.0
+            why = "no mini-batch comes after a moved weight (one update for each rollout batch)"
+            return f"clip values: the published ones are in force, because {why}"
+        needed = []
         for index, mini_batch in moved:
             drift = (state or BandState()).at_mini_batch(index).drift_per_token
-            row_B = mini_batch.sequences[_ROW].astype(int)
-            needed.append(needed_scale(mini_batch.sequences[_S], mini_batch.sequences[_L], self._settings, drift))
-            groups.append(np.array([prompts[prompt_of(outcomes.keys[row])] for row in row_B], dtype=np.int64))
-        return self._measurement.sentence() if self._measurement.add(needed, groups, step) is not None else None
+            s_B, length_B = (np.asarray(mini_batch.rows[name], dtype=np.float64) for name in ("S", "L"))
+            whole_B = np.isfinite(s_B)
+            needed.append(needed_scale(s_B[whole_B], length_B[whole_B], self._settings, drift))
+        return self._measurement.add(np.concatenate([np.zeros(0), *needed]), step)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"warm": self._warm, "given_up": self.given_up, "measurement": self._measurement.state_dict()}
+        return {"warm": self._warm, "given_up": self._given_up, "measurement": self._measurement.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`; ValueError if it was measured for another loss or share."""
         self._measurement.load_state_dict(state["measurement"])
-        self._warm, self.given_up = state["warm"], state["given_up"]
+        self._warm, self._given_up = state["warm"], state["given_up"]

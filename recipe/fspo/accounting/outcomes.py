@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import transfer_queue as tq
 from recipe.fspo.recorder import ROWS
@@ -230,16 +231,21 @@ def send_rows(batch: KVBatchMeta, outcomes: Outcomes, first_row: int) -> KVBatch
     return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=column)
 
 
-def outcome_columns(outcomes: Outcomes, row_B: Sequence[int], max_response_length: int) -> dict[str, list[Any]]:
-    """What a line of sequences.jsonl adds to a mini-batch's ``row`` so that it joins with rewards, prompts and texts.
+def outcome_columns(outcomes: Outcomes, row_B: npt.NDArray[np.int64]) -> dict[str, Any]:
+    """What a rollout batch adds to the rows of its mini-batches (:data:`fspo.table.COLUMNS`).
+
+    Args:
+        outcomes: Of the rollout batch.
+        row_B: Which of its responses each row is.
 
     Returns:
-        By sequence: ``uid``, as verl's dumps of responses have it; its ``reward``; whether it was ``truncated`` at
-        ``max_response_length``; its ``data_source``.
+        By row: ``prompt``, the identifier of the prompt group; ``id``, which verl's dumps of responses have as ``uid``;
+        ``reward``; ``data_source``.
     """
-    return {
-        "uid": [outcomes.keys[row] for row in row_B],
-        "reward": [float(f"{outcomes.reward_B[row]:.7g}") for row in row_B],
-        "truncated": [bool(outcomes.end_B[row] >= max_response_length) for row in row_B],
-        "data_source": [outcomes.data_source_B[row] for row in row_B],
+    columns = {
+        "prompt": [prompt_of(key) for key in outcomes.keys],
+        "id": outcomes.keys,
+        "data_source": outcomes.data_source_B,
     }
+    rows = {name: np.array(values, dtype=object)[row_B] for name, values in columns.items()}
+    return rows | {"reward": outcomes.reward_B.numpy()[row_B]}

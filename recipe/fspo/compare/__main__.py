@@ -18,7 +18,7 @@ from recipe.runner.launch.masking import masked_override
 from recipe.runner.launch.values import name_problems
 
 #: "A fair comparison": what every run of a grid shares unless the command line says otherwise.
-FAIR: Final = ("advantage=shared", "match_scale=matched", "fspo.record_sequences=true")
+FAIR: Final = ("advantage=shared", "match_scale=matched")
 
 #: Settings of the command: default and meaning of each (docs/settings.md).
 SETTINGS: Final = {

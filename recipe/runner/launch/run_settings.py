@@ -30,6 +30,7 @@ from fspo.records import (
     read_info,
     read_object,
 )
+from fspo.table import FOLDER, holds_table
 from recipe.runner.checkpoints.integrity import is_checkpoint_of, latest, step_of
 from recipe.runner.faults.texts import MASK
 from recipe.runner.launch.compose import own_folders, parsed, quoted, search_path
@@ -46,7 +47,7 @@ from recipe.runner.launch.values import PreflightError
 
 #: Files that a start replaces or appends to.
 _FILES: Final = (
-    *(CONFIG_FILE, INFO_FILE, *STEP_FILES, "launcher.log", "phase.json", "hang.txt", "run.png", "code"),
+    *(CONFIG_FILE, INFO_FILE, *STEP_FILES, FOLDER, "launcher.log", "phase.json", "hang.txt", "run.png", "code"),
     "checkpoints/global_step_*",
 )
 #: Keys (and whatever lies below them) that may change when a run goes on: how long it runs, what it saves and logs, and
@@ -101,7 +102,8 @@ def run_info(folder: Path) -> dict[str, Any] | None:
 def has_results(folder: Path) -> bool:
     """Whether a step, or a part of one, was recorded or saved."""
     records = [folder / name for name in STEP_FILES]
-    return any(folder.glob("checkpoints/global_step_*")) or any(r.is_file() and r.stat().st_size for r in records)
+    saved = any(folder.glob("checkpoints/global_step_*")) or holds_table(folder / FOLDER)
+    return saved or any(record.is_file() and record.stat().st_size for record in records)
 
 
 # ---------------------------------------------------------------- the overrides of a run

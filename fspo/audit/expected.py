@@ -1,0 +1,110 @@
+"""Which clip fraction should I see? What each band clips at which length, of responses that nobody has sampled yet.
+
+The model is :meth:`fspo.responses.Responses.normal`: at length L, S is normal with standard deviation
+sigma L**exponent. ``outside`` is the share with S outside the band, ``removed`` the share whose gradient the clip
+removes where the sign of A does not depend on S: half of them. Defined here.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from fspo.calibration import drift_per_token
+from fspo.clip import needed_scale, scale_for, scaled
+from fspo.fairness.lre import plain_lre
+from fspo.losses import LOSSES
+from fspo.markdown import markdown_table
+from fspo.names import did_you_mean
+from fspo.responses import Responses
+from fspo.types import SequenceLossSettings
+
+#: The losses of the table, by their names: those whose clip values can be measured.
+LOSSES_SHOWN: Final = {loss.algo: loss.settings for loss in LOSSES.values() if loss.measurable}
+USAGE: Final = """\
+python -m fspo.audit expected sigma=0.03 lengths=[1000,4000]   how far S spreads: nats per token**exponent
+    exponent=0.5    of the length in the spread        drift=kl        mean of S -spread^2/2; none: 0
+    fspo=0.03  gspo=[3e-4,4e-4]                        clip values in nats, lower and upper or both alike
+    accept=0.85     the clip values of each band for this share inside"""
+
+
+def shares_outside(responses: Responses, settings: SequenceLossSettings) -> np.ndarray:
+    """Share of the responses of each length, in their order, whose S is outside the band."""
+    kl = drift_per_token(float(responses.s_B.sum()), float(responses.length_B.sum()))
+    outside_B = needed_scale(responses.s_B, responses.length_B, settings, kl) > 1
+    lengths, group_B = np.unique(responses.length_B, return_inverse=True)
+    return np.bincount(group_B, outside_B, len(lengths)) / np.bincount(group_B, minlength=len(lengths))
+
+
+def table(responses: Responses, bands: Mapping[str, SequenceLossSettings], accept: float | None = None) -> str:
+    """One row for each band: clip values, share outside and removed by length, LRE."""
+    lengths = np.unique(responses.length_B)
+    heads = ["band", "c_low, c_high", *(f"outside, removed at L = {length:.0f}" for length in lengths), "LRE"]
+    heads += [] if accept is None else [f"c_low, c_high for {accept:.0%} inside"]
+    kl = drift_per_token(float(responses.s_B.sum()), float(responses.length_B.sum()))
+    rows = []
+    for name, settings in bands.items():
+        outside = shares_outside(responses, settings)
+        lre = float(plain_lre(1 - outside, np.ones_like(outside))[0])
+        row = [name, f"{settings.c_low:.3g}, {settings.c_high:.3g}", *(f"{x:.1%}, {x / 2:.1%}" for x in outside)]
+        row.append(f"{lre:.3f}" if len(lengths) > 1 else "-")
+        if accept is not None:
+            value = scaled(settings, scale_for(needed_scale(responses.s_B, responses.length_B, settings, kl), accept))
+            row.append(f"{value.c_low:.3g}, {value.c_high:.3g}")
+        rows.append(row)
+    return markdown_table(heads, rows)
+
+
+def _number(name: str, value: object, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
+        raise ValueError(f"{name}={value}: must be a number between {low:g} and {high:g}")
+    return float(value)
+
+
+def _listed(value: object, times: int) -> list[object]:
+    return value if isinstance(value, list) else [value] * times
+
+
+def expected(words: Sequence[str]) -> str:
+    """The table that ``KEY=VALUE`` words ask for (:data:`USAGE`).
+
+    Raises:
+        ValueError: For a word that is none, or a value out of range; the message names key, value and remedy.
+    """
+    known = ("sigma", "lengths", "exponent", "drift", "accept", *LOSSES_SHOWN)
+    values: dict[str, object] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or key not in known:
+            raise ValueError(f"{word}: not one of {', '.join(known)} with a value{did_you_mean(key, known)}")
+        try:
+            value = ast.literal_eval(text)
+        except (SyntaxError, ValueError):
+            value = text
+        values[key] = list(value) if isinstance(value, tuple) else value  # lengths=250,1000
+    if "sigma" not in values or "lengths" not in values:
+        raise ValueError("sigma= and lengths= are needed; of recorded responses: python -m fspo.audit FOLDER")
+    bands = dict(LOSSES_SHOWN)
+    for name in values.keys() & LOSSES_SHOWN.keys():
+        pair = _listed(values[name], 2)
+        if len(pair) != 2:
+            raise ValueError(f"{name}={pair}: give one clip value, or a lower and an upper one")
+        low, high = (_number(name, value, 0, 1e3) for value in pair)
+        bands[name] = dataclasses.replace(bands[name], c_low=low, c_high=high)
+    accept = _number("accept", values["accept"], 0, 1) if "accept" in values else None
+    if (drift := values.get("drift", "kl")) not in ("kl", "none"):
+        raise ValueError(f"drift={drift}: must be kl (the mean of S is -spread^2/2) or none (0)")
+    lengths = _listed(values["lengths"], 1)
+    if not lengths:
+        raise ValueError("lengths=[]: give at least one length in tokens")
+    responses = Responses.normal(
+        _number("sigma", values["sigma"], 0, 10),
+        [_number("lengths", length, 1 - 1e-9, 2**31) for length in lengths],
+        _number("exponent", values.get("exponent", 0.5), -1e-9, 2),
+        drift=drift == "kl",
+    )
+    return table(responses, bands, accept)

@@ -1,0 +1,332 @@
+"""Recorded responses in memory: one row for each response and mini-batch, and their sums by length. Defined here.
+
+Everything that is computed of recorded responses starts from :class:`Responses`: a run's metrics, an audit, a report,
+clip values and measured bands. The columns are those of :mod:`fspo.table`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fspo.fairness.lre import Array, LengthReweightingError, equal_mass_starts, length_reweighting_error, merge_bins
+from fspo.length_bins import FINE_BINS, length_bin
+
+if TYPE_CHECKING:
+    from fspo.types import SequenceLossOutput, SequenceLossSettings
+
+VIEWS: Final[dict[str, str]] = {
+    "symmetric": "S inside the band, whatever the sign of the advantage; share of sequences",
+    "active": "gradient not removed by the clip (not: S above and A > 0, nor S below and A < 0); share of sequences",
+}
+"""Name of each view of acceptance, and what it counts. No claim about fairness should rest on one view alone."""
+
+_BINS: Final = 8
+#: So many clusters are resampled at most, for the time that it takes: of more, neighbours are one cluster.
+_MOST_CLUSTERS: Final = {"mini-batches": 100, "prompt groups": 2000}
+_QUANTILES: Final = 2000
+_UNKNOWN: Final = float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class Responses:
+    """Rows, float64 [B] each unless it says otherwise; nan where a value is not known.
+
+    Attributes:
+        s_B: S, the sequence log-ratio, nats.
+        length_B: L, tokens.
+        advantage_B: A.
+        inside_B: Share inside the band whatever the sign of A; for a loss without a band what it keeps of a response
+            at A = 1 or at A = -1, the smaller.
+        kept_B: Share of the gradient kept at the row's own A.
+        weight_B: The importance weight of the loss without its clip.
+        truncated_B: 1 where the response was cut at the maximum length.
+        step_B: Step of each, int64.
+        update_B: Index of the mini-batch within its rollout batch, int64.
+        batch_B: Mini-batch, numbered from 0 over all steps, int64; the responses of a mini-batch share one policy.
+        moved_B: Whether a weight had moved before its mini-batch, bool.
+        prompt_B: Prompt group, numbered from 0, int64; None where a row has none.
+    """
+
+    s_B: Array
+    length_B: Array
+    advantage_B: Array
+    inside_B: Array
+    kept_B: Array
+    weight_B: Array
+    truncated_B: Array
+    step_B: npt.NDArray[np.int64]
+    update_B: npt.NDArray[np.int64]
+    batch_B: npt.NDArray[np.int64]
+    moved_B: npt.NDArray[np.bool_]
+    prompt_B: npt.NDArray[np.int64] | None = None
+
+    @classmethod
+    def of_rows(cls, rows: Mapping[str, Any]) -> Responses:
+        """From columns by name, of which S and L are needed if there is any row; rows without S are left out.
+
+        ``step``, ``minibatch`` (0: no weight had moved) and ``seed`` are 1 where they are missing. A mini-batch is one
+        value of seed, step and ``update``, or of ``minibatch`` where there is no ``update``. ``prompt`` is there where
+        it is known of every row.
+        """
+        s_B = np.asarray(rows.get("S", ()), dtype=np.float64)
+        kept_B = np.isfinite(s_B)
+        whole, n = bool(kept_B.all()), len(s_B)
+
+        def column(name: str, default: float = _UNKNOWN) -> Array:
+            values = np.asarray(rows[name], dtype=np.float64) if name in rows else np.full(n, default)
+            return values if whole else values[kept_B]
+
+        step_B, number_B, update_B = column("step", 1).astype(np.int64), column("minibatch", 1), column("update", -1)
+        in_step_B = number_B if len(update_B) == 0 or update_B.min() < 0 else update_B
+        keys = [column("seed", 1), step_B.astype(np.float64), in_step_B]
+        prompt_B = None
+        if "prompt" in rows:
+            prompt_B = np.unique(np.asarray(rows["prompt"])[kept_B], return_inverse=True)[1].reshape(-1)
+        return cls(
+            s_B=s_B if whole else s_B[kept_B],
+            length_B=column("L"),
+            advantage_B=column("A"),
+            inside_B=column("inside"),
+            kept_B=column("kept"),
+            weight_B=column("weight"),
+            truncated_B=column("truncated"),
+            step_B=step_B,
+            update_B=np.maximum(in_step_B, 0).astype(np.int64),
+            batch_B=_numbered(keys),
+            moved_B=number_B > 0,
+            prompt_B=prompt_B,
+        )
+
+    @classmethod
+    def of_output(cls, output: SequenceLossOutput, index: int = 0, moved: bool = True) -> Responses:
+        """Of one mini-batch, from what a loss made of it; rows without a response are left out.
+
+        Args:
+            output: Of the loss.
+            index: Of the mini-batch within its rollout batch.
+            moved: Whether a weight had moved before it.
+        """
+        valid_B = output.valid_B
+        columns = {
+            "S": output.log_ratio_B,
+            "L": output.length_B,
+            "A": output.advantage_B,
+            "inside": output.accepted_B,
+            "kept": 1 - output.clipped_high_B.double() - output.clipped_low_B.double(),
+            "weight": output.weight_B,
+        }
+        rows = {name: value[valid_B].detach().double().cpu().numpy() for name, value in columns.items()}
+        place = {"update": index, "minibatch": (index + 1) * moved}
+        return cls.of_rows(rows | {name: np.full(len(rows["S"]), value) for name, value in place.items()})
+
+    @classmethod
+    def normal(cls, sigma: float, lengths: Sequence[float], exponent: float = 0.5, drift: bool = True) -> Responses:
+        """A model of responses that nobody has sampled: S is normal with deviation ``sigma * L**exponent``.
+
+        Args:
+            sigma: nats per token**exponent.
+            lengths: L of each group; all are equally frequent.
+            exponent: Of the length in the spread.
+            drift: Whether the mean of S is -deviation**2 / 2, with which E_old[exp S] = 1 holds, or 0.
+        """
+        # Quantiles in place of draws: no random numbers, and shares right to 1 / 2000.
+        normal = np.array([NormalDist().inv_cdf((i + 0.5) / _QUANTILES) for i in range(_QUANTILES)])
+        length_B = np.repeat(np.asarray(lengths, dtype=np.float64), _QUANTILES)
+        std_B = sigma * length_B**exponent
+        return cls.of_rows({"S": std_B * np.tile(normal, len(lengths)) - drift * std_B**2 / 2, "L": length_B})
+
+    @classmethod
+    def join(cls, parts: Sequence[Responses]) -> Responses:
+        """Several sets, of which each keeps its own mini-batches and prompt groups."""
+        if len(parts) < 2:
+            return parts[0] if parts else cls.of_rows({"S": [], "L": []})
+        columns: dict[str, Any] = {}
+        for name in cls.__dataclass_fields__:
+            values = [getattr(part, name) for part in parts]
+            if name in ("batch_B", "prompt_B"):
+                if any(value is None for value in values):
+                    columns[name] = None
+                    continue
+                sizes = [int(value.max()) + 1 if len(value) else 0 for value in values]
+                firsts = np.cumsum([0, *sizes[:-1]])
+                values = [value + first for value, first in zip(values, firsts, strict=True)]
+            columns[name] = np.concatenate(values)
+        return cls(**columns)
+
+    def select(self, mask_B: npt.NDArray[np.bool_]) -> Responses:
+        """The rows where the mask is true; their mini-batches are numbered from 0 again."""
+        columns = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        columns = {name: None if value is None else value[mask_B] for name, value in columns.items()}
+        for name in ("batch_B", "prompt_B"):
+            if columns[name] is not None:
+                columns[name] = np.unique(columns[name], return_inverse=True)[1].reshape(-1)
+        return Responses(**columns)
+
+    def moved(self) -> Responses:
+        """Those before whose mini-batch a weight had moved: before that S is 0, but for rounding."""
+        return self if self.moved_B.all() else self.select(self.moved_B)
+
+    def unmoved(self) -> Responses:
+        """Those before whose mini-batch no weight had moved."""
+        return self.select(~self.moved_B)
+
+    def __len__(self) -> int:
+        return len(self.s_B)
+
+    @property
+    def batches(self) -> int:
+        """Number of mini-batches with a response."""
+        return int(self.batch_B.max()) + 1 if len(self) else 0
+
+    @property
+    def rule_known(self) -> bool:
+        """Whether it is known of every response what the loss accepts."""
+        return len(self) > 0 and not bool(np.isnan(self.inside_B).any())
+
+    @cached_property
+    def z_B(self) -> Array:
+        """z = S / sqrt(L), nats per square root of a token."""
+        return np.asarray(self.s_B / np.sqrt(self.length_B))
+
+    @cached_property
+    def fine_B(self) -> npt.NDArray[np.int64]:
+        """Fine length bin of each (:mod:`fspo.length_bins`)."""
+        return length_bin(self.length_B)
+
+    @cached_property
+    def count_K(self) -> Array:
+        """Responses by fine length bin."""
+        return np.bincount(self.fine_B, minlength=FINE_BINS).astype(np.float64)
+
+    def starts(self, bins: int = _BINS) -> npt.NDArray[np.int64]:
+        """First fine bin of each of so many bins of equal mass; see :func:`fspo.fairness.lre.equal_mass_starts`."""
+        return equal_mass_starts(self.count_K, bins)
+
+    @cached_property
+    def bin_B(self) -> npt.NDArray[np.int64]:
+        """Bin of each; eight bins of equal mass."""
+        return np.searchsorted(self.starts(), self.fine_B, side="right") - 1
+
+    @property
+    def unit(self) -> str:
+        """What is resampled, in the plural: prompt groups where they are known, else mini-batches."""
+        unit = "mini-batches" if self.prompt_B is None else "prompt groups"
+        return unit if self._clusters <= _MOST_CLUSTERS[unit] else f"groups of neighbouring {unit}"
+
+    @property
+    def _clusters(self) -> int:
+        own_B = self.batch_B if self.prompt_B is None else self.prompt_B
+        return int(own_B.max()) + 1 if len(own_B) else 0
+
+    @cached_property
+    def cluster_B(self) -> npt.NDArray[np.int64]:
+        """What is resampled as a whole, numbered from 0."""
+        own_B = self.batch_B if self.prompt_B is None else self.prompt_B
+        most = _MOST_CLUSTERS["mini-batches" if self.prompt_B is None else "prompt groups"]
+        return own_B if self._clusters <= most else own_B * most // self._clusters
+
+    def by_cluster(self, values_B: Array) -> Array:
+        """Sums by cluster and bin of equal mass, [C, J]."""
+        return _sums(self.cluster_B, self.bin_B, values_B)
+
+    def by_batch(self, values_B: Array, starts: npt.NDArray[np.int64]) -> Array:
+        """Sums by mini-batch and bin, [M, J]; ``starts`` are the first fine bins of the bins."""
+        return _sums(self.batch_B, np.searchsorted(starts, self.fine_B, side="right") - 1, values_B, len(starts))
+
+    def by_fine_bin(self, values_B: Array) -> Array:
+        """Sums by fine bin, [K]."""
+        return np.bincount(self.fine_B, values_B, FINE_BINS).astype(np.float64)
+
+    def by_bin(self, values_B: Array, starts: npt.NDArray[np.int64]) -> Array:
+        """Sums by bin, [J]; ``starts`` are the first fine bins of the bins."""
+        return merge_bins(self.by_fine_bin(values_B), starts)
+
+    def accepted_B(self, view: str) -> Array:
+        """What is accepted of each in one of :data:`VIEWS`."""
+        return {"symmetric": self.inside_B, "active": self.kept_B}[view]
+
+    def counts(self, view: str, starts: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+        """Accepted and all by mini-batch and bin, [M, J] each."""
+        return self.by_batch(self.accepted_B(view), starts), self.by_batch(np.ones_like(self.s_B), starts)
+
+    def error(
+        self, view: str = "symmetric", starts: npt.NDArray[np.int64] | None = None, resamples: int = 1000
+    ) -> LengthReweightingError:
+        """The LRE of the loss that made these rows, over bins of equal mass unless ``starts`` says which.
+
+        See :func:`fspo.fairness.lre.length_reweighting_error`. There must be a response.
+        """
+        return length_reweighting_error(
+            *self.counts(view, self.starts() if starts is None else starts), resamples=resamples
+        )
+
+    def judged_by(self, settings: SequenceLossSettings) -> Responses:
+        """The same responses under the band of another loss, one that is not measured."""
+        import torch
+
+        from fspo.losses import judged
+
+        s_B, length_B, advantage_B = (torch.from_numpy(x) for x in (self.s_B, self.length_B, self.advantage_B))
+        output = judged(s_B, length_B.long(), advantage_B, settings)
+        removed_B = output.clipped_high_B | output.clipped_low_B
+        columns = {"inside_B": output.accepted_B, "kept_B": ~removed_B, "weight_B": output.weight_B}
+        return dataclasses.replace(self, **{name: value.double().numpy() for name, value in columns.items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The columns, for a checkpoint."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Responses:
+        """Inverse of :meth:`state_dict`.
+
+        Raises:
+            ValueError: If the state was saved by another version.
+        """
+        if not isinstance(state, Mapping) or state.keys() != cls.__dataclass_fields__.keys():
+            raise ValueError(
+                "the saved window of statistics is of another version of fspo: resume with that version, or start from "
+                "the weights alone"
+            )
+        return cls(**state)
+
+    def could_clip(self) -> bool:
+        """Whether there was anything to clip: some S is not 0, and some advantage."""
+        return bool(self.s_B.any()) and not bool((self.advantage_B == 0).all())
+
+    def sigma(self) -> float:
+        """sigma_hat: standard deviation of (S - mu L) / sqrt(L) about its mean, mu = sum(S) / sum(L).
+
+        Returns:
+            nats per square root of a token; nan for no response.
+        """
+        if len(self) == 0:
+            return float("nan")
+        mu = self.s_B.sum() / self.length_B.sum()
+        return float(np.std((self.s_B - mu * self.length_B) / np.sqrt(self.length_B)))
+
+
+def _numbered(keys: Sequence[Array]) -> npt.NDArray[np.int64]:
+    """The number, from 0, of each row's combination of keys, in their order."""
+    numbers = np.zeros(len(keys[0]), dtype=np.int64)
+    for key in keys:
+        values, index = np.unique(key, return_inverse=True)
+        numbers = np.unique(numbers * max(1, len(values)) + index.reshape(-1), return_inverse=True)[1].reshape(-1)
+    return numbers
+
+
+def _sums(
+    row_B: npt.NDArray[np.int64], column_B: npt.NDArray[np.int64], values_B: Array, columns: int | None = None
+) -> Array:
+    """Sums of values by row and column of a table."""
+    rows = int(row_B.max()) + 1 if len(row_B) else 0
+    width = (int(column_B.max()) + 1 if len(column_B) else 0) if columns is None else columns
+    return np.bincount(row_B * width + column_B, values_B, rows * width).reshape(rows, width).astype(np.float64)

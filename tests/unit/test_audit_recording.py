@@ -1,0 +1,248 @@
+"""The rows that an audit writes, in anyone's loop."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fspo.audit import Audit, from_packed
+from fspo.losses import ALGORITHMS, acceptance_band
+from fspo.positions import prefix_sums
+from fspo.table import COLUMNS, read_table
+
+RANKS, STEPS, MINI_BATCHES = 2, 2, 3
+GSPO = ALGORITHMS["seq_gspo"]
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def micro_batch(seed: int, moved: bool = True) -> Tensors:
+    """log_prob, old_log_prob, mask, one advantage per sequence."""
+    generator = torch.Generator().manual_seed(seed)
+    old = -torch.rand(16, 64, generator=generator)
+    mask = torch.arange(64) < torch.randint(0, 65, (16, 1), generator=generator)
+    new = old + 3e-3 * moved * torch.randn(16, 64, generator=generator)
+    return new, old, mask, torch.randn(16, generator=generator)
+
+
+def seed_of(rank: int, step: int, mini_batch: int, micro: int) -> int:
+    return 1000 * rank + 100 * step + 10 * mini_batch + micro
+
+
+def train(folder: Path, run: str = "run") -> None:
+    """A loop as anyone writes it."""
+    for rank in range(RANKS):
+        audit = Audit(folder, GSPO, loss="seq_gspo", rank=rank, ranks=RANKS, run=run, precision="fp32")
+        for step in range(STEPS):
+            for mini_batch in range(MINI_BATCHES):
+                for micro in range(2):
+                    audit.add(*micro_batch(seed_of(rank, step, mini_batch, micro), mini_batch > 0))
+                audit.end_mini_batch(step)
+
+
+def test_an_audit_of_two_ranks_has_a_row_for_each_response(tmp_path: Path) -> None:
+    train(tmp_path)
+    table = read_table(tmp_path)
+    assert (table.problems, table.left_out, table.ranks) == ([], 0, [0, 1])
+    assert (table.meta["loss"], table.meta["rule"], table.meta["precision"]) == ("seq_gspo", "known", "fp32")
+    assert table.batches.tolist() == [[step, index] for step in range(STEPS) for index in range(MINI_BATCHES)]
+    of_batch = (table.columns["step"] == 1) & (table.columns["update"] == 2)
+    columns = {name: values[of_batch] for name, values in table.columns.items()}
+    tensors = [micro_batch(seed_of(rank, 1, 2, micro)) for rank in range(RANKS) for micro in range(2)]
+    new, old, mask, a_B = (torch.cat(parts) for parts in zip(*tensors, strict=True))
+    kept_B = mask.any(1)
+    d_BT = ((new.double() - old) * mask)[kept_B]
+    length_B, s_B, a_B = mask.sum(1)[kept_B], d_BT.sum(1), a_B[kept_B]
+    ratio_B = (s_B / length_B).exp()
+    low_B, high_B = acceptance_band(length_B, GSPO, None, torch.float64)
+    above_B, below_B = s_B > high_B, s_B < low_B
+    assert 0 < int((above_B | below_B).sum()) < len(s_B)
+    expected = {
+        **{"S": s_B, "L": length_B, "A": a_B, "Q": d_BT.square().sum(1), "weight": ratio_B},
+        **{"inside": ~(above_B | below_B), "kept": ~((above_B & (a_B > 0)) | (below_B & (a_B < 0)))},
+        **{"minibatch": torch.full_like(length_B, 2)},
+    }
+    for name, values in expected.items():
+        np.testing.assert_allclose(columns[name], values.double(), rtol=1e-4, atol=1e-6, err_msg=name)
+    assert (table.columns["S"][table.columns["update"] == 0] == 0).all()
+    assert (table.columns["minibatch"] == table.columns["update"]).all()
+    assert np.isnan(columns["truncated"]).all() and (columns["row"] == -1).all()
+
+
+def test_sums_over_the_first_tokens_against_the_formula() -> None:
+    new, old, mask, a_B = micro_batch(5)
+    mask = mask & (torch.arange(64) % 7 != 3)  # tokens of a tool have no position
+    d_BT = torch.where(mask, new - old, torch.nan).double()
+    t_P, sums_2PB, q_B, length_B = prefix_sums(d_BT, mask)
+    assert t_P == [1, 2, 4, 8, 16, 32, 64]
+    audit = Audit()
+    audit.add(new, old, mask, a_B)
+    rows = audit.end_mini_batch(1).rows
+    of_response = iter(range(len(rows["S"])))
+    for row, kept in enumerate(mask):
+        tokens = d_BT[row][kept]
+        assert length_B[row] == len(tokens) and float(q_B[row]) == pytest.approx(float(tokens.square().sum()))
+        index = next(of_response) if len(tokens) else None
+        for p, t in enumerate(t_P):
+            for which, terms in enumerate((tokens, tokens.square())):
+                expected = float(terms[:t].sum()) if len(tokens) >= t else float("nan")
+                assert float(sums_2PB[which, p, row]) == pytest.approx(expected, abs=1e-12, nan_ok=True)
+                if index is not None:
+                    assert rows[f"{'SQ'[which]}_{t}"][index] == pytest.approx(expected, rel=1e-5, abs=1e-9, nan_ok=True)
+
+
+def test_without_a_rule_nothing_is_claimed_of_acceptance(tmp_path: Path) -> None:
+    audit = Audit(tmp_path, loss="mine")
+    for index in range(2):
+        audit.add(*micro_batch(index))
+        rows = audit.end_mini_batch(1).rows
+        assert not {"inside", "kept", "weight"} & rows.keys()
+    table = read_table(tmp_path)
+    assert table.meta["rule"] == "unknown" and len(table) > 10
+    for name in ("inside", "kept", "weight"):
+        assert np.isnan(table.columns[name]).all()
+
+
+def test_what_is_returned_is_what_is_read(tmp_path: Path) -> None:
+    audit = Audit(tmp_path, GSPO)
+    new, old, mask, a = micro_batch(1)
+    weights = (1 + torch.arange(16.0))[:, None].expand(mask.shape)
+    audit.add(new, old, mask, a, None, mask.sum(1) > 60, torch.arange(16).flip(0), weights)
+    rows = audit.end_mini_batch(7).rows
+    columns = read_table(tmp_path, columns=rows).columns
+    order = np.argsort(rows["row"])
+    assert rows["rollout_weight"].tolist() == (16 - rows["row"]).tolist(), "one value for all tokens of a response"
+    for name, values in rows.items():
+        np.testing.assert_array_equal(columns[name], values[order], strict=True)
+        assert name in COLUMNS
+
+
+def spoiled(value: float, where: str) -> Tensors:
+    """A micro-batch with one log-probability that is not finite in a row of 5 tokens and more."""
+    new, old, mask, advantage = micro_batch(3)
+    row = int(mask.sum(1).argmax())
+    (new if where == "new" else old)[row, 2] = value
+    return new, old, mask, advantage
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("rule", [None, GSPO])
+@pytest.mark.parametrize("where", ["new", "old"])
+def test_a_response_that_is_not_finite_has_no_S_and_is_counted(
+    value: float, rule: Any, where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new, old, mask, advantage = spoiled(value, where)
+    whole, without = Audit(tmp_path, rule, run="run"), Audit(None, rule)
+    for _ in range(2):
+        whole.add(new, old, mask, advantage)
+        rows = whole.end_mini_batch(1).rows
+        kept = mask & (torch.arange(16) != mask.sum(1).argmax())[:, None]
+        without.add(*(x.nan_to_num(0, 0, 0) for x in (new, old)), kept, advantage)
+        expected = without.end_mini_batch(1).rows
+        sound_B = ~np.isnan(rows["S"])
+        assert (~sound_B).sum() == 1 and rows["L"][~sound_B] == mask.sum(1).max()
+        for name in expected:
+            np.testing.assert_array_equal(rows[name][sound_B], expected[name])
+            if name not in ("step", "update", "minibatch", "L", "A"):
+                assert np.isnan(rows[name][~sound_B]).all(), name
+    assert capsys.readouterr().err.count("1 response with a log-probability that is not finite left out") == 1
+    table = read_table(tmp_path)
+    assert (table.left_out, table.problems) == (2, [])
+    assert all(np.isfinite(table.columns[name]).all() for name in expected if "_" not in name)
+
+
+def test_a_rank_that_saw_padding_alone_ends_its_mini_batch(tmp_path: Path) -> None:
+    new, old, mask, a = micro_batch(1)
+    audits = [Audit(tmp_path, GSPO, run="run", rank=rank, ranks=2) for rank in range(2)]
+    for step in (1, 2):
+        audits[0].add(new, old, mask, a)
+        audits[1].add(new, old, torch.zeros_like(mask), a)
+        for audit in audits:
+            audit.end_mini_batch(step)
+    table = read_table(tmp_path)
+    assert (table.problems, table.left_out) == ([], 0) and len(table) == 2 * int(mask.any(1).sum())
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "remedy"),
+    [
+        (lambda new, old, mask, a: (new, old[:1], mask, a), "old_log_prob_BT", "(16, 64)"),
+        (lambda new, old, mask, a: (new, old[:, :1], mask, a), "old_log_prob_BT", "(16, 64)"),
+        (lambda new, old, mask, a: (new, old, mask[:1], a), "(16, 64)", "response positions"),
+        (lambda new, old, mask, a: (new, old, mask, a[:5]), "advantages_BT", "(16, 64)"),
+        (lambda new, old, mask, a: (new[mask], old[mask], mask[mask], a), "(", "from_packed"),
+    ],
+)
+@pytest.mark.parametrize("rule", [None, GSPO])
+def test_shapes_are_checked(rule: Any, change: Any, key: str, remedy: str) -> None:
+    audit = Audit(None, rule)
+    with pytest.raises(ValueError) as error:
+        audit.add(*change(*micro_batch(1)))
+    assert key in str(error.value) and remedy in str(error.value)
+    assert audit.micro_batches == 0
+
+
+@pytest.mark.parametrize("rule", [None, GSPO])
+def test_no_width_adds_nothing_and_one_advantage_a_response_may_be_a_column(rule: Any) -> None:
+    audit, new, old, mask, a = Audit(None, rule), *micro_batch(1)
+    audit.add(new[:, :0], old[:, :0], mask[:, :0], a)
+    assert len(audit.end_mini_batch(1).rows["S"]) == 0
+    audit.add(new, old, mask, a[:, None])
+    column = audit.end_mini_batch(1).rows
+    audit.add(new, old, mask, a[:, None].expand(mask.shape))
+    for name, values in audit.end_mini_batch(2).rows.items():
+        if name not in ("step", "update", "minibatch"):
+            np.testing.assert_array_equal(values, column[name])
+
+
+def test_packed_sequences_are_those_of_rows() -> None:
+    new, old, mask, a = micro_batch(2)
+    cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.int32), mask.sum(1).cumsum(0).int()])
+    packed = [from_packed(x[mask], cu_seqlens) for x in (new, old, torch.ones_like(new))]
+    rows, packs = Audit(None, GSPO), Audit(None, GSPO)
+    rows.add(new, old, mask, a)
+    packs.add(*packed, a)
+    of_rows, of_packs = (audit.end_mini_batch(1).rows for audit in (rows, packs))
+    assert len(of_rows["S"]) > 10
+    for name, values in of_packs.items():
+        np.testing.assert_allclose(values, of_rows[name], rtol=1e-6)
+    assert torch.equal(from_packed(new[mask][None], cu_seqlens), packed[0])
+    for wrong in (cu_seqlens[:-1], cu_seqlens + 1, cu_seqlens.flip(0), cu_seqlens[None]):
+        with pytest.raises(ValueError, match="cu_seqlens"):
+            from_packed(new[mask], wrong)
+
+
+def test_advantages_by_token_count_as_their_mean_with_a_rule_as_without_one() -> None:
+    """S = 0.3 above every band at L = 4; A is positive in the mean of the first row, and negative in the second's."""
+    old, mask = -torch.ones(3, 5), torch.tensor([[1, 1, 1, 1, 0]] * 3)
+    advantages = torch.tensor(
+        [[-1.0, 3.0, 1.0, 1.0, -90.0], [1.0, -3.0, -1.0, -1.0, 90.0], [1.0, -1.0, 0.5, -0.5, 9.0]]
+    )
+    parts = []
+    for rule in (ALGORITHMS["fspo"], None):
+        audit = Audit(rule=rule)
+        audit.add(old + 0.075 * mask, old, mask, advantages)
+        parts.append(audit.end_mini_batch(1).rows)
+    for rows in parts:
+        assert rows["A"].tolist() == [1, -1, 0] and rows["L"].tolist() == [4, 4, 4]
+        assert rows["S"].tolist() == pytest.approx([0.3] * 3)
+    assert parts[0]["inside"].tolist() == [0, 0, 0] and parts[0]["kept"].tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["fspo_v1", "fspo_quantile"])
+def test_a_rule_that_is_measured_is_refused_where_nothing_measures_it(name: str) -> None:
+    with pytest.raises(ValueError, match=r"add\(\.\.\., output=\)"):
+        Audit(None, ALGORITHMS[name])
+
+
+def test_a_process_that_ends_closes_its_table(tmp_path: Path) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples/own_loop.py"
+    code = example.read_text().partition("print(describe")[0]
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
+    assert len(pd.read_parquet(tmp_path / "audit")) == len(read_table(tmp_path / "audit")) == 3 * 2 * 256
