@@ -157,3 +157,17 @@ def test_run_json_says_where_a_run_s_clip_values_come_from(
     assert line in printed and printed.count("note:") == bool(line), (
         "a line only of a loss that would have measured them"
     )
+
+
+def test_what_weight_decay_alone_has_moved_is_no_measure() -> None:
+    """All rewards of the first prompts are equal: S is 1e-5, and a band as narrow would remove all of the next step."""
+    values = ClipValues(completed())
+    still = mini_batches(1)
+    for mini_batch in still:
+        mini_batch.grad_norm = 0.0
+        mini_batch.rows["S"] = 1e-5 * np.sqrt(mini_batch.rows["L"])
+    assert values.add(still, None, 1) is None and values.placed(None).clip_scale == float("inf")
+    later = mini_batches(2)
+    later[0].grad_norm = 0.0  # the second mini-batch has moved by nothing but the first
+    assert values.add(later, None, 2) is not None
+    assert values.values[0]["responses"] == ROWS * 2 // 4

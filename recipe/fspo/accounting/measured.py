@@ -63,7 +63,8 @@ class ClipValues:
     """The clip values of a run with ``clip_values=measured``, by :class:`fspo.clip.ClipMeasurement`.
 
     Responses count from the first rollout batch on that begins with the full learning rate, in the mini-batches before
-    which a weight has moved since pi_old. (S != 0 is no sign of it: in bf16 rounding alone makes S other than 0.)
+    which a gradient has moved a weight since pi_old. (S != 0 is no sign of it: in bf16 rounding alone makes S other
+    than 0.)
     """
 
     def __init__(self, config: DictConfig) -> None:
@@ -94,7 +95,15 @@ class ClipValues:
         counts, self._warm = self._warm or full[0], self._warm or any(full)
         if self._given_up or not counts:
             return None
-        moved = [(index, mini_batch) for index, mini_batch in enumerate(mini_batches) if mini_batch.number > 0]
+        # Weight decay moves the weights without a gradient, too: by so little that its S is no measure of a step's.
+        steered = [any(x.grad_norm != 0 for x in mini_batches[:index]) for index in range(len(mini_batches))]
+        if mini_batches[0].number > 0:  # pi_old is another policy
+            steered = [True] * len(mini_batches)
+        moved = [
+            (index, mini_batch)
+            for index, mini_batch in enumerate(mini_batches)
+            if mini_batch.number > 0 and steered[index]
+        ]
         if len(mini_batches) == 1 and not moved and not self.values:
             self._given_up, self._measurement.scale = True, 1.0
             why = "no mini-batch comes after a moved weight (one update for each rollout batch)"
