@@ -1,4 +1,4 @@
-"""A default run warns of none of its own settings, and measures its clip values twice.
+"""A default run warns of none of its own settings, and measures its clip values.
 
 The rehearsals of the GPU jobs are in test_rehearse.py.
 """
@@ -17,13 +17,15 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 @pytest.mark.parametrize("algo", ["fspo", "gspo"])
 def test_the_demo_prints_no_warning_and_sets_its_clip_values(start: Starter, tmp_path: Path, algo: str) -> None:
-    # The norm clip is warned of after ten steps in a row, and the second values are set after the tenth.
-    run = start(tmp_path / algo, f"algo={algo}", "trainer.total_training_steps=11", "trainer.save_freq=-1")
+    # The norm clip is warned of after ten steps in a row, and the clip values are fixed after ten that count.
+    run = start(tmp_path / algo, f"algo={algo}", "trainer.total_training_steps=12", "trainer.save_freq=-1")
     assert run.wait(1000) == 0, run.output()[-4000:]
     output = run.output()
     assert "warning:" not in output and "UserWarning" not in output
     info = json.loads((run.run_dir / "run.json").read_text())
     assert info["clip_values"] == "measured"
-    assert [value["after_step"] for value in info["clip_values_measured"]] == [5, 10]
-    assert re.findall(r"clip values: .* from step (\d+) on", output) == ["6", "11"]
+    after = [value["after_step"] for value in info["clip_values_measured"]]
+    # A step counts unless all mini-batches before its last have no gradient: twelve have ten that do.
+    assert len(after) == 10 and after == sorted(set(after)) and after[0] <= 2
+    assert re.findall(r"clip values: .* from step (\d+) on", output) == [str(after[0] + 1), str(after[-1] + 1)]
     assert ("loss_divided_by" in info) == ("gradient scale: " in output) == (algo == "fspo")
