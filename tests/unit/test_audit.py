@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from audited_loop import GSPO, MINI_BATCHES, RANKS, STEPS, micro_batch, spoiled, train
 from hydra import compose, initialize_config_module
 from messages import holds
 
@@ -26,30 +27,6 @@ from fspo.report.runs import load_runs
 from fspo.responses import Responses
 from fspo.table import FOLDER, TableWriter
 from recipe.fspo.import_hook import check_before_ray
-
-RANKS, STEPS, MINI_BATCHES = 2, 2, 3
-GSPO = ALGORITHMS["seq_gspo"]
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def micro_batch(seed: int, moved: bool = True) -> Tensors:
-    """log_prob, old_log_prob, mask, one advantage per sequence."""
-    generator = torch.Generator().manual_seed(seed)
-    old = -torch.rand(16, 64, generator=generator)
-    mask = torch.arange(64) < torch.randint(0, 65, (16, 1), generator=generator)
-    new = old + 3e-3 * moved * torch.randn(16, 64, generator=generator)
-    return new, old, mask, torch.randn(16, generator=generator)
-
-
-def train(folder: Path, run: str = "run", ranks: range = range(RANKS)) -> None:
-    """A loop as anyone writes it."""
-    for rank in ranks:
-        audit = Audit(folder, GSPO, loss="seq_gspo", rank=rank, ranks=RANKS, run=run)
-        for step in range(STEPS):
-            for mini_batch in range(MINI_BATCHES):
-                for micro in range(2):
-                    audit.add(*micro_batch(1000 * rank + 100 * step + 10 * mini_batch + micro, mini_batch > 0))
-                audit.end_mini_batch(step)
 
 
 def test_an_audit_of_two_ranks_adds_up(tmp_path: Path) -> None:
@@ -77,14 +54,6 @@ def test_an_audit_of_two_ranks_adds_up(tmp_path: Path) -> None:
     rms = tokens.square().nanmean().sqrt()
     assert f"| 16 | {reach} | {spread:.4f} | {spread / 4:.4f} | {rms:.4f} |" in table
     assert main([str(tmp_path)]) == 0
-
-
-def spoiled(value: float, where: str) -> Tensors:
-    """A micro-batch with one log-probability that is not finite in a row of 5 tokens and more."""
-    new, old, mask, advantage = micro_batch(3)
-    row = int(mask.sum(1).argmax())
-    (new if where == "new" else old)[row, 2] = value
-    return new, old, mask, advantage
 
 
 def test_a_response_that_is_not_finite_is_named_in_all_readers(

@@ -11,39 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from audited_loop import GSPO, MINI_BATCHES, RANKS, STEPS, micro_batch, seed_of, spoiled, train
 
 from fspo.audit import Audit, from_packed
 from fspo.losses import ALGORITHMS, acceptance_band
 from fspo.positions import prefix_sums
 from fspo.table import COLUMNS, read_table
-
-RANKS, STEPS, MINI_BATCHES = 2, 2, 3
-GSPO = ALGORITHMS["seq_gspo"]
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def micro_batch(seed: int, moved: bool = True) -> Tensors:
-    """log_prob, old_log_prob, mask, one advantage per sequence."""
-    generator = torch.Generator().manual_seed(seed)
-    old = -torch.rand(16, 64, generator=generator)
-    mask = torch.arange(64) < torch.randint(0, 65, (16, 1), generator=generator)
-    new = old + 3e-3 * moved * torch.randn(16, 64, generator=generator)
-    return new, old, mask, torch.randn(16, generator=generator)
-
-
-def seed_of(rank: int, step: int, mini_batch: int, micro: int) -> int:
-    return 1000 * rank + 100 * step + 10 * mini_batch + micro
-
-
-def train(folder: Path, run: str = "run") -> None:
-    """A loop as anyone writes it."""
-    for rank in range(RANKS):
-        audit = Audit(folder, GSPO, loss="seq_gspo", rank=rank, ranks=RANKS, run=run, precision="fp32")
-        for step in range(STEPS):
-            for mini_batch in range(MINI_BATCHES):
-                for micro in range(2):
-                    audit.add(*micro_batch(seed_of(rank, step, mini_batch, micro), mini_batch > 0))
-                audit.end_mini_batch(step)
 
 
 def test_an_audit_of_two_ranks_has_a_row_for_each_response(tmp_path: Path) -> None:
@@ -121,14 +94,6 @@ def test_what_is_returned_is_what_is_read(tmp_path: Path) -> None:
     for name, values in rows.items():
         np.testing.assert_array_equal(columns[name], values[order], strict=True)
         assert name in COLUMNS
-
-
-def spoiled(value: float, where: str) -> Tensors:
-    """A micro-batch with one log-probability that is not finite in a row of 5 tokens and more."""
-    new, old, mask, advantage = micro_batch(3)
-    row = int(mask.sum(1).argmax())
-    (new if where == "new" else old)[row, 2] = value
-    return new, old, mask, advantage
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

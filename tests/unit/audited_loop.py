@@ -1,0 +1,46 @@
+"""Micro-batches for an audit, and a loop over them as anyone writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from fspo.audit import Audit
+from fspo.losses import ALGORITHMS
+
+RANKS, STEPS, MINI_BATCHES = 2, 2, 3
+GSPO = ALGORITHMS["seq_gspo"]
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def micro_batch(seed: int, moved: bool = True) -> Tensors:
+    """log_prob, old_log_prob, mask, one advantage per sequence."""
+    generator = torch.Generator().manual_seed(seed)
+    old = -torch.rand(16, 64, generator=generator)
+    mask = torch.arange(64) < torch.randint(0, 65, (16, 1), generator=generator)
+    new = old + 3e-3 * moved * torch.randn(16, 64, generator=generator)
+    return new, old, mask, torch.randn(16, generator=generator)
+
+
+def seed_of(rank: int, step: int, mini_batch: int, micro: int) -> int:
+    return 1000 * rank + 100 * step + 10 * mini_batch + micro
+
+
+def train(folder: Path, run: str = "run", ranks: range = range(RANKS)) -> None:
+    """A loop as anyone writes it."""
+    for rank in ranks:
+        audit = Audit(folder, GSPO, loss="seq_gspo", rank=rank, ranks=RANKS, run=run, precision="fp32")
+        for step in range(STEPS):
+            for mini_batch in range(MINI_BATCHES):
+                for micro in range(2):
+                    audit.add(*micro_batch(seed_of(rank, step, mini_batch, micro), mini_batch > 0))
+                audit.end_mini_batch(step)
+
+
+def spoiled(value: float, where: str) -> Tensors:
+    """A micro-batch with one log-probability that is not finite in a row of 5 tokens and more."""
+    new, old, mask, advantage = micro_batch(3)
+    row = int(mask.sum(1).argmax())
+    (new if where == "new" else old)[row, 2] = value
+    return new, old, mask, advantage
