@@ -114,16 +114,7 @@ class Responses:
             index: Of the mini-batch within its rollout batch.
             moved: Whether a weight had moved before it.
         """
-        valid_B = output.valid_B
-        columns = {
-            "S": output.log_ratio_B,
-            "L": output.length_B,
-            "A": output.advantage_B,
-            "inside": output.accepted_B,
-            "kept": 1 - output.clipped_high_B.double() - output.clipped_low_B.double(),
-            "weight": output.weight_B,
-        }
-        rows = {name: value[valid_B].detach().double().cpu().numpy() for name, value in columns.items()}
+        rows = rows_of(output)
         place = {"update": index, "minibatch": (index + 1) * moved}
         return cls.of_rows(rows | {name: np.full(len(rows["S"]), value) for name, value in place.items()})
 
@@ -312,6 +303,19 @@ class Responses:
             return float("nan")
         mu = self.s_B.sum() / self.length_B.sum()
         return float(np.std((self.s_B - mu * self.length_B) / np.sqrt(self.length_B)))
+
+
+def rows_of(output: SequenceLossOutput) -> dict[str, Array]:
+    """What a loss made of a mini-batch as columns of the table (:data:`fspo.table.COLUMNS`), without padding."""
+    columns = {
+        "S": output.log_ratio_B,
+        "L": output.length_B,
+        "A": output.advantage_B,
+        "inside": output.accepted_B,
+        "kept": 1 - output.clipped_high_B.double() - output.clipped_low_B.double(),
+        "weight": output.weight_B,
+    }
+    return {name: value[output.valid_B].detach().double().cpu().numpy() for name, value in columns.items()}
 
 
 def _numbered(keys: Sequence[Array]) -> npt.NDArray[np.int64]:

@@ -14,6 +14,7 @@ from batches import loss_output, random_batch
 from composing import composed
 
 from fspo.losses import sequence_policy_loss
+from fspo.responses import rows_of
 from fspo.table import read_table
 from fspo.types import BandState
 from recipe.fspo.accounting.cycle import Cycle
@@ -59,13 +60,9 @@ class Steps:
         for number, scale in enumerate((0.0, advantage)):
             output = loss_output(N, 20, seed=self.step, scale=0.3 * scale, shortest=1)
             output = dataclasses.replace(output, advantage_B=advantage * torch.ones(N))
-            columns = {"S": output.log_ratio_B, "L": output.length_B, "A": output.advantage_B}
-            columns |= {"inside": output.accepted_B, "weight": output.weight_B}
-            columns["kept"] = 1.0 - output.clipped_high_B.double() - output.clipped_low_B.double()
-            rows = {name: values.double().numpy() for name, values in columns.items()}
             place = {"step": self.step, "update": number, "minibatch": number, "row": np.arange(N)}
-            rows |= {name: np.broadcast_to(np.asarray(value), N) for name, value in place.items()}
-            self.cycle._mini_batches.append(MiniBatch(number, rows, 0.5, 1e-3))
+            rows = {name: np.broadcast_to(np.asarray(value), N) for name, value in place.items()}
+            self.cycle._mini_batches.append(MiniBatch(number, rows_of(output) | rows, 0.5, 1e-3))
         metrics = self.cycle.end(self.step, self.log, read)
         self.log.log(metrics | {"timing_s/step": 1.0}, step=self.step)
         return metrics

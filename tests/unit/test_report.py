@@ -35,9 +35,8 @@ from fspo.report.groups import clip_profiles, group_runs, length_profile, pooled
 from fspo.report.runs import Run, load_run, load_runs
 from fspo.report.summary import summarise
 from fspo.report.tables import show_lre
-from fspo.responses import Responses
+from fspo.responses import Responses, rows_of
 from fspo.table import FOLDER, Rows, TableWriter, join_rows
-from fspo.types import SequenceLossOutput
 
 STUDY = Path(__file__).parents[2] / "benchmarks/study"
 
@@ -62,7 +61,8 @@ def run_files(loss: str, seed: int, moves: float = 1.0, advantage: float = 1.0) 
             output = sequence_policy_loss(
                 log_prob_BT, torch.zeros_like(log_prob_BT), advantages_BT, mask_BT, ALGORITHMS[loss]
             )
-            parts.append(rows_of(output) | {name: np.full(64, update) for name in ("update", "minibatch")})
+            place = {"update": update, "minibatch": update, "truncated": 0.0}
+            parts.append(rows_of(output) | {name: np.full(64, value) for name, value in place.items()})
         tables.append(join_rows([part | {"step": np.full(64, step)} for part in parts]))
         values = diagnostics.update(Responses.of_rows(tables[-1])) | {
             "critic/rewards/mean": 0.1 * step,
@@ -77,13 +77,6 @@ def run_files(loss: str, seed: int, moves: float = 1.0, advantage: float = 1.0) 
         "command": ["python", "-m", "x"], "versions": {"torch": "2"},
     }  # fmt: skip
     return "\n".join(map(json.dumps, metrics)) + "\n", tuple(tables), json.dumps(info)
-
-
-def rows_of(output: SequenceLossOutput) -> Rows:
-    columns = {"S": output.log_ratio_B, "L": output.length_B, "A": output.advantage_B, "weight": output.weight_B}
-    columns |= {"inside": output.accepted_B, "truncated": output.length_B < 0}
-    columns["kept"] = 1.0 - output.clipped_high_B.double() - output.clipped_low_B.double()
-    return {name: values.double().numpy() for name, values in columns.items()}
 
 
 def write_table(folder: Path, steps: Sequence[Rows], first_step: int = 0) -> None:
