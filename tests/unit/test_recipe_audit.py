@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_audit_recording import MINI_BATCHES, RANKS, Tensors, micro_batch, spoiled
+from audited_loop import MINI_BATCHES, RANKS, Tensors, micro_batch, spoiled
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 from fspo.audit import Audit
