@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +61,14 @@ def test_a_ray_that_is_there_keeps_its_token_and_its_address(monkeypatch: pytest
     with private_run(composed("ray_kwargs.ray_init.address=null")):
         assert not {"RAY_AUTH_TOKEN", "RAY_AUTH_MODE", *LOOPBACK_ENVIRONMENT} & set(os.environ)
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path)) and ray_folder() is None
+
+
+def test_inductor_compiles_no_headers_into_the_temporary_folder_of_one_run() -> None:
+    """Its cache outlives a run, and its precompiled headers would not: 7 s of each start on a CPU."""
+    code = "import torch._inductor.config as config; print(config.cpp_cache_precompile_headers)"
+    with private_run(composed()):
+        printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert printed.stdout == "False\n"
 
 
 def test_a_ray_that_other_machines_join_listens_for_them() -> None:

@@ -33,6 +33,9 @@ _KERNELS: Final = {
     "FLASHINFER_WORKSPACE_BASE": "",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
 }
+#: Inductor also keeps precompiled headers, in TMPDIR whatever its cache is. A run that starts a Ray has a TMPDIR of its
+#: own, so each would compile them anew (7 s of processor time), for kernels that have long been compiled.
+_NO_HEADERS: Final = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
 
 
 class NotPrivateError(RuntimeError):
@@ -102,7 +105,7 @@ def cache_environment(private: Path) -> dict[str, str]:
     Compiled kernels are always there. What Hugging Face's libraries and others keep in the home folder is there if that
     cannot be written to; models that have been downloaded to it are still read.
     """
-    variables = {name: str(private / folder) for name, folder in _KERNELS.items()}
+    variables = {name: str(private / folder) for name, folder in _KERNELS.items()} | _NO_HEADERS
     home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     hub = Path(os.environ.get("HF_HOME") or home / "huggingface")
     if not _can_write(home):
