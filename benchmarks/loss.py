@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 
@@ -51,7 +51,7 @@ def our_losses(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
     return {name: lambda name=name: run(name) for name in OURS}  # type: ignore[misc]
 
 
-def verl_losses(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
+def verl_losses(batch: Batch, names: Sequence[str] = ("gspo", "vanilla")) -> dict[str, Callable[[], torch.Tensor]]:
     """Losses of verl's registry as verl calls them, with the aggregation of the GSPO paper."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.workers.config import ActorConfig, PolicyLossConfig
@@ -72,7 +72,7 @@ def verl_losses(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
         loss = get_policy_loss_fn(name)
         return lambda: loss(old, new, advantages, mask, loss_agg_mode="seq-mean-token-mean", config=config)[0]
 
-    return {f"verl {name}": call_of(name) for name in ("gspo", "vanilla")}
+    return {f"verl {name}": call_of(name) for name in names}
 
 
 def step(loss: Callable[[], torch.Tensor], batch: Batch) -> None:
