@@ -40,21 +40,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="test sets to keep out of training sets (default: those of the set; without names: none)",
     )
     command.set_defaults(run=_prepare)
-    command = commands.add_parser(
-        "check",
-        help="look at every row of data files as a run would use them",
-        description=(
-            "Columns, types, empty and repeated prompts, prompt lengths, a sample of each data source. Exit status 1, "
-            "with the reasons, if training would stop at these files or would leave rows out."
-        ),
-    )
-    command.add_argument("files", nargs="+", metavar="FILE", help="the files of a run, in verl's schema")
-    command.add_argument("--model", help="folder or hub name: lengths in tokens, and the chat template applied")
-    command.add_argument("--max-prompt-length", type=int, metavar="N", help="data.max_prompt_length of the run")
-    command.add_argument(
-        "--reward", metavar="FILE[:FUNCTION]", help="call this reward with the ground truth as response, and with none"
-    )
-    command.set_defaults(run=_check)
     return parser
 
 
@@ -70,24 +55,10 @@ def _prepare(args: argparse.Namespace) -> int:
     return int(failed)
 
 
-def _check(args: argparse.Namespace) -> int:
-    from fspo.data.check import check
-
-    if args.max_prompt_length is not None and args.model is None:
-        raise ValueError("--max-prompt-length counts tokens: give --model, whose tokenizer counts them")
-    report = check(args.files, args.model, args.max_prompt_length, args.reward)
-    print("\n".join(report.lines))
-    for problem in report.problems:
-        print(f"error: {problem}", file=sys.stderr)
-    if not report.problems:
-        print("\nnothing is wrong with these files")
-    return 1 if report.problems else 0
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
-    Exit status: 0; 1 if `check` finds something or `prepare` leaves a set out; 2 after a user's error.
+    Exit status: 0; 1 if `prepare` leaves a set out; 2 after a user's error.
     """
     args = build_parser().parse_args(argv)
     try:

@@ -43,10 +43,9 @@ def status_rates(statuses: Iterable[str | None]) -> dict[str, float]:
     """Share of every status among `statuses`, and their number: metrics for a logger.
 
     Returns `{reward/status/<status>: share, ..., reward/status/n: count}`. Every status is present (0.0 if it did not
-    occur), so that curves have no gaps. None entries (samples scored by another reward) do not count. An unknown status
-    raises ValueError.
+    occur), so that curves have no gaps. What is no status (None, or a text of another reward's) does not count.
     """
-    counts = Counter(Status(status) for status in statuses if status is not None)
+    counts = Counter(Status(status) for status in statuses if status in set(Status))
     n = counts.total()
     rates = {f"reward/status/{status.value}": counts[status] / n if n else 0.0 for status in Status}
     return rates | {"reward/status/n": float(n)}

@@ -31,16 +31,15 @@ from recipe.runner.faults.resources import needs_of, rollout_only_ranks
 from recipe.runner.launch import compose as runner
 from recipe.runner.launch import loggers
 from recipe.runner.launch.commands import BAD_INPUT, FAILED, BadInput
+from recipe.runner.launch.data_files import read_table
 from recipe.runner.launch.end_of_turn import generation_eos
 from recipe.runner.launch.inputs import MODEL_AND_DATA, data_files, generated_files, model_folder
+from recipe.runner.launch.reward_function import BadReward, load, result_problem
 from recipe.runner.launch.run_settings import with_settings_of_run
 from recipe.runner.launch.values import PreflightError
 from recipe.runner.plan.model import read_architecture
 from recipe.runner.plan.prediction import plan
 from recipe.runner.plan.setup import job_arguments
-
-from fspo.data.check import read_table
-from fspo.rewards.custom import BadReward, load, result_problem
 
 _MODEL, _REWARD, _FILES = "actor_rollout_ref.model.path", "reward.custom_reward_function", ("train_files", "val_files")
 #: Rows of a small file, more than two steps need; rows of a file among which the shortest prompts are chosen.

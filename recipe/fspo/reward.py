@@ -19,7 +19,7 @@ from fspo.rewards import MathScorer, Status, Verdict, format_reward, soft_overlo
 #: Statuses that are counted one by one as metrics; the string `status` in verl's dumps names all of them.
 FLAGS = (Status.TIMEOUT, Status.PARSE_FAILED, Status.CRASHED)
 
-#: See `fspo.rewards.custom`.
+#: See `recipe.runner.launch.reward_function`.
 READS_TEXT = True
 
 _creating = threading.Lock()
@@ -52,7 +52,7 @@ def compute_score(
             verifier, everything else goes to math-verify.
         format_weight: weight of `fspo.rewards.format_reward`.
         overlong_buffer: tokens of DAPO's soft overlong penalty; 0 or None turns it off. Needs `max_response_length` and
-            the reward manager of `recipe.fspo.reward_manager`, which tells the length of the response in tokens.
+            the reward manager of `recipe.runner.reward_manager`, which tells the length of the response in tokens.
         n_workers, time_limit_s, memory_limit_mb: see `fspo.rewards.MathScorer`; per reward worker of verl.
         normalise: whether mathematical answers are normalised before math-verify judges them; False gives its own
             verdicts.
@@ -80,7 +80,7 @@ def compute_score(
         with _creating:  # functools.cache alone may call the constructor twice when threads race
             scorer = _scorer(n_workers, time_limit_s, memory_limit_mb, normalise)
         verdict = scorer.score(solution_str, ground_truth)
-    length = info.get("response_length")
+    length, problem = info.get("response_length"), info.get("problem_id")
     score = verdict.score
     if format_weight:
         score += format_weight * format_reward(solution_str)
@@ -88,7 +88,7 @@ def compute_score(
         if length is None or max_response_length is None:
             raise ValueError(
                 f"overlong_buffer={overlong_buffer} needs max_response_length (got {max_response_length}) and the "
-                f"response length (got {length}): set reward.reward_manager to recipe.fspo.reward_manager"
+                f"response length (got {length}): set reward.reward_manager to recipe.runner.reward_manager"
             )
         score += overlong_weight * soft_overlong_penalty(length, max_response_length, overlong_buffer)
     return {
@@ -99,19 +99,8 @@ def compute_score(
         "response_length": length,
         "status": verdict.status.value,
         "data_source": data_source,
-        "problem_id": problem_id(data_source, info),
+        "problem_id": f"{data_source}/{info.get('index')}" if problem is None else str(problem),
     }
-
-
-def problem_id(data_source: str, info: Mapping[str, Any], prompt: str = "") -> str:
-    """What groups the responses to one problem: the row's `problem_id`, else its source, index and prompt's digest.
-
-    An index alone does not tell problems apart: files of one source may each be counted from 0. Where verl joins files
-    of which one has no such field, the rows of that one hold None.
-    """
-    if (own := info.get("problem_id")) is not None:
-        return str(own)
-    return "/".join(str(part) for part in (data_source, info.get("index"), prompt) if part not in (None, ""))
 
 
 def settings_problem(settings: Mapping[str, Any]) -> str | None:

@@ -17,12 +17,12 @@ from recipe.fspo.accounting.cycle import Cycle
 from recipe.fspo.accounting.outcomes import kl_to_start, prompt_of, read_outcomes, read_responses, send_rows
 from recipe.fspo.accounting.replay_buffer import clear_trained, counting, training_prompts
 from recipe.fspo.recorder import join_ranks
-from recipe.fspo.reward_manager import raise_failure
 from recipe.fspo.worker import FSPODetachedWorker, FSPOWorker
 from recipe.runner.checkpoints.state import Stateful
 from recipe.runner.hooks import RunnerHooks
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.progress import PROGRESS
+from recipe.runner.reward_manager import raise_failure
 from transfer_queue import KVBatchMeta
 
 from verl.trainer.ppo.utils import Role

@@ -17,7 +17,7 @@ _REWARD: Final = "reward.custom_reward_function"
 
 def _has_own_manager(config: DictConfig) -> bool:
     manager = config.reward.reward_manager
-    return manager.source == "importlib" and str(manager.module.path) == "pkg://recipe.fspo.reward_manager"
+    return manager.source == "importlib" and str(manager.module.path) == "pkg://recipe.runner.reward_manager"
 
 
 def _has_no_buffer(config: DictConfig) -> bool:

@@ -36,7 +36,6 @@ RUNNER_MAY = (
     "fspo.records",
     "fspo.table",
     "fspo.data",
-    "fspo.rewards.custom",
 )
 Graph = dict[str, set[str]]
 

@@ -100,7 +100,7 @@ def test_a_model_in_a_folder_is_not_downloaded(tmp_path: Path) -> None:
     ("name", "content", "parts"),
     [
         ("broken.parquet", b"not parquet", "broken.parquet|make it again"),
-        ("foreign.jsonl", b'{"question": "1 + 1"}', "foreign.jsonl|no column prompt|prepare"),
+        ("foreign.jsonl", b'{"question": "1 + 1"}', "foreign.jsonl|no column prompt|data-and-rewards.md"),
     ],
 )
 def test_a_file_that_cannot_be_used(tmp_path: Path, name: str, content: bytes, parts: str) -> None:
@@ -174,7 +174,7 @@ FUNCTION, MANAGER = "reward.custom_reward_function", "reward.reward_manager"
             ("reward_model.rollout.name=vllm", "reward.reward_model.rollout.name=vllm"),
         ),
         (["reward_model.model.trust_remote_code=true"], ("model.trust_remote_code=True", "leave it out")),
-        ([f"{MANAGER}.name=dapo"], (f"{MANAGER}.name=dapo ", "source=register", "recipe.fspo.reward_manager")),
+        ([f"{MANAGER}.name=dapo"], (f"{MANAGER}.name=dapo ", "source=register", "recipe.runner.reward_manager")),
         (
             [f"{MANAGER}.name=TokenLenghtRewardManager"],
             ("=TokenLenghtRewardManager ", "did you mean TokenLength"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fspo.data.cli import main
+from recipe.runner.check_data import main
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/data-and-rewards.md").read_text(encoding="utf-8")
 
@@ -29,7 +29,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_demo_files_are_right_and_the_reward_scores_them(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    commands = re.findall(r"^python -m fspo\.data (check (?:.*\\\n)*.*)$", PAGE, re.M)
+    commands = re.findall(r"^python -m recipe\.runner\.check_data ((?:.*\\\n)*.*)$", PAGE, re.M)
     (command,) = [line for line in commands if "own/reward.py" in line]
     assert main(shlex.split(command.replace("\\\n", " "))) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out

@@ -18,12 +18,12 @@ from omegaconf import OmegaConf
 from test_checkpoints import write_checkpoint
 from transformers import AutoConfig, AutoTokenizer
 
-from fspo.rewards.custom import BadReward
 from recipe.fspo import rehearse
 from recipe.fspo.job import JOB, compose
 from recipe.fspo.rehearse import compute_score
 from recipe.runner.faults.resources import needs_of
 from recipe.runner.launch.commands import BAD_INPUT, FAILED
+from recipe.runner.launch.reward_function import BadReward
 from recipe.runner.launch.values import PreflightError
 
 _ACTOR, _ROLLOUT, _MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))

@@ -145,7 +145,7 @@ NAMES: dict[str, dict[str, str]] = {
         "verl.trainer.ppo.rollout_corr_helper:compute_rollout_rejection_mask"
         "(log_ratio, response_mask, rollout_rs, rollout_rs_threshold)": "wrapped: one rule more",
     },
-    "recipe/fspo/reward_manager.py": {
+    "recipe/runner/reward_manager.py": {
         f"{_NAIVE}:NaiveRewardManager.run_single(data)": "verl keeps the response's length in tokens to itself",
     },
     "recipe/runner/verl_patches/validation.py": {
@@ -218,7 +218,7 @@ TEXTS: dict[str, dict[str, str]] = {
     "recipe/runner/verl_patches/weight_copies.py": {
         "verl.utils.fsdp_utils: local_cpu_tensor = local_gpu_tensor.detach().cpu()": "no copy on CPUs",
     },
-    "recipe/fspo/reward_manager.py": {
+    "recipe/runner/reward_manager.py": {
         "ray.actor: def __ray_call__(": "asks a reward worker; Ray's DeveloperAPI",
     },
     "recipe/runner/verl_patches/validation.py": {

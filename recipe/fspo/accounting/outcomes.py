@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 import transfer_queue as tq
 from recipe.fspo.recorder import ROWS
-from recipe.fspo.reward_manager import RESPONSE_DIGEST
+from recipe.runner.reward_manager import RESPONSE_DIGEST
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
@@ -162,9 +162,10 @@ class EqualRewardsWatch:
                 f"warning: in step {step} all responses to one prompt have the same reward, whatever the prompt: none "
                 "has a gradient from it. Two responses:",
                 *shown,
-                "If one deserves another reward, correct reward.custom_reward_function (`python -m fspo.data check "
-                "FILE --reward PATH` tries it). If not, give problems that the model solves sometimes, longer "
-                "responses (data.max_response_length), or more of them (actor_rollout_ref.rollout.n)",
+                "If one deserves another reward, correct reward.custom_reward_function (`python -m "
+                "recipe.runner.check_data FILE --reward PATH` tries it). If not, give problems that the model solves "
+                "sometimes, longer responses (data.max_response_length), or more of them "
+                "(actor_rollout_ref.rollout.n)",
             ]
         )
 

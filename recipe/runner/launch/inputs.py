@@ -1,7 +1,7 @@
 """The inputs of a run (model, data and reward function): where they are, and what is wrong with them.
 
 Part of the checks before Ray starts (:mod:`recipe.runner.launch.checks`). Of Parquet files the columns are read and no
-rows: ``python -m fspo.data check`` does that. A JSON file has no columns without its rows, and is read whole.
+rows: ``python -m recipe.runner.check_data`` does that. A JSON file has no columns without its rows, and is read whole.
 """
 
 from __future__ import annotations
@@ -16,11 +16,18 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from fspo.data.check import NO_ROWS, column_problems, columns_and_rows, join_problems, truth_problem
 from fspo.data.offline_task import SPLITS, Split
 from fspo.names import did_you_mean
-from fspo.rewards.custom import class_problem, problem_of, reads_text
 from recipe.runner.launch.compose import has_key
+from recipe.runner.launch.data_files import (
+    NO_ROWS,
+    PAGE,
+    column_problems,
+    columns_and_rows,
+    join_problems,
+    truth_problem,
+)
+from recipe.runner.launch.reward_function import class_problem, problem_of, reads_text
 from recipe.runner.launch.values import MachineProblem, PreflightError
 
 #: A folder with one of these has a tokenizer.
@@ -216,8 +223,8 @@ def data_problems(config: DictConfig) -> Iterator[str]:
         if taken < needed and all(file in generated or file in schemas for file in files):
             yield (
                 f"{key}: {rows} rows in {len(files)} file(s), of which {taken} are taken ({of_samples}={limit}), and "
-                f"{needed} are needed (data.train_batch_size, or 1): give more data, made with `python -m fspo.data "
-                "prepare` for example, or a smaller batch"
+                f"{needed} are needed (data.train_batch_size, or 1): give more data ({PAGE}), "
+                "or a smaller batch"
             )
 
 
@@ -316,7 +323,7 @@ def _asked(*arguments: str, settings: str = "") -> str | None:
 
     ``settings`` may hold secrets, and all users of the machine can read a command line.
     """
-    command = [sys.executable, "-m", "fspo.rewards.custom", *arguments]
+    command = [sys.executable, "-m", "recipe.runner.launch.reward_function", *arguments]
     try:
         ended = subprocess.run(
             command, input=settings, capture_output=True, text=True, timeout=_LOAD_LIMIT_S, check=False

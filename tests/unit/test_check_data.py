@@ -1,8 +1,7 @@
-"""``python -m fspo.data check`` finds what would stop a run or cost rows, as verl and datasets do it."""
+"""``python -m recipe.runner.check_data`` finds what would stop a run or cost rows, as verl and datasets do it."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import re
@@ -18,8 +17,8 @@ from messages import holds
 from transformers import AutoTokenizer
 
 from benchmarks.models.demo_model import shipped_model
-from fspo.data.check import check, column_problems, join_problems, read_table
-from fspo.data.cli import main
+from recipe.runner.check_data import check, main
+from recipe.runner.launch.data_files import join_problems, read_table
 
 Row = dict[str, Any]
 ROW: Row = {
@@ -42,43 +41,6 @@ def write(tmp_path: Path) -> Callable[..., str]:
         return str(tmp_path / name)
 
     return to_file
-
-
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({}, None),
-        ({"extra_info": None}, None),
-        ({"prompt": "150%44"}, "prompt of type string"),
-        ({"reward_model": "18"}, "reward_model of type string"),
-        ({"reward_model": {"ground_truth": 18}}, "ground_truth: int64"),
-        ({"data_source": 3}, "data_source of type int64"),
-        ({"extra_info": '{"index": 0}'}, "extra_info of type string"),
-    ],
-)
-def test_a_column_that_verl_cannot_use_is_named_with_its_type(changed: Row, says: str | None) -> None:
-    problems = list(column_problems(pa.Table.from_pylist([{**ROW, **changed}]).schema, text_truth=True))
-    assert (problems == []) if says is None else (len(problems) == 1 and says in problems[0]), problems
-
-
-@pytest.mark.parametrize(
-    ("changed", "column"),
-    [
-        ({}, None),
-        ({"extra_info": {"index": 0, "level": "hard"}}, None),
-        ({"prompt": [{"content": "150%44", "role": "user"}]}, None),
-        ({"ability": "math"}, None),
-        ({"reward_model": {"style": "rule", "ground_truth": ["18"]}}, "reward_model"),
-        ({"extra_info": "0"}, "extra_info"),
-    ],
-)
-def test_files_that_datasets_cannot_join_are_named_with_the_column(changed: Row, column: str | None) -> None:
-    schemas = {name: pa.Table.from_pylist([row]).schema for name, row in (("a", ROW), ("b", ROW | changed))}
-    problems = list(join_problems(schemas))
-    assert len(problems) == (column is not None)
-    assert all(problem.startswith("b ") and str(column) in problem for problem in problems)
-    with pytest.raises((ValueError, AttributeError)) if problems else contextlib.nullcontext():
-        datasets.concatenate_datasets([datasets.Dataset(pa.Table.from_pylist([row])) for row in (ROW, ROW | changed)])
 
 
 MESSAGE = {"role": "user", "content": "150%44"}
@@ -117,19 +79,6 @@ def test_features_of_another_datasets_are_named_with_the_file(write: Callable[..
     pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), file)
     (problem,) = check([file]).problems
     assert file in problem and "NewList" in problem and datasets.__version__ in problem
-
-
-@pytest.mark.parametrize(
-    ("columns", "says"),
-    [
-        ({"question": "prompt", "answer": "reward_model"}, ("column prompt: it is probably question", "data_source")),
-        ({"promt": "prompt"}, ("did you mean promt?",)),
-    ],
-)
-def test_a_missing_column_is_named_with_those_there_are(columns: dict[str, str], says: tuple[str, ...]) -> None:
-    row = {name: ROW[column] for name, column in columns.items()} | {"data_source": "own"}
-    problems = "\n".join(column_problems(pa.Table.from_pylist([row]).schema))
-    assert all(part in problems for part in (*says, *row)), problems
 
 
 @pytest.mark.parametrize("content", [7, [{"type": "text", "text": "1"}]])
@@ -211,7 +160,7 @@ def test_the_command_shows_sources_lengths_a_sample_and_scores(
         "    return {'score': solution_str == ground_truth}\n"
     )
     model = "pkg://fspo.data/assets/demo_model"
-    command = ["check", file, "--model", model, "--max-prompt-length", "7", "--reward", f"{reward}:score"]
+    command = [file, "--model", model, "--max-prompt-length", "7", "--reward", f"{reward}:score"]
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert re.search(r"^own/task +2  7, 7, 7, 7, 7$", printed, re.M)
@@ -323,7 +272,7 @@ def test_a_file_that_cannot_be_read_is_named(
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    assert main(["check", str(tmp_path / name)]) == 2
+    assert main([str(tmp_path / name)]) == 2
     error = capsys.readouterr().err
     assert str(tmp_path / name) in error and says in error
 
@@ -332,5 +281,5 @@ def test_json_lines_are_read_and_a_length_needs_a_model(tmp_path: Path, capsys: 
     file = tmp_path / "train.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows(3)))
     assert check([str(file)]).problems == []
-    assert main(["check", str(file), "--max-prompt-length", "9"]) == 2
+    assert main([str(file), "--max-prompt-length", "9"]) == 2
     assert "give --model" in capsys.readouterr().err

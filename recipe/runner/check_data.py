@@ -1,201 +1,37 @@
-"""Are these files what a run needs? ``python -m fspo.data check FILE...``, and the part of it that a run asks first.
+"""``python -m recipe.runner.check_data FILE...``: are these files, and this reward, what a run needs?
 
-verl leaves out a prompt that is too long or that the chat template refuses, and says so in a log. It joins the files of
-one key, and stops minutes later if a column has two types. Both are said here.
+verl leaves out a prompt that is too long or that the chat template refuses, and says so in a log. The part that a run
+asks before it starts is :mod:`recipe.runner.launch.data_files`.
 """
 
 from __future__ import annotations
 
-import json
-import tempfile
+import argparse
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fspo.files import local_path
-from fspo.names import did_you_mean
-from fspo.rewards.custom import BadReward, call, call_problem, describe, load, reads_text, result_problem
+from recipe.runner.launch.data_files import NO_ROWS, column_problems, join_problems, read_table, record_of, rows_of
+from recipe.runner.launch.reward_function import (
+    BadReward,
+    call,
+    call_problem,
+    describe,
+    load,
+    reads_text,
+    result_problem,
+)
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from transformers import PreTrainedTokenizerBase
 
 ROLES: Final = ("system", "user", "assistant", "tool")
-NO_ROWS: Final = "has no rows, and verl cannot read such a file: leave it out, or make it again"
-#: Under which names other data sets have what verl's columns hold.
-_ALIASES: Final = {
-    "prompt": ("question", "problem", "messages", "conversations", "instruction", "input", "query"),
-    "data_source": ("source", "dataset", "data_set", "task"),
-    "reward_model": ("answer", "solution", "ground_truth", "label", "target", "final_answer"),
-}
 _NAMED = 5  # rows that a sentence names
 _CALLS = 3  # rows of each source with which a reward is tried
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Raises ValueError or FileNotFoundError, with the file's name, for a file that verl does not read."""
-    if path.suffix not in (".parquet", ".json", ".jsonl"):
-        raise ValueError(f"{path}: verl reads .parquet, .json and .jsonl only")
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} does not exist; make it with `python -m fspo.data prepare`, or correct the path"
-        )
-    try:
-        yield
-    except Exception as error:  # of pandas, pyarrow or datasets; the cause says more
-        why = " ".join(str(error.__cause__ or error).split())[:300] or type(error).__name__
-        raise ValueError(f"{path} cannot be read as rows ({why}); make it again, JSON in UTF-8") from error
-
-
-def columns_and_rows(path: Path) -> tuple[pa.Schema, int]:
-    """The columns of a file and its number of rows; of a Parquet file no row is read. Errors as :func:`read_table`."""
-    import pyarrow.parquet as pq
-
-    if path.suffix != ".parquet":
-        table = read_table(path)
-        return table.schema, table.num_rows
-    with _readable(path):
-        return pq.read_schema(path), pq.read_metadata(path).num_rows
-
-
-def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """A Parquet, JSON or JSON lines file as verl reads it, or some columns of it.
-
-    Raises ValueError or FileNotFoundError, with the file's name, if it cannot be.
-    """
-    import datasets
-    import pyarrow.parquet as pq
-
-    with _readable(path):
-        if path.suffix == ".parquet":
-            return pq.read_table(path, columns=columns)
-        path.read_bytes().decode("utf-8")  # else only the row in question would raise
-        with tempfile.TemporaryDirectory() as cache:
-            table = datasets.Dataset.from_json(str(path), cache_dir=cache, keep_in_memory=True).data.table
-            return table if columns is None else table.select(columns)
-
-
-def truth_problem(path: Path) -> str | None:
-    """The first ground truth of a file that is not text; None if all are. The file has verl's columns."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    table = read_table(path, ["reward_model"])
-    kind = table.schema.field("reward_model").type
-    is_text = pa.types.is_struct(kind) and _is_text(kind.field("ground_truth").type)
-    if is_text and not pc.struct_field(table["reward_model"], "ground_truth").null_count:  # whatever their number
-        return None
-    for row, record in enumerate(rows_of(table)):
-        truth = _record(record["reward_model"]).get("ground_truth")
-        if not isinstance(truth, str):
-            named = f"reward_model.ground_truth={truth!r} ({type(truth).__name__})"
-            return f"row {row}: {named}: write every ground truth as text"
-    return None
-
-
-def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows of a table as verl's data set gives them: what `datasets` keeps as JSON, for it has several types, read.
-
-    In JSON lines a record may differ from row to row in its keys or in the types of their values.
-    """
-    kinds = {column.name: column.type for column in table.schema}
-    return [{name: _decoded(value, kinds[name]) for name, value in row.items()} for row in table.to_pylist()]
-
-
-def _decoded(value: Any, kind: pa.DataType) -> Any:
-    import pyarrow as pa
-
-    if _is_json(kind):
-        return json.loads(value) if isinstance(value, str | bytes) else value
-    if isinstance(value, dict) and pa.types.is_struct(kind):
-        return {field.name: _decoded(value[field.name], field.type) for field in kind}
-    if isinstance(value, list) and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        return [_decoded(item, kind.value_type) for item in value]
-    return value
-
-
-def _is_json(kind: pa.DataType) -> bool:
-    """Whether `datasets` keeps a column as JSON, because its values have several types; the rows tell more."""
-    return str(getattr(kind, "extension_name", "")) == "arrow.json"
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def column_problems(schema: pa.Schema, prompt_key: str = "prompt", text_truth: bool = False) -> Iterator[str]:
-    """What of a file's columns would stop training: one that is missing, or whose type cannot be used.
-
-    Args:
-        schema: Of the file.
-        prompt_key: ``data.prompt_key``.
-        text_truth: Whether the reward reads a ground truth that is text, as the recipe's own does.
-    """
-    import pyarrow as pa
-
-    def fields(kind: pa.DataType) -> dict[str, pa.DataType]:
-        return {field.name: field.type for field in kind} if pa.types.is_struct(kind) else {}
-
-    def is_messages(kind: pa.DataType) -> bool:
-        if _is_json(kind) or not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-            return _is_json(kind)
-        have = fields(kind.value_type)
-        texts = all(name in have and (_is_text(have[name]) or _is_json(have[name])) for name in ("role", "content"))
-        return texts or _is_json(kind.value_type)
-
-    def has_truth(kind: pa.DataType) -> bool:
-        truth = fields(kind).get("ground_truth")
-        return _is_json(kind) or (truth is not None and (_is_text(truth) or not text_truth))
-
-    def is_record(kind: pa.DataType) -> bool:
-        return bool(pa.types.is_null(kind) or pa.types.is_struct(kind) or _is_json(kind))
-
-    types = {"extra_info": pa.null()} | {column.name: column.type for column in schema}
-    for column, is_right, right in (
-        (prompt_key, is_messages, 'a list of messages, such as [{"role": "user", "content": TEXT}]'),
-        ("data_source", _is_text, "text"),
-        ("reward_model", has_truth, 'a record such as {"ground_truth": TEXT}; a reward of yours may read other types'),
-        ("extra_info", is_record, "a record, or be left out"),
-    ):
-        if column not in types:
-            likely = [name for name in _ALIASES.get(column, ()) if name in schema.names]
-            hint = f": it is probably {likely[0]}" if likely else did_you_mean(column, schema.names)
-            have = ", ".join(schema.names) or "none"
-            yield f"has no column {column}{hint}; it has {have}. `python -m fspo.data prepare` writes verl's schema"
-        elif not is_right(types[column]):
-            yield f"has a column {column} of type {types[column]}: it must be {right}"
-
-
-def join_problems(schemas: Mapping[str, pa.Schema]) -> Iterator[str]:
-    """A file that verl cannot join with those before it in a list, for a type of a column or of a field in it."""
-    import datasets
-    import pyarrow as pa
-
-    types: dict[str, pa.DataType] = {}
-    rows: list[datasets.Dataset] = []
-    for file, schema in schemas.items():
-        empty = [pa.nulls(1, column.type) for column in schema]  # it looks at files with rows only
-        try:
-            rows.append(datasets.Dataset(pa.Table.from_arrays(empty, schema=schema)))
-        except Exception as error:  # the features that another release of datasets has written into the file
-            why = " ".join(str(error).split())[:200]
-            yield f"{file} cannot be read by datasets {datasets.__version__}, the installed one ({why}): write it again"
-            return
-        try:
-            datasets.concatenate_datasets(rows)
-        except (ValueError, AttributeError):
-            clashes = [column for column in schema if column.type != types.get(column.name, column.type)]
-            differ = "; ".join(f"{column.name} is {column.type}, before {types[column.name]}" for column in clashes)
-            yield f"{file} cannot be joined with the files before it: {differ}. Write one type in all of them"
-            return
-        types |= {column.name: column.type for column in schema}
 
 
 @dataclass
@@ -215,8 +51,8 @@ class _Row:
         prompt = values["prompt"] if isinstance(values["prompt"], list) else []
         self.messages: list[dict[str, Any]] = [message if isinstance(message, dict) else {} for message in prompt]
         self.source = values["data_source"]
-        self.truth = _record(values["reward_model"]).get("ground_truth")
-        self.info = _record(values.get("extra_info"))
+        self.truth = record_of(values["reward_model"]).get("ground_truth")
+        self.info = record_of(values.get("extra_info"))
 
     def problem(self) -> str | None:
         """Why training stops at the row, or learns nothing from it."""
@@ -234,10 +70,6 @@ class _Row:
     def text(self) -> str:
         """The messages as they are compared: contents that are not text (images) by their representation."""
         return " ".join(f"{message['role']}: {message['content']}" for message in self.messages)
-
-
-def _record(value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, dict) else {}
 
 
 def _named(rows: Sequence[_Row]) -> str:
@@ -400,3 +232,39 @@ def _result(function: Callable[..., Any], row: _Row, response: str, kinds: dict[
     if problem is not None:
         raise BadReward(problem)
     return result if isinstance(result, Mapping) else {"score": result}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; exit status 0, 1 if training would stop or leave rows out, 2 after a user's error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m recipe.runner.check_data",
+        description=(
+            "Look at every row of data files as a run would use them: columns, types, empty and repeated prompts, "
+            "prompt lengths, a sample of each data source. Exit status 1, with the reasons, if training would stop at "
+            "these files or would leave rows out."
+        ),
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="the files of a run, in verl's schema")
+    parser.add_argument("--model", help="folder or hub name: lengths in tokens, and the chat template applied")
+    parser.add_argument("--max-prompt-length", type=int, metavar="N", help="data.max_prompt_length of the run")
+    parser.add_argument(
+        "--reward", metavar="FILE[:FUNCTION]", help="call this reward with the ground truth as response, and with none"
+    )
+    args = parser.parse_args(argv)
+    try:
+        if args.max_prompt_length is not None and args.model is None:
+            raise ValueError("--max-prompt-length counts tokens: give --model, whose tokenizer counts them")
+        report = check(args.files, args.model, args.max_prompt_length, args.reward)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(report.lines))
+    for problem in report.problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if not report.problems:
+        print("\nnothing is wrong with these files")
+    return 1 if report.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

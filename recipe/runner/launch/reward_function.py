@@ -1,7 +1,7 @@
 """A reward function of the user's own: load it as verl does, and say what is wrong with it, its call or its result.
 
-``python -m fspo.rewards.custom PATH NAME [KEYWORD ...]`` prints what :func:`problem_of` says of it, or nothing; the
-settings, a JSON object, come by standard input. Without them it is a class of a reward manager, and
+``python -m recipe.runner.launch.reward_function PATH NAME [KEYWORD ...]`` prints what :func:`problem_of` says of it, or
+nothing; the settings, a JSON object, come by standard input. Without them it is a class of a reward manager, and
 :func:`class_problem`. What the module starts while it is imported ends with that process.
 """
 
@@ -25,7 +25,6 @@ from types import FrameType, ModuleType
 from typing import Any, Final
 
 from fspo.names import did_you_mean
-from fspo.rewards.verdict import Status
 
 #: How verl passes the row and the response; every one of them, by keyword.
 ARGUMENTS: Final = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -162,12 +161,6 @@ def result_problem(result: Any, kinds: dict[str, str] | None = None) -> str | No
         if key in values and not _is_finite(values[key]):
             named = f"{key}=" if isinstance(result, Mapping) else "the text " if isinstance(result, str) else ""
             return f"it returned {named}{values[key]!r} ({type(values[key]).__name__}), which is not a finite number"
-    status = values.get("status")
-    if status is not None and status not in set(Status):
-        return (
-            f"it returned status={status!r}; `status` is counted, and must be one of {', '.join(Status)}: name your "
-            "own text otherwise"
-        )
     kinds = {} if kinds is None else kinds
     for key, value in values.items():
         if value is None:

@@ -13,12 +13,11 @@ from typing import Any, Final
 
 import ray
 import torch
-from recipe.fspo.reward import problem_id
-from recipe.runner.faults.errors import ExplainedError
-
-from fspo.rewards.custom import BadReward, describe, result_problem
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+
+from recipe.runner.faults.errors import ExplainedError
+from recipe.runner.launch.reward_function import BadReward, describe, result_problem
 
 #: Of the response's tokens: equal for equal responses.
 RESPONSE_DIGEST: Final = "response_digest"
@@ -32,7 +31,7 @@ class TokenLengthRewardManager(NaiveRewardManager):
     It keeps the first failure of that function.
 
     Configure it with `reward.reward_manager.source=importlib`, `reward.reward_manager.name=TokenLengthRewardManager`
-    and `reward.reward_manager.module.path=pkg://recipe.fspo.reward_manager`.
+    and `reward.reward_manager.module.path=pkg://recipe.runner.reward_manager`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -41,7 +40,7 @@ class TokenLengthRewardManager(NaiveRewardManager):
         self._kinds: dict[str, str] = {}  # of what the reward has returned, by key
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
-        """As verl's, with what :mod:`fspo.evaluation` and the trainer read of a response.
+        """As verl's, with what an evaluation and the trainer read of a response.
 
         One scalar per response, so that nobody has to load the tokens. Keys returned by the reward function win.
 
@@ -58,9 +57,8 @@ class TokenLengthRewardManager(NaiveRewardManager):
         info["response_length"] = int(mask.sum())
         prompt = item.batch["prompts"]
         prompt = prompt[item.batch["attention_mask"][: len(prompt)].bool()]
-        problem = problem_id(source, info, _digest(prompt))
-        if info.get("problem_id") is None:
-            info["problem_id"] = problem
+        if info.get("problem_id") is None:  # as in the rows of a file without it, which verl joins with others
+            info["problem_id"] = _problem_id(source, info.get("index"), _digest(prompt))
         try:
             result: dict[str, Any] = await super().run_single(data)
             returned = result["reward_extra_info"]  # of a reward that returns a number, that number as acc
@@ -75,7 +73,7 @@ class TokenLengthRewardManager(NaiveRewardManager):
         facts = {
             "response_length": int(mask.sum()),
             "data_source": source,
-            "problem_id": problem,
+            "problem_id": str(info["problem_id"]),
             "score": float(result["reward_score"]),
             RESPONSE_DIGEST: _digest(tokens[: int(mask.sum())]),
         }
@@ -94,6 +92,13 @@ class TokenLengthRewardManager(NaiveRewardManager):
             f"  ground truth: {_short(truth)}\n  response: {_short(response)}\n"
             "A function that is to go on without a verdict catches the exception and returns a score"
         )
+
+
+def _problem_id(source: str, index: Any, prompt: str) -> str:
+    """What groups the responses to one problem: an index alone is not enough, because files of one source may each be
+    counted from 0.
+    """
+    return "/".join(str(part) for part in (source, index, prompt) if part is not None)
 
 
 def _digest(tokens: torch.Tensor) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fspo.rewards.custom import problem_of
+from recipe.runner.launch.reward_function import problem_of
 
 ROOT = Path(__file__).parents[2]
 GOOD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):\n    return 1.0\n"

@@ -1,0 +1,70 @@
+"""The columns of data files as verl and datasets use them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pytest
+
+from recipe.runner.launch.data_files import column_problems, join_problems
+
+Row = dict[str, Any]
+ROW: Row = {
+    "data_source": "own/task",
+    "prompt": [{"role": "user", "content": "150%44"}],
+    "reward_model": {"style": "rule", "ground_truth": "18"},
+    "extra_info": {"index": 0},
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({}, None),
+        ({"extra_info": None}, None),
+        ({"prompt": "150%44"}, "prompt of type string"),
+        ({"reward_model": "18"}, "reward_model of type string"),
+        ({"reward_model": {"ground_truth": 18}}, "ground_truth: int64"),
+        ({"data_source": 3}, "data_source of type int64"),
+        ({"extra_info": '{"index": 0}'}, "extra_info of type string"),
+    ],
+)
+def test_a_column_that_verl_cannot_use_is_named_with_its_type(changed: Row, says: str | None) -> None:
+    problems = list(column_problems(pa.Table.from_pylist([{**ROW, **changed}]).schema, text_truth=True))
+    assert (problems == []) if says is None else (len(problems) == 1 and says in problems[0]), problems
+
+
+@pytest.mark.parametrize(
+    ("changed", "column"),
+    [
+        ({}, None),
+        ({"extra_info": {"index": 0, "level": "hard"}}, None),
+        ({"prompt": [{"content": "150%44", "role": "user"}]}, None),
+        ({"ability": "math"}, None),
+        ({"reward_model": {"style": "rule", "ground_truth": ["18"]}}, "reward_model"),
+        ({"extra_info": "0"}, "extra_info"),
+    ],
+)
+def test_files_that_datasets_cannot_join_are_named_with_the_column(changed: Row, column: str | None) -> None:
+    schemas = {name: pa.Table.from_pylist([row]).schema for name, row in (("a", ROW), ("b", ROW | changed))}
+    problems = list(join_problems(schemas))
+    assert len(problems) == (column is not None)
+    assert all(problem.startswith("b ") and str(column) in problem for problem in problems)
+    with pytest.raises((ValueError, AttributeError)) if problems else contextlib.nullcontext():
+        datasets.concatenate_datasets([datasets.Dataset(pa.Table.from_pylist([row])) for row in (ROW, ROW | changed)])
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"question": "prompt", "answer": "reward_model"}, ("column prompt: it is probably question", "data_source")),
+        ({"promt": "prompt"}, ("did you mean promt?",)),
+    ],
+)
+def test_a_missing_column_is_named_with_those_there_are(columns: dict[str, str], says: tuple[str, ...]) -> None:
+    row = {name: ROW[column] for name, column in columns.items()} | {"data_source": "own"}
+    problems = "\n".join(column_problems(pa.Table.from_pylist([row]).schema))
+    assert all(part in problems for part in (*says, *row)), problems
