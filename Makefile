@@ -55,8 +55,8 @@ faults: setup  ## kill each process at each moment; writes docs/tables/faults-ki
 	@$(BIN)/python -m benchmarks.faults kills $(ARGS)
 
 # Test files that do not touch the library are left out.
-NOT_OF_LIBRARY = $(shell grep -L "from fspo" tests/unit/test_*.py)
-coverage: setup  ## lines and branches of fspo/ that unit tests reach, at least 95% (three minutes)
+NOT_OF_LIBRARY = $(shell grep -L -e "from fspo" -e "from recipe.math" tests/unit/test_*.py)
+coverage: setup  ## lines and branches of fspo/ and recipe/math/ that unit tests reach, at least 95% (three minutes)
 	@$(BIN)/python -m coverage run $(UNIT) -q -m "not slow and not e2e" \
 	    tests/unit $(NOT_OF_LIBRARY:%=--ignore=%) $(ARGS)
 	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report

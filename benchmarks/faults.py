@@ -117,7 +117,7 @@ class Run(Start):
             if role == "judge":
                 with contextlib.suppress(psutil.Error):
                     process = psutil.Process(pid)
-                    if "fspo.rewards.worker" in " ".join(process.cmdline()) and not process.children():
+                    if "recipe.math.answers.worker" in " ".join(process.cmdline()) and not process.children():
                         return pid
             elif role_of(pid) == role:
                 return pid

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fspo.markdown import markdown_table
-from fspo.rewards import MathScorer, Verdict
+from recipe.math.answers import MathScorer, Verdict
 
 ASSETS = Path(__file__).resolve().parents[1] / "tests" / "unit" / "assets"
 PAIRS = ASSETS / "answer_classes.jsonl"

@@ -28,7 +28,7 @@ from omegaconf import OmegaConf, open_dict
 from benchmarks.starts import Start
 from fspo.markdown import markdown_table
 from fspo.records import complete_lines
-from recipe.fspo.job import compose
+from recipe.fspo.job import JOB, compose
 from recipe.runner.launch.machine import platform_environment
 
 STEPS: Final = 5
@@ -74,7 +74,7 @@ def plain_verl(run_dir: Path, *overrides: str) -> tuple[list[str], dict[str, str
     from recipe.runner.launch.prepare import on_this_machine
 
     config = on_this_machine(config)
-    write_offline_task(config.data)
+    write_offline_task(JOB, config.data)
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     with open_dict(config):
         config.trainer.v1.trainer_mode = "sync"

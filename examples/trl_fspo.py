@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer with FSPO's loss and the audit, on the embedded model of 0.8M parameters; one minute on a CPU.
+"""TRL's GRPOTrainer with FSPO's loss and the audit, on a small model with random weights; one minute on a CPU.
 
     pip install '.[trl]' && python examples/trl_fspo.py
 
@@ -6,19 +6,32 @@ In an environment without verl, which does not start where TRL 1.x can be import
 the places of these; leave out ``rule`` to audit TRL's own loss.
 """
 
-from pathlib import Path
-
-import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig
 
-import fspo.data
 from fspo.audit import describe, read_audit
 from fspo.losses import ALGORITHMS
 from fspo.trl import FSPOTrainer
 
-MODEL = Path(fspo.data.__file__).parent / "assets/demo_model"
+VOCABULARY = ["<pad>", "<eos>", *"0123456789+="]
+characters = Tokenizer(models.WordLevel({token: number for number, token in enumerate(VOCABULARY)}, "<pad>"))
+characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, pad_token="<pad>", eos_token="<eos>")
+model = Qwen3ForCausalLM(
+    Qwen3Config(
+        vocab_size=len(VOCABULARY),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+)
 
 
 def digits(completions: list[str], **_: object) -> list[float]:
@@ -27,7 +40,7 @@ def digits(completions: list[str], **_: object) -> list[float]:
 
 
 trainer = FSPOTrainer(
-    AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32),
+    model,
     digits,
     args=GRPOConfig(
         "trl",
@@ -43,7 +56,7 @@ trainer = FSPOTrainer(
         report_to=[],
     ),
     train_dataset=Dataset.from_dict({"prompt": ["1+1=", "2+3=", "10+4=", "7+8="] * 8}),
-    processing_class=AutoTokenizer.from_pretrained(MODEL),
+    processing_class=tokenizer,
     rule=ALGORITHMS["fspo"],
     audit="audit",
 )

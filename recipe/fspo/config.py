@@ -38,7 +38,7 @@ _TOKEN_ESTIMATORS: Final = ("gae", "optimal_token_baseline", "tir_optimal_token_
 #: A clip value so many times the published one, at the longest response, is that of another exponent or loss:
 #: frameworks have shipped PPO's 0.2 in place of GSPO's 3e-4 by mistake. Measured ones were up to 34 times it.
 _FACTOR: Final = 50.0
-_OWN_REWARD: Final = "pkg://recipe.fspo.reward"
+_OWN_REWARD: Final = "pkg://recipe.math.reward"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any, Final
 from omegaconf import DictConfig
 from recipe.fspo import CONF_DIR
 from recipe.fspo.old_keys import FORMER_KEYS, INSTEAD, OLD_KEYS
+from recipe.math.data.offline_task import write_dataset
 from recipe.runner.launch import compose as runner
 from recipe.runner.launch.job import Job, Passes, Row
 
@@ -58,7 +59,7 @@ def _outlook(config: DictConfig) -> Iterator[str]:
 def _conclude(config: DictConfig) -> None:
     folder = Path(config.run.dir)
     if config.evaluate:
-        from fspo.evaluation import conclude_evaluation
+        from recipe.math.evaluation import conclude_evaluation
 
         print(conclude_evaluation(folder, config.seed), flush=True)
     else:
@@ -76,6 +77,7 @@ JOB: Final = Job(
     complete=_complete,
     passes=_passes,
     outlook=_outlook,
+    write_data=write_dataset,
     conclude=_conclude,
     old_keys=OLD_KEYS,
     former_keys=FORMER_KEYS,

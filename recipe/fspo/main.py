@@ -38,7 +38,7 @@ Settings often changed, of the recipe and of verl:
   actor_rollout_ref.actor.policy_loss.c_low=0.05            band below, in nats; c_high above; given ones: not measured
   actor_rollout_ref.actor.optim.lr=1e-6                     learning rate
   actor_rollout_ref.model.path=FOLDER                       model in Hugging Face format
-  data.train_files=FILE data.val_files=[FILE,FILE]          made by python -m fspo.data; yours: docs/data-and-rewards.md
+  data.train_files=FILE data.val_files=[FILE,FILE]          yours: docs/data-and-rewards.md
   reward.custom_reward_function.path=FILE                   a reward of your own
   data.train_batch_size=512                                 prompts per step
   actor_rollout_ref.actor.ppo_mini_batch_size=32            prompts per optimizer step
@@ -55,7 +55,8 @@ Exit status: 0 finished, 1 failed, {BAD_INPUT} bad input, {PREEMPTED} preempted 
 {INTERRUPTED} interrupted by Ctrl-C, 143 or 129 ended by SIGTERM or a closed terminal.
 
 See also, each with --help: python -m recipe.fspo.compare (algorithms x seeds), recipe.fspo.plan (memory and time
-before a run), recipe.fspo.rehearse (a GPU job made small, on CPUs), recipe.runner.export, fspo.report, fspo.data.
+before a run), recipe.fspo.rehearse (a GPU job made small, on CPUs), recipe.runner.export, fspo.report,
+recipe.math.data (published sets), recipe.math.evaluation, recipe.runner.check_data (your data and reward).
 """
 
 

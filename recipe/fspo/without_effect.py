@@ -25,7 +25,7 @@ def _has_no_buffer(config: DictConfig) -> bool:
 
 
 def _has_own_reward(config: DictConfig) -> bool:
-    return str(config.reward.custom_reward_function.path) == "pkg://recipe.fspo.reward"
+    return str(config.reward.custom_reward_function.path) == "pkg://recipe.math.reward"
 
 
 def _has_no_reference(config: DictConfig) -> bool:

@@ -39,7 +39,7 @@ def model_with_another_eos(folder: Path) -> Path:
 
     A base model is so: its chat template ends a turn with a token that neither of its files calls eos.
     """
-    shutil.copytree(REPOSITORY / "fspo/data/assets/demo_model", folder)
+    shutil.copytree(REPOSITORY / "recipe/math/data/assets/demo_model", folder)
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
         settings = json.loads((folder / name).read_text())
         settings |= {"eos_token": "<pad>"} if name.startswith("tokenizer") else {"eos_token_id": 0}

@@ -108,7 +108,7 @@ async def main() -> None:
 
     vllm_async_server._GATE_BARRIER_TIMEOUT_S = 0.0  # 60 s, which verl's waits for those in the queue
     arguments = vllm_async_server.AsyncEngineArgs(
-        model=str(Path(__file__).parents[2] / "fspo/data/assets/demo_model"),
+        model=str(Path(__file__).parents[2] / "recipe/math/data/assets/demo_model"),
         dtype="float32",
         max_model_len=512,
         max_num_seqs=SEATS,

@@ -20,18 +20,19 @@ JOB = """
 import sys
 from pathlib import Path
 
+from recipe.math.data.offline_task import score_answer, write_dataset
 from recipe.runner.launch.job import Job
 from recipe.runner.main import main
 
 def compute_score(data_source, solution_str, ground_truth, extra_info):
-    from fspo.data.offline_task import score_answer
     return score_answer(solution_str, ground_truth)
 
 def conclude(config):
     print("of the recipe:", [name for name in sys.modules if name.startswith("recipe.fspo")])
 
 if __name__ == "__main__":
-    main(Job("grpo", Path(__file__).with_suffix(".yaml"), conclude=conclude), "usage", "a loop", sys.argv[1:])
+    job = Job("grpo", Path(__file__).with_suffix(".yaml"), write_data=write_dataset, conclude=conclude)
+    main(job, "usage", "a loop", sys.argv[1:])
 """
 CONFIG = """
 defaults: [ppo_trainer, run, cpu, _self_]
@@ -44,7 +45,7 @@ data:
   max_response_length: 64
 algorithm: {adv_estimator: grpo}
 actor_rollout_ref:
-  model: {path: 'pkg://fspo.data/assets/demo_model', external_lib: recipe.runner.cpu.engine}
+  model: {path: 'pkg://recipe.math.data/assets/demo_model', external_lib: recipe.runner.cpu.engine}
   actor: {ppo_mini_batch_size: 4, use_dynamic_bsz: true, ppo_max_token_len_per_gpu: 2048}
   rollout: {n: 8, max_model_len: 512, log_prob_use_dynamic_bsz: true, log_prob_max_token_len_per_gpu: 2048}
 reward: {custom_reward_function: {path: grpo.py, name: compute_score}}

@@ -149,7 +149,9 @@ def test_weights_changed_and_export_loads(trained: Start, tmp_path: Path) -> Non
     tokenizer = AutoTokenizer.from_pretrained(out)
     from fspo.files import local_path
 
-    start = AutoModelForCausalLM.from_pretrained(local_path("pkg://fspo.data/assets/demo_model"), dtype=torch.float32)
+    start = AutoModelForCausalLM.from_pretrained(
+        local_path("pkg://recipe.math.data/assets/demo_model"), dtype=torch.float32
+    )
     # verl's merger writes bf16, so the start is compared in bf16 as well.
     before = {name: tensor.bfloat16().float() for name, tensor in start.state_dict().items()}
     after = exported.state_dict()

@@ -24,7 +24,7 @@ from real_stack import SMALL, Start, Starter
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
-DEMO_MODEL = ROOT / "fspo/data/assets/demo_model"
+DEMO_MODEL = ROOT / "recipe/math/data/assets/demo_model"
 
 
 def slow(test: Callable[..., None]) -> Callable[..., None]:

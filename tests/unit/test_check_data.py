@@ -89,7 +89,7 @@ def test_content_that_is_not_text_is_named(write: Callable[..., str], content: o
 
 
 def test_truths_that_no_answer_can_match_are_a_problem(write: Callable[..., str]) -> None:
-    reward = "pkg://recipe.fspo.reward"
+    reward = "pkg://recipe.math.reward"
     good = [{**row, "reward_model": {"ground_truth": r"\frac{1}{2}"}} for row in rows(2)]
     result = check([write(good)], reward=reward)
     assert result.problems == [] and "own/task: 1    0" in "\n".join(result.lines)
@@ -159,7 +159,7 @@ def test_the_command_shows_sources_lengths_a_sample_and_scores(
         "async def score(data_source, solution_str, ground_truth, extra_info):\n"
         "    return {'score': solution_str == ground_truth}\n"
     )
-    model = "pkg://fspo.data/assets/demo_model"
+    model = "pkg://recipe.math.data/assets/demo_model"
     command = [file, "--model", model, "--max-prompt-length", "7", "--reward", f"{reward}:score"]
     assert main(command) == 0
     printed = capsys.readouterr().out

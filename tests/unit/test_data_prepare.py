@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from messages import holds
 
-from fspo.data.cli import main
-from fspo.data.decontaminate import BOILERPLATE, distinct, tokens, without_overlap
-from fspo.data.prepare import prepare
-from fspo.data.sources import DAPO_OPENING, GROUPS, SOURCES, Problem, SourceError
 from fspo.files import sha256_of
-from fspo.rewards import MathScorer
+from recipe.math.answers import MathScorer
+from recipe.math.data.cli import main
+from recipe.math.data.decontaminate import BOILERPLATE, distinct, tokens, without_overlap
+from recipe.math.data.prepare import prepare
+from recipe.math.data.sources import DAPO_OPENING, GROUPS, SOURCES, Problem, SourceError
 
 Rows = list[dict[str, Any]]
 ROWS: dict[str, Rows] = json.loads((Path(__file__).parent / "assets" / "source_rows.json").read_text(encoding="utf-8"))

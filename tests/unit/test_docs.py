@@ -30,11 +30,11 @@ from hydra.core.global_hydra import GlobalHydra
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 import recipe.fspo.sqrt_mask  # noqa: F401  (adds a rule to verl's; in a run the plugin imports it)
-from fspo.rewards import Status
 from fspo.table import TableWriter
 from fspo.types import SequenceLossSettings
 from recipe.fspo.config import problems as problems_of_settings
 from recipe.fspo.job import JOB, choices
+from recipe.math.answers import Status
 from recipe.runner.launch.compose import verl_config_dir
 from recipe.runner.launch.progress import STEP_COLUMNS
 

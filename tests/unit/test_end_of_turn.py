@@ -164,7 +164,9 @@ def test_where_vllm_stops_anyway_nothing_is_added_or_said(
 ) -> None:
     own = [END] if any(STOPS in override for override in overrides) else []
     assert stops_and_line(model(**files), *overrides) == (own, "")
-    assert stops_and_line(Path("pkg://fspo.data/assets/demo_model")) == ([], ""), "the demo ends turns with its eos"
+    assert stops_and_line(Path("pkg://recipe.math.data/assets/demo_model")) == ([], ""), (
+        "the demo ends turns with its eos"
+    )
 
 
 @pytest.mark.parametrize("kind", OTHERS)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fspo.evaluation import Record, conclude_evaluation, evaluate, pass_at_k, read_records
 from fspo.fairness.bootstrap import ratio_interval
+from recipe.math.evaluation import Record, conclude_evaluation, evaluate, main, pass_at_k, read_records
 
 
 @example((10_000, 1_000, 500))
@@ -101,7 +101,7 @@ def test_records_are_read_and_checked(tmp_path: Path) -> None:
         read_records(path)
 
 
-def test_the_newest_generations_are_evaluated(tmp_path: Path) -> None:
+def test_the_newest_generations_are_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "validation").mkdir()
     lines = "".join(json.dumps(asdict(record)) + "\n" for record in records())
     (tmp_path / "validation/3.jsonl").write_text(lines, encoding="utf-8")
@@ -109,6 +109,9 @@ def test_the_newest_generations_are_evaluated(tmp_path: Path) -> None:
     assert "| aime24 | 4 | 4 | 43.8% [" in table and "| aime24 | 1024 to 1900 | 8 | 25.0% [" in table
     assert "| amc23 | 1 | 1 | 100.0% | 100.0% |  |  |" in table
     assert json.loads((tmp_path / "evaluation.json").read_text(encoding="utf-8")) == evaluate(records())
+    assert main([str(tmp_path / "validation/3.jsonl")]) == 0
+    assert capsys.readouterr().out == table.partition("\ngenerations: ")[0]
+    assert main([str(tmp_path / "none.jsonl")]) == 2 and "none.jsonl" in capsys.readouterr().err
 
 
 def test_a_reward_that_is_no_accuracy_has_no_table_and_says_what_it_takes(tmp_path: Path) -> None:

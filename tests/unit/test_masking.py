@@ -16,9 +16,9 @@ from test_run_folder import SMALL_TASK, begun, saved_by
 from verl.trainer import main_ppo
 from verl.trainer.ppo.v1 import trainer_base
 
-from fspo.data.offline_task import write_dataset
 from recipe.fspo.compare.__main__ import parse
 from recipe.fspo.job import JOB, choices, compose
+from recipe.math.data.offline_task import write_dataset
 from recipe.runner.export import describe
 from recipe.runner.faults.errors import explained
 from recipe.runner.faults.texts import masked_text
@@ -95,7 +95,7 @@ def test_nothing_ordinary_of_a_composed_configuration_is_masked(group: str) -> N
             "see http://***@h, and postgresql+psycopg2://***@h:1/db",
         ),
         ("https://h.example/a@b", "https://h.example/a@b"),
-        ("pkg://fspo.data/x, me@h.example", "pkg://fspo.data/x, me@h.example"),
+        ("pkg://recipe.math.data/x, me@h.example", "pkg://recipe.math.data/x, me@h.example"),
         ("git+ssh://u:SECRET@h/x", "git+ssh://***@h/x"),
     ],
 )

@@ -23,7 +23,7 @@ from benchmarks.models.demo_model import (
     shipped_model,
     train,
 )
-from fspo.data.offline_task import distinct
+from recipe.math.data.offline_task import distinct
 
 #: Around the shipped models (0.355 and 0.475, 0.400 and 0.755) and other seeds of their recipes (two: 0.45 to 0.46 and
 #: 0.56 to 0.61; six: 0.28 to 0.56 and 0.62 to 0.84). A machine that rounds otherwise is like another seed.

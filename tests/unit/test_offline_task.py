@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import holds
 
-from fspo.data import offline_task
-from fspo.data.offline_task import (
+from recipe.math.data import offline_task
+from recipe.math.data.offline_task import (
     MAX_DIVIDEND,
     MAX_QUOTIENT,
     VOCABULARY,

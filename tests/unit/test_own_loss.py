@@ -169,7 +169,7 @@ def test_a_comparison_takes_it_or_says_what_it_needs(own_loss: Path, monkeypatch
 
 
 def test_what_was_run_is_in_the_run_folder(own_loss: Path, tmp_path: Path) -> None:
-    from fspo.data.offline_task import write_dataset
+    from recipe.math.data.offline_task import write_dataset
 
     overrides = [f"hydra.searchpath=['file://{own_loss}/conf']", "algo=fspo_power"]
     config = on_this_machine(configured(f"run.dir={tmp_path}/run", f"{KEY}.exponent=0.7"))

@@ -19,7 +19,7 @@ from recipe.runner.plan.memory import GIB, layer_activations, logits_bytes, pred
 from recipe.runner.plan.model import ModelShape, read_architecture
 from recipe.runner.plan.setup import Hardware, Setup
 
-DEMO = str(files("fspo.data").joinpath("assets/demo_model"))
+DEMO = str(files("recipe.math.data").joinpath("assets/demo_model"))
 QWEN_8B = ModelShape.from_config(*read_architecture("Qwen/Qwen3-8B-Base"))
 
 

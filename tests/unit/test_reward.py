@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fspo.data.offline_task import DATA_SOURCE, generate
-from recipe.fspo.reward import compute_score
+from recipe.math.data.offline_task import DATA_SOURCE, generate
+from recipe.math.reward import compute_score, settings_problem
 
 
 def call(source: str, text: str, truth: str, **kwargs: Any) -> dict[str, Any]:
@@ -48,3 +48,21 @@ def test_shaping_changes_the_score_but_not_the_accuracy() -> None:
     assert shaped["score"] == pytest.approx(1.0 + 0.1 - 0.75)
     with pytest.raises(ValueError, match=r"reward_manager"):
         call("aime24", r"\boxed{1}", "1", overlong_buffer=20, max_response_length=100)
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"time_limit_s": 2, "n_workers": None, "overlong_buffer": None, "normalise": False}, ()),
+        ({"time_limit": 2}, ("time_limit", "did you mean time_limit_s?")),
+        ({"time_limit_s": "2"}, ("time_limit_s='2'", "float")),
+        ({"n_workers": 1.5}, ("n_workers=1.5", "int | None")),
+        ({"memory_limit_mb": True}, ("memory_limit_mb=True", "int")),
+        ({"normalise": 0}, ("normalise=0", "bool")),
+        ({"memory_limit_mb": None}, ("memory_limit_mb=None", "int")),
+        ({"overlong_buffer": 20}, ("buffer_length=20", "max_response_length")),
+    ],
+)
+def test_settings_that_it_does_not_take_are_named(settings: dict[str, Any], parts: tuple[str, ...]) -> None:
+    problem = settings_problem(settings) or ""
+    assert bool(problem) == bool(parts) and all(part in problem for part in parts), problem

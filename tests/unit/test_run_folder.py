@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import json
@@ -27,9 +28,9 @@ from messages import holds
 from omegaconf import DictConfig, OmegaConf
 from test_checkpoints import write_checkpoint
 
-from fspo.data.offline_task import write_dataset
 from fspo.table import FOLDER, TableWriter
 from recipe.fspo.job import JOB, compose
+from recipe.math.data.offline_task import write_dataset
 from recipe.runner.checkpoints.integrity import latest, resumed_from, step_folder
 from recipe.runner.faults import preemption
 from recipe.runner.faults.errors import TrainingFailed
@@ -105,11 +106,17 @@ def test_data_files_of_the_user_are_read_and_never_written(tmp_path: Path, files
     assert not (tmp_path / "run").exists()
 
     config = ready(tmp_path / "run", *overrides)
-    write_offline_task(config.data)
+    write_offline_task(JOB, config.data)
     assert contents(mine) == before
     generated = {"both": [], "train": ["test.parquet"]}[files]
     assert sorted(path.name for path in (tmp_path / "run").rglob("*.parquet")) == generated
     assert config.data.train_files == [f"{mine}/train.parquet"]
+
+
+def test_a_job_that_writes_no_data_is_not_asked_for_it(tmp_path: Path) -> None:
+    config = composed(f"run.dir={tmp_path / 'run'}", *SMALL_TASK)
+    with pytest.raises(PreflightError, match=r"data\.offline_task: recipe\.fspo\.main .*data\.train_files"):
+        prepare(config, dataclasses.replace(JOB, write_data=None))
 
 
 NAMES = (
@@ -409,7 +416,7 @@ def test_a_run_may_be_continued_from_another_folder(tmp_path: Path, monkeypatch:
         "data.train_files=[train.parquet]",
         "data.val_files=test.parquet",
         "reward.custom_reward_function.path=reward.py",
-        "actor_rollout_ref.model.path=pkg://fspo.data/assets/demo_model",
+        "actor_rollout_ref.model.path=pkg://recipe.math.data/assets/demo_model",
         "+actor_rollout_ref.model.tokenizer_path=tokenizer",
         "algo=gspo",
     )

@@ -187,7 +187,7 @@ NAMES: dict[str, dict[str, str]] = {
         "ray._private.worker:_global_node": "where this run's Ray keeps its logs",
         "ray._private.node:Node.get_logs_dir_path": "the same",
     },
-    "fspo/rewards/limits.py": {
+    "recipe/math/answers/limits.py": {
         "math_verify.parser:normalize_latex|latex2sympy|parse_expr": "a response's text",
         "sympy.core.numbers:Integer._eval_power": "powers",
         "sympy.core.numbers:Rational._eval_power": "powers",

@@ -60,7 +60,9 @@ def test_the_wheel_holds_what_a_run_needs_and_nothing_else(wheel: Path) -> None:
     conf = {"recipe/fspo/conf/fspo.yaml", "recipe/fspo/conf/experiment/demo.yaml", "recipe/runner/conf/run.yaml"}
     assert conf <= names
     assert "fspo/py.typed" in names
-    assert any(name.startswith("fspo/data/assets/demo_model/") and name.endswith(".safetensors") for name in names)
+    assert any(
+        name.startswith("recipe/math/data/assets/demo_model/") and name.endswith(".safetensors") for name in names
+    )
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert tops == {"fspo", "recipe"}, "conf, tests or scripts would be in everybody's way"
     code = {str(path.relative_to(ROOT)) for top in ("fspo", "recipe") for path in (ROOT / top).rglob("*.py")}
@@ -71,12 +73,12 @@ def test_the_wheel_holds_what_a_run_needs_and_nothing_else(wheel: Path) -> None:
 PROGRAM = """
 from importlib.metadata import distributions
 from pathlib import Path
-import fspo.data
+import recipe.math.data
 from recipe.fspo.job import compose
 
 config = compose(["algo=gspo", "experiment=demo", "run.dir=x"])
 print(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-print((Path(fspo.data.__file__).parent / "assets/demo_model/config.json").is_file())
+print((Path(recipe.math.data.__file__).parent / "assets/demo_model/config.json").is_file())
 print(*{e.value for d in distributions() for e in d.entry_points if e.group == "verl.plugins"})
 """
 
@@ -106,6 +108,8 @@ def test_the_library_needs_torch_numpy_scipy_and_pyarrow_only(wheel: Path, tmp_p
     assert "| gspo |" in subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
-@pytest.mark.parametrize("module", ["fspo.report", "fspo.data", "recipe.fspo.main", "recipe.runner.export"])
+@pytest.mark.parametrize(
+    "module", ["fspo.report", "recipe.math.data", "recipe.math.evaluation", "recipe.fspo.main", "recipe.runner.export"]
+)
 def test_commands_explain_themselves(outside: Python, module: str) -> None:
     assert f"python -m {module}" in outside("-m", module, "--help").stdout

@@ -55,7 +55,7 @@ REFUSED = (
     (
         "reward.reward_model.enable=true",
         "enable=True",
-        f"{REWARD}.path=pkg://recipe.fspo.reward",
+        f"{REWARD}.path=pkg://recipe.math.reward",
         f"{REWARD}.path=null",
     ),
     (f"{BUFFER}.enable=true {BUFFER}.len=512", "enable=True", "len=512", f"{REWARD}.reward_kwargs.overlong_buffer="),
@@ -121,7 +121,7 @@ NOTED = (
     ("trainer.balance_batch=false", "balance_batch=False"),
     ("algo=rloo algorithm.norm_adv_by_std_in_grpo=false", "in_grpo=False", "adv_estimator=rloo"),
     ("transfer_queue.enable=true", "transfer_queue.enable=True"),
-    ("reward.sandbox_fusion.url=http://x", "url=http://x", "pkg://recipe.fspo.reward"),
+    ("reward.sandbox_fusion.url=http://x", "url=http://x", "pkg://recipe.math.reward"),
     ("fspo.kl_to_start=false actor_rollout_ref.ref.fsdp_config.model_dtype=bf16", "dtype=bf16", "kl_to_start=False"),
     (f"{FILTER}.enable=true {FILTER}.max_num_gen_batches=10", "max_num_gen_batches=10"),
 )

@@ -20,7 +20,7 @@ from fspo.losses import ALGORITHMS
 from fspo.table import read_table
 from fspo.trl import FSPOTrainer
 
-MODEL = Path(__file__).resolve().parents[2] / "fspo/data/assets/demo_model"
+MODEL = Path(__file__).resolve().parents[2] / "recipe/math/data/assets/demo_model"
 GSPO = {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}
 
 

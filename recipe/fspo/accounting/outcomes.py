@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 import transfer_queue as tq
 from recipe.fspo.recorder import ROWS
+from recipe.math.answers import status_rates
 from recipe.runner.reward_manager import RESPONSE_DIGEST
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from fspo.diagnostics import LengthDiagnostics
-from fspo.rewards import status_rates
 
 #: Characters of a response in a warning: about two lines.
 _SHOWN: Final = 200

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from fspo.data.offline_task import SPLITS, Split
 from fspo.names import did_you_mean
 from recipe.runner.launch.compose import has_key
 from recipe.runner.launch.data_files import (
@@ -27,6 +26,7 @@ from recipe.runner.launch.data_files import (
     join_problems,
     truth_problem,
 )
+from recipe.runner.launch.job import Job
 from recipe.runner.launch.reward_function import class_problem, problem_of, reads_text
 from recipe.runner.launch.values import MachineProblem, PreflightError
 
@@ -172,16 +172,16 @@ def data_files(data: DictConfig, key: str) -> list[str]:
     return [str(item) for item in value] if isinstance(value, ListConfig | list) else [str(value)]
 
 
-def generated_files(data: DictConfig) -> dict[str, Split]:
-    """The data files that the embedded task will write, and what each holds; explicit data files are never among them.
+def generated_files(data: DictConfig) -> dict[str, str]:
+    """The data files that the job will write, and the split that each holds; explicit data files are never among them.
 
-    A file of the task lies in ``data.offline_task.folder``, which is in the run folder.
+    A file of its own lies in ``data.offline_task.folder``, which is in the run folder.
     """
     task = data.get("offline_task")
     if not task:
         return {}
     wanted = [*data_files(data, "train_files"), *data_files(data, "val_files")]
-    files = {str(Path(task.folder) / f"{split}.parquet"): split for split in SPLITS}
+    files = {str(Path(task.folder) / f"{split}.parquet"): split for split in ("train", "test")}
     return {path: split for path, split in files.items() if path in wanted}
 
 
@@ -335,17 +335,15 @@ def _asked(*arguments: str, settings: str = "") -> str | None:
     return ended.stdout or None
 
 
-def write_offline_task(data: DictConfig) -> None:
-    """Write the embedded task's files that ``data.train_files`` and ``data.val_files`` name, if any.
+def write_offline_task(job: Job, data: DictConfig) -> None:
+    """Let the job write those of its files that ``data.train_files`` and ``data.val_files`` name, if any.
 
     Raises:
         PreflightError: if a file of another origin is in the way.
     """
     if splits := generated_files(data):
-        from fspo.data.offline_task import write_dataset
-
-        task: dict[str, Any] = dict(data.offline_task)
+        assert job.write_data is not None  # what has none is refused before
         try:
-            write_dataset(Path(task.pop("folder")), **task, splits=tuple(splits.values()))
+            job.write_data(**data.offline_task, splits=tuple(splits.values()))
         except FileExistsError as error:
             raise PreflightError(f"data.offline_task: {error}") from error

@@ -71,6 +71,10 @@ class Job:
             entries of ``run.json``.
         passes: What the planner has to know of its trainer.
         outlook: Further lines of a plan and a dry run.
+        write_data: Writes the data that ``data.offline_task`` describes, if a run makes its own: it is called with the
+            keys of that group (``folder``, ``n_train``, ``n_test`` and what else it takes) and ``splits``, those of
+            "train" and "test" that the run reads, and writes SPLIT.parquet into the folder. FileExistsError: a file of
+            another origin is in the way.
         conclude: Called with the configuration of a run that has finished.
         resumes: Whether the run goes on in its folder, so that its settings must be those of the folder.
         old_keys: Keys that earlier releases of verl had and that nothing reads now, and what to give instead, as a
@@ -92,6 +96,7 @@ class Job:
     complete: Callable[[DictConfig], Mapping[str, Any]] = lambda config: {}
     passes: Callable[[DictConfig], Passes] = lambda config: Passes()
     outlook: Callable[[DictConfig], Iterator[str]] = lambda config: iter(())
+    write_data: Callable[..., object] | None = None
     conclude: Callable[[DictConfig], None] = lambda config: None
     resumes: bool = True
     old_keys: Mapping[str, str] = field(default_factory=dict)

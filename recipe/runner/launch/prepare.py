@@ -237,6 +237,8 @@ def check(
         yield from integrity.resume_problems(config.trainer, contents, checkpoint)
         yield from masking.printed_problems(config, references or {}, joins=not starts_ray(config))
         yield from job.problems(config)
+        if config.data.get("offline_task") and job.write_data is None:
+            yield f"data.offline_task: {job.command} writes no data of its own; leave it out, and give data.train_files"
         if command is not None:
             refused, notes = judged(command, (*job.without_effect(), *ROWS))
             ineffective.extend(notes)

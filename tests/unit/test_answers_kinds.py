@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.rewards import KINDS, PAIRS, SIBLINGS, Pair, read_pairs, score_all, table
-from fspo.rewards import MathScorer, Status
-from fspo.rewards.extraction import answer_texts
-from fspo.rewards.pool import Outcome, Task
-from fspo.rewards.reading import cleaned
+from recipe.math.answers import MathScorer, Status
+from recipe.math.answers.extraction import answer_texts
+from recipe.math.answers.pool import Outcome, Task
+from recipe.math.answers.reading import cleaned
 
 
 @pytest.fixture(scope="module")

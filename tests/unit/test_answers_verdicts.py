@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.rewards import score_all
-from fspo.rewards import MathScorer, Status
-from fspo.rewards.extraction import MAX_RESPONSE_CHARS, bounded, decide_exactly, decisive_part, final_box
+from recipe.math.answers import MathScorer, Status
+from recipe.math.answers.extraction import MAX_RESPONSE_CHARS, bounded, decide_exactly, decisive_part, final_box
 
 LABELLED = [
     json.loads(line)

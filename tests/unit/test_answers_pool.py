@@ -18,7 +18,7 @@ import pytest
 from hostile import hostile_answers
 
 from benchmarks.rewards import score_all
-from fspo.rewards import MathScorer, Status, Verdict, format_reward, soft_overlong_penalty, status_rates
+from recipe.math.answers import MathScorer, Status, Verdict, format_reward, soft_overlong_penalty, status_rates
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDLESS = r"\boxed{\int_0^1 x^x \sin(e^{x^%d}) dx}"
@@ -113,7 +113,7 @@ def test_close_ends_all_processes_and_the_scorer_can_be_used_again(scorer: MathS
 
 SCRIPT = """
 import os, sys, time
-from fspo.rewards import MathScorer
+from recipe.math.answers import MathScorer
 scorer = MathScorer(n_workers=1)
 scorer.score("about 1", "2")
 print(scorer._pool._launcher._process.pid, flush=True)
@@ -175,11 +175,9 @@ def test_format_reward() -> None:
 
 
 def test_status_rates_name_every_status_and_leave_out_other_rewards() -> None:
-    rates = status_rates(["correct", "timeout", None, "correct"])
+    rates = status_rates(["correct", "timeout", None, "of another reward", "correct"])
     assert rates["reward/status/correct"] == 2 / 3
     assert rates["reward/status/timeout"] == 1 / 3
     assert rates["reward/status/n"] == 3.0
     assert set(rates) == {f"reward/status/{status.value}" for status in Status} | {"reward/status/n"}
     assert status_rates([])["reward/status/correct"] == 0.0
-    with pytest.raises(ValueError, match="nonsense"):
-        status_rates(["nonsense"])

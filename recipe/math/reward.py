@@ -1,7 +1,7 @@
 """verl's reward hook: routes a response to the verifier of its data source.
 
-Configure it with `reward.custom_reward_function.path=pkg://recipe.fspo.reward` (name `compute_score`). Every reward
-worker imports this module, so it imports nothing heavy; math-verify is only ever loaded in `fspo.rewards`' own
+Configure it with `reward.custom_reward_function.path=pkg://recipe.math.reward` (name `compute_score`). Every reward
+worker imports this module, so it imports nothing heavy; math-verify is only ever loaded in `recipe.math.answers`' own
 processes, and those only start when a mathematical answer has to be judged.
 """
 
@@ -12,9 +12,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
-from fspo.data import offline_task
 from fspo.names import did_you_mean
-from fspo.rewards import MathScorer, Status, Verdict, format_reward, soft_overlong_penalty
+from recipe.math.answers import MathScorer, Status, Verdict, format_reward, soft_overlong_penalty
+from recipe.math.data import offline_task
 
 #: Statuses that are counted one by one as metrics; the string `status` in verl's dumps names all of them.
 FLAGS = (Status.TIMEOUT, Status.PARSE_FAILED, Status.CRASHED)
@@ -50,10 +50,10 @@ def compute_score(
     Args:
         data_source, solution_str, ground_truth, extra_info: passed by verl. The offline task has its own
             verifier, everything else goes to math-verify.
-        format_weight: weight of `fspo.rewards.format_reward`.
+        format_weight: weight of `recipe.math.answers.format_reward`.
         overlong_buffer: tokens of DAPO's soft overlong penalty; 0 or None turns it off. Needs `max_response_length` and
             the reward manager of `recipe.runner.reward_manager`, which tells the length of the response in tokens.
-        n_workers, time_limit_s, memory_limit_mb: see `fspo.rewards.MathScorer`; per reward worker of verl.
+        n_workers, time_limit_s, memory_limit_mb: see `recipe.math.answers.MathScorer`; per reward worker of verl.
         normalise: whether mathematical answers are normalised before math-verify judges them; False gives its own
             verdicts.
         kwargs: what verl may pass besides (the address of a reward model, say) is not used.
@@ -105,15 +105,12 @@ def compute_score(
 
 def settings_problem(settings: Mapping[str, Any]) -> str | None:
     """What is wrong with `reward_kwargs` for :func:`compute_score`, before Ray starts; None if nothing is."""
-    from omegaconf import OmegaConf
-    from recipe.runner.launch.values import type_problems  # not in every reward worker
-
     known = compute_score.__kwdefaults__
     if unknown := [name for name in settings if name not in known]:
         return f"it knows no {unknown[0]}{did_you_mean(unknown[0], known)}; it has {', '.join(known)}"
     types = get_type_hints(compute_score)
-    if wrong := list(type_problems(OmegaConf.create(dict(settings)), {name: types[name] for name in known})):
-        return "; ".join(wrong)
+    if wrong := [name for name, value in settings.items() if not _fits(value, types[name])]:
+        return "; ".join(f"{name}={settings[name]!r} must be {_in_words(types[name])}" for name in wrong)
     values = known | dict(settings)
     try:
         if values["overlong_buffer"]:
@@ -122,6 +119,14 @@ def settings_problem(settings: Mapping[str, Any]) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    return kind is bool if isinstance(value, bool) else isinstance(value, int | float if kind is float else kind)
+
+
+def _in_words(kind: Any) -> str:
+    return getattr(kind, "__name__", str(kind))
 
 
 @functools.cache

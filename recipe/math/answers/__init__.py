@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fspo.rewards.scorer import MathScorer
-from fspo.rewards.shaping import format_reward, soft_overlong_penalty
-from fspo.rewards.verdict import Status, Verdict, status_rates
+from recipe.math.answers.scorer import MathScorer
+from recipe.math.answers.shaping import format_reward, soft_overlong_penalty
+from recipe.math.answers.verdict import Status, Verdict, status_rates
 
 __all__ = [
     "MathScorer",

@@ -1,4 +1,4 @@
-"""Command line of `python -m fspo.data`."""
+"""Command line of `python -m recipe.math.data`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fspo.data.prepare import describe, prepare
-from fspo.data.sources import GROUPS, SOURCES, TEST_SETS
+from recipe.math.data.prepare import describe, prepare
+from recipe.math.data.sources import GROUPS, SOURCES, TEST_SETS
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
-    parser = argparse.ArgumentParser(prog="python -m fspo.data", description="Data sets for training and evaluation.")
+    parser = argparse.ArgumentParser(
+        prog="python -m recipe.math.data", description="Data sets for training and evaluation."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     command = commands.add_parser(
         "prepare",

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fspo.data.sources import Problem
+from recipe.math.data.sources import Problem
 
 NGRAM = 13
 BOILERPLATE = 10

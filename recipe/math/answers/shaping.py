@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fspo.rewards.extraction import closing_brace
+from recipe.math.answers.extraction import closing_brace
 
 
 def soft_overlong_penalty(response_length: int, max_response_length: int, buffer_length: int) -> float:

@@ -7,9 +7,9 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future
 
-from fspo.rewards.extraction import bounded, decide_exactly, decisive_part
-from fspo.rewards.pool import Outcome, Task, WorkerPool
-from fspo.rewards.verdict import Status, Verdict
+from recipe.math.answers.extraction import bounded, decide_exactly, decisive_part
+from recipe.math.answers.pool import Outcome, Task, WorkerPool
+from recipe.math.answers.verdict import Status, Verdict
 
 _CACHE_SIZE = 65_536
 

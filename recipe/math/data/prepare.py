@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fspo.data.decontaminate import distinct, without_overlap
-from fspo.data.sources import SOURCES, Source, local_files, read_problems
 from fspo.files import check_folder, check_replaceable, sha256_of, write_json, write_rows
+from recipe.math.data.decontaminate import distinct, without_overlap
+from recipe.math.data.sources import SOURCES, Source, local_files, read_problems
 
 TEMPLATE = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 """Qwen's request for a box."""

@@ -157,9 +157,9 @@ def to_rows(problems: Sequence[Any], split: Split, data_source: str = DATA_SOURC
 
 
 def write_dataset(
-    out_dir: Path, n_train: int, n_test: int, seed: int, splits: Sequence[Split] = SPLITS
+    folder: str | Path, n_train: int, n_test: int, seed: int, splits: Sequence[Split] = SPLITS
 ) -> dict[Split, Path]:
-    """Write the problems of :func:`generate` to ``train.parquet`` and ``test.parquet`` (or one) under ``out_dir``.
+    """Write the problems of :func:`generate` to ``train.parquet`` and ``test.parquet`` (or one) in ``folder``.
 
     A file that holds these problems already is left as it is.
 
@@ -170,7 +170,7 @@ def write_dataset(
     import pyarrow.parquet as pq
 
     problems = dict(zip(SPLITS, generate(n_train, n_test, seed), strict=True))
-    paths = {split: out_dir / f"{split}.parquet" for split in splits}
+    paths = {split: Path(folder) / f"{split}.parquet" for split in splits}
     for split, path in paths.items():
         rows = to_rows(problems[split], split)
         with contextlib.suppress(Exception):  # write_rows decides about a file that cannot be read

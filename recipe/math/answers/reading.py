@@ -4,7 +4,7 @@ r"""From the text of an answer to its kind: one reading for the answer and for t
 :func:`cleaned` writes a text in one spelling, with words between marks so that no letter of them is a variable, and
 words that spell a sign ("and", "is") as that sign. :func:`read` splits it into an :class:`Answer`: a leaf (number or
 expression) with the words after it, a list, a relation, and so on. math-verify parses the leaves
-(:mod:`fspo.rewards.judge`). A part that is left unread makes the kind UNREAD, unless it is words.
+(:mod:`recipe.math.answers.judge`). A part that is left unread makes the kind UNREAD, unless it is words.
 """
 
 from __future__ import annotations

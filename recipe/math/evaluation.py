@@ -3,14 +3,17 @@
 The input is one record per generated response. Responses to one problem are not independent, so all intervals resample
 whole problems.
 
-`python -m recipe.fspo.main evaluate=true` generates the responses and prints the tables.
+`python -m recipe.fspo.main evaluate=true` generates the responses and prints the tables;
+`python -m recipe.math.evaluation FILE` prints them of responses that are there, such as verl's dump of a validation.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -179,3 +182,25 @@ def conclude_evaluation(folder: Path, seed: int) -> str:
         return f"no avg@k and pass@k: {error}. Let the reward return a dict with acc in [0, 1] beside its score"
     write_json(folder / "evaluation.json", result)
     return f"{format_table(result)}\ngenerations: {files[-1]}\nnumbers: {folder / 'evaluation.json'}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; exit status 2 for a file that holds no scored responses."""
+    parser = argparse.ArgumentParser(
+        prog="python -m recipe.math.evaluation", description="avg@k, pass@k and accuracy by length, with 95% intervals."
+    )
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help=f"JSONL, a response a line, with {', '.join(_KEYS)} (or acc for score)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (0)")
+    args = parser.parse_args(argv)
+    try:
+        print(format_table(evaluate(read_records(args.file), args.seed)), end="")
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,8 +14,8 @@ import weakref
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from fspo.rewards.verdict import Status
-from fspo.rewards.worker import FORK, REAP, REPLY, REQUEST
+from recipe.math.answers.verdict import Status
+from recipe.math.answers.worker import FORK, REAP, REPLY, REQUEST
 
 Task = tuple[str | None, str, str, bool]
 """Decisive part or None, response, ground truth, normalise: the arguments of `judge.judge`."""
@@ -40,10 +40,10 @@ class _Launcher:
 
     def __init__(self, time_limit_s: float, memory_limit_mb: int) -> None:
         ours, theirs = socket.socketpair()
-        root = str(Path(__file__).resolve().parents[2])
+        root = str(Path(__file__).resolve().parents[3])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         arguments = (theirs.fileno(), os.getpid(), time_limit_s, memory_limit_mb)
-        command = f"from fspo.rewards.worker import main; main{arguments}"
+        command = f"from recipe.math.answers.worker import main; main{arguments}"
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", command],  # -P: no module from the current folder
             stdin=subprocess.DEVNULL,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from fspo.rewards.extraction import closing_brace
+from recipe.math.answers.extraction import closing_brace
 
 Row = Mapping[str, Any]
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from fspo.rewards.extraction import after_thought, answer_texts
-from fspo.rewards.limits import MAX_EXPRESSION_CHARS, Refused
-from fspo.rewards.reading import (
+from recipe.math.answers.extraction import after_thought, answer_texts
+from recipe.math.answers.limits import MAX_EXPRESSION_CHARS, Refused
+from recipe.math.answers.reading import (
     DOMAIN,
     LEAF,
     LIST,
@@ -28,7 +28,7 @@ from fspo.rewards.reading import (
     cleaned,
     read,
 )
-from fspo.rewards.verdict import Status
+from recipe.math.answers.verdict import Status
 
 _MAX_ITEMS = 30
 

@@ -1,1 +1,0 @@
-"""Data: published data sets in verl's schema, and the embedded offline task with its small model."""

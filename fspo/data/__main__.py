@@ -1,7 +1,0 @@
-"""`python -m fspo.data`: see `fspo.data.cli`."""
-
-import sys
-
-from fspo.data.cli import main
-
-sys.exit(main())

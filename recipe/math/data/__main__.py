@@ -1,0 +1,7 @@
+"""`python -m recipe.math.data`: see `recipe.math.data.cli`."""
+
+import sys
+
+from recipe.math.data.cli import main
+
+sys.exit(main())
