@@ -1,4 +1,4 @@
-"""The length funnel in a report: where the responses of each group ended, by length (:mod:`fspo.funnel`).
+"""The length funnel in a report: where the responses of each group ended, by length (:mod:`fspo.report.funnel_steps`).
 
 Runs of a group are pooled, and every number is a ratio of sums; intervals are by bootstrap over steps. A group whose
 responses were all trained on, as in synchronous training without filters, has nothing to show.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from fspo.fairness.bootstrap import ratio_interval
 from fspo.fairness.lre import equal_mass_starts
-from fspo.funnel import STAGES, Bins, FunnelSteps, stage_fairness
+from fspo.report.funnel_steps import STAGES, Bins, FunnelSteps, stage_fairness
 from fspo.report.groups import RunGroup
 from fspo.report.tables import Table, group_heads, show_interval, show_lre
 

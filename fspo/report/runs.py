@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from fspo.audit.description import NOT_MOVED
 from fspo.audit.reading import accept_of, of_before, read_audit, settings_of
-from fspo.funnel import FunnelSteps
 from fspo.losses import ALGORITHMS, BANDS, resolve_settings
 from fspo.reading import ANYTHING, NULL, NUMBER, check_fields, is_below, mapping_of, read_yaml, wrong_fields
 from fspo.records import (
@@ -29,6 +28,7 @@ from fspo.records import (
     read_info,
     read_steps,
 )
+from fspo.report.funnel_steps import FunnelSteps
 from fspo.responses import Responses
 from fspo.table import FOLDER, holds_table, read_table
 from fspo.types import SequenceLossSettings

@@ -14,7 +14,7 @@ import pytest
 import torch
 from real_stack import SMALL, Start, Starter, model_with_another_eos
 
-from fspo.funnel import STAGES
+from fspo.report.funnel_steps import STAGES
 from fspo.table import Table, read_table
 from recipe.runner.faults.processes import role_of
 

@@ -21,7 +21,6 @@ from messages import holds
 
 from fspo.audit import Audit, describe, live_metrics, read_audit
 from fspo.audit.__main__ import main
-from fspo.diagnostics import NormClipWatch
 from fspo.losses import ALGORITHMS
 from fspo.report.runs import load_runs
 from fspo.responses import Responses
@@ -239,13 +238,6 @@ def test_what_a_running_training_is_writing_is_no_problem(tmp_path: Path) -> Non
             audit.end_mini_batch(1)
     records = read_audit(tmp_path)
     assert records.problems == [] and records.responses.batches == 2
-
-
-@pytest.mark.parametrize(("norms", "warnings"), [([2.0] * 11, 1), ([2.0] * 9 + [0.5] + [2.0] * 9, 0)])
-def test_a_norm_clip_that_always_binds_is_reported_once(norms: list[float], warnings: int) -> None:
-    watch = NormClipWatch(1.0)
-    sentences = [sentence for norm in norms if (sentence := watch.warning(norm)) is not None]
-    assert len(sentences) == warnings and all("clip_grad=1" in sentence for sentence in sentences)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from batches import loss_output, responses_of
 
 from fspo.diagnostics import LengthDiagnostics, NoiseFloor, noise_floor, step_metrics
 from fspo.fairness.lre import plain_lre
-from fspo.funnel import LengthFunnel
 from fspo.losses import ALGORITHMS, judged, sequence_policy_loss
 from fspo.responses import Responses
 from fspo.types import BandState, SequenceLossOutput
+from recipe.fspo.accounting.funnel import LengthFunnel
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,7 +72,7 @@ def test_every_metric_is_documented_and_every_documented_one_occurs() -> None:
     # The recipe adds some, whose names stand in its code.
     recipe = {
         name
-        for path in (ROOT / "recipe").rglob("*.py")
+        for path in (ROOT / "recipe/fspo").rglob("*.py")
         for name in re.findall(r'"(fspo/[a-z_/]+)"', path.read_text("utf-8"))
     }
     assert recipe <= explained

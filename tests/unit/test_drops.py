@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from fspo.drops import HARD_LIMIT, EvenDrops
-from fspo.funnel import LengthFunnel
 from recipe.fspo.accounting import replay_buffer
+from recipe.fspo.accounting.funnel import LengthFunnel
 from recipe.fspo.accounting.replay_buffer import counting
 from recipe.runner.hooks import RunnerHooks
 

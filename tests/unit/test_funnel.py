@@ -1,13 +1,12 @@
-"""The length funnel: every response ends once, and what a stage removes by length is measured."""
+"""The length funnel: every response ends once."""
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fspo.funnel import STAGES, LengthFunnel, stage_fairness
+from fspo.report.funnel_steps import STAGES
+from recipe.fspo.accounting.funnel import LengthFunnel
 
 lengths = st.lists(st.integers(0, 300), max_size=20)
 events = st.lists(st.tuples(st.sampled_from(STAGES), lengths, st.integers(0, 3)), max_size=12)
@@ -49,16 +48,3 @@ def test_metrics_of_a_step() -> None:
     assert (metrics["fspo/funnel/length_trained"], metrics["fspo/funnel/length_lost"]) == (15, 60)
     assert (metrics["fspo/funnel/staleness"], metrics["fspo/funnel/versions"]) == (1, 1.5)
     assert record["tokens"]["stale"] == 120 and [row[0] for row in record["rows"]][-1] == -1
-
-
-def test_lre_of_a_stage_that_removes_long_responses_only() -> None:
-    ended = np.zeros((10, len(STAGES), 40))
-    ended[:, STAGES.index("trained"), 5] = 50  # short: all of them pass
-    ended[:, STAGES.index("trained"), 30] = 25
-    ended[:, STAGES.index("stale"), 30] = 25  # long: half are too old
-    errors = stage_fairness(ended, np.array([0, 20]))
-    # rates 1 and 1/2, overall 3/4, half of the responses each: |1/(3/4) - 1| / 2 + |(1/2)/(3/4) - 1| / 2 = 1/3
-    assert errors["stale"].debiased.value == pytest.approx(1 / 3, abs=0.01)
-    assert errors["kept"].debiased.value == errors["stale"].debiased.value
-    assert errors.keys() == {"stale", "kept"}
-    assert stage_fairness(ended * 0, np.array([0, 20])) == {}

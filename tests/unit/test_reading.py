@@ -37,12 +37,12 @@ from test_run_folder import begun, ready
 
 from fspo.audit import read_audit
 from fspo.audit.__main__ import main as audit_command
-from fspo.funnel import LengthFunnel
 from fspo.reading import parse_json, printable, read_text, read_yaml
 from fspo.records import numbered_lines, read_info
 from fspo.report.build import build_report
 from fspo.report.runs import expand_paths
 from fspo.table import COLUMNS, FOLDER, TableWriter, read_table
+from recipe.fspo.accounting.funnel import LengthFunnel
 from recipe.fspo.job import JOB
 from recipe.runner.faults.phase import read_phase
 from recipe.runner.launch import run_folder

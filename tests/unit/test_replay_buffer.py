@@ -9,8 +9,8 @@ import torch
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-from fspo.funnel import LengthFunnel
 from recipe.fspo.accounting import replay_buffer
+from recipe.fspo.accounting.funnel import LengthFunnel
 from recipe.fspo.accounting.outcomes import Outcomes
 from recipe.fspo.accounting.replay_buffer import counting, train_on
 

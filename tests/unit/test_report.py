@@ -23,7 +23,6 @@ from fspo.audit import Audit, read_audit
 from fspo.audit.description import what_follows
 from fspo.diagnostics import LengthDiagnostics
 from fspo.fairness.lre import lre_in_words
-from fspo.funnel import LengthFunnel
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.report.__main__ import main
 from fspo.report.__main__ import main as report_command
@@ -37,6 +36,7 @@ from fspo.report.summary import summarise
 from fspo.report.tables import show_lre
 from fspo.responses import Responses, rows_of
 from fspo.table import FOLDER, Rows, TableWriter, join_rows
+from recipe.fspo.accounting.funnel import LengthFunnel
 
 STUDY = Path(__file__).parents[2] / "benchmarks/study"
 

@@ -19,9 +19,9 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from fspo.funnel import LengthFunnel
 from recipe.fspo.accounting import outcomes
 from recipe.fspo.accounting.cycle import Cycle
+from recipe.fspo.accounting.funnel import LengthFunnel
 from recipe.fspo.config import complete_loss
 from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
 from recipe.fspo.worker import RecordingTrainingWorker

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 from omegaconf import DictConfig
+from recipe.fspo.accounting.funnel import LengthFunnel
 from recipe.fspo.accounting.measured import ClipValues, LossScale
+from recipe.fspo.accounting.norm_clip import NormClipWatch
 from recipe.fspo.accounting.outcomes import EqualRewardsWatch, Outcomes, outcome_columns, outcome_metrics
 from recipe.fspo.accounting.replay_buffer import train_on
 from recipe.fspo.config import GROUP_ESTIMATORS, policy_loss_settings
@@ -22,9 +24,8 @@ from recipe.runner.launch.run_folder import RunLog
 from transfer_queue import KVBatchMeta
 
 from fspo.calibration import BandController
-from fspo.diagnostics import LengthDiagnostics, NormClipWatch, noise_floor
+from fspo.diagnostics import LengthDiagnostics, noise_floor
 from fspo.drops import EvenDrops
-from fspo.funnel import LengthFunnel
 from fspo.records import FUNNEL_FILE
 from fspo.responses import Responses
 from fspo.table import FOLDER, Rows, TableWriter, join_rows

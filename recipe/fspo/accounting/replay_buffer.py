@@ -1,4 +1,4 @@
-"""verl's replay buffer, which also counts by length what it removes (:mod:`fspo.funnel`), and can remove evenly."""
+"""verl's replay buffer, which also counts by length what it removes, and can remove evenly."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import transfer_queue as tq
+from recipe.fspo.accounting.funnel import LengthFunnel
 from recipe.fspo.accounting.outcomes import Outcomes, model_lengths, prompt_of
 from transfer_queue import KVBatchMeta
 
 from fspo.drops import EvenDrops
-from fspo.funnel import LengthFunnel
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 #: verl's reasons to evict a group (stale, filtered, failed), in the order in which one is named for a group of several.
