@@ -44,7 +44,7 @@ def direct(response: str, truth: str) -> float:
     return float(any(verify(g, p, timeout_seconds=None) for p in parsed for g in gold))
 
 
-@pytest.mark.slow  # ten CPU seconds; samples of other pairs are in test_rewards_kinds.py
+@pytest.mark.slow  # ten CPU seconds; samples of other pairs are in test_answers_kinds.py
 def test_labelled_set_agrees_with_direct_math_verify_and_mostly_with_the_labels(scorer: MathScorer) -> None:
     verdicts = score_all(scorer, [row["response"] for row in LABELLED], [row["truth"] for row in LABELLED])
     expected = [direct(row["response"], row["truth"]) for row in LABELLED]

@@ -10,7 +10,7 @@ The plain verdict (`Verdict.plain`, and the only one with `normalise=False`) is 
 - `decide_exactly` compares such a box with the ground truth without math-verify. It needs the same text, or two plain
   integers.
 
-tests/unit/test_rewards_verdicts.py compares both with direct math-verify.
+tests/unit/test_answers_verdicts.py compares both with direct math-verify.
 """
 
 from __future__ import annotations
