@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from fspo.names import did_you_mean
 from recipe.math.answers import MathScorer, Status, Verdict, format_reward, soft_overlong_penalty
@@ -105,12 +105,12 @@ def compute_score(
 
 def settings_problem(settings: Mapping[str, Any]) -> str | None:
     """What is wrong with `reward_kwargs` for :func:`compute_score`, before Ray starts; None if nothing is."""
-    known = compute_score.__kwdefaults__
+    known = compute_score.__kwdefaults__ or {}
     if unknown := [name for name in settings if name not in known]:
         return f"it knows no {unknown[0]}{did_you_mean(unknown[0], known)}; it has {', '.join(known)}"
     types = get_type_hints(compute_score)
     if wrong := [name for name, value in settings.items() if not _fits(value, types[name])]:
-        return "; ".join(f"{name}={settings[name]!r} must be {_in_words(types[name])}" for name in wrong)
+        return "; ".join(f"{name}={settings[name]} must be {_in_words(types[name])}" for name in wrong)
     values = known | dict(settings)
     try:
         if values["overlong_buffer"]:
@@ -126,7 +126,8 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _in_words(kind: Any) -> str:
-    return getattr(kind, "__name__", str(kind))
+    words = {bool: "true or false", int: "a whole number", float: "a number"}
+    return " or ".join(words.get(part, "null") for part in get_args(kind) or (kind,))
 
 
 @functools.cache

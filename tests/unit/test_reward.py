@@ -55,11 +55,11 @@ def test_shaping_changes_the_score_but_not_the_accuracy() -> None:
     [
         ({"time_limit_s": 2, "n_workers": None, "overlong_buffer": None, "normalise": False}, ()),
         ({"time_limit": 2}, ("time_limit", "did you mean time_limit_s?")),
-        ({"time_limit_s": "2"}, ("time_limit_s='2'", "float")),
-        ({"n_workers": 1.5}, ("n_workers=1.5", "int | None")),
-        ({"memory_limit_mb": True}, ("memory_limit_mb=True", "int")),
-        ({"normalise": 0}, ("normalise=0", "bool")),
-        ({"memory_limit_mb": None}, ("memory_limit_mb=None", "int")),
+        ({"time_limit_s": "2"}, ("time_limit_s=2", "a number")),
+        ({"n_workers": 1.5}, ("n_workers=1.5", "whole number", "null")),
+        ({"memory_limit_mb": True}, ("memory_limit_mb=True", "whole number")),
+        ({"normalise": 0}, ("normalise=0", "true")),
+        ({"memory_limit_mb": None}, ("memory_limit_mb=None", "whole number")),
         ({"overlong_buffer": 20}, ("buffer_length=20", "max_response_length")),
     ],
 )
