@@ -55,8 +55,8 @@ Exit status: 0 finished, 1 failed, {BAD_INPUT} bad input, {PREEMPTED} preempted 
 {INTERRUPTED} interrupted by Ctrl-C, 143 or 129 ended by SIGTERM or a closed terminal.
 
 See also, each with --help: python -m recipe.fspo.compare (algorithms x seeds), recipe.fspo.plan (memory and time
-before a run), recipe.fspo.rehearse (a GPU job made small, on CPUs), recipe.runner.export, fspo.report,
-recipe.math.data (published sets), recipe.math.evaluation, recipe.runner.check_data (your data and reward).
+before a run), recipe.runner.export, fspo.report, recipe.math.data (published sets), recipe.math.evaluation,
+recipe.runner.check_data (your data and reward).
 """
 
 

@@ -1,7 +1,4 @@
-"""A default run warns of none of its own settings, and measures its clip values.
-
-The rehearsals of the GPU jobs are in test_rehearse.py.
-"""
+"""A default run warns of none of its own settings, and measures its clip values."""
 
 from __future__ import annotations
 

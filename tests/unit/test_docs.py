@@ -213,12 +213,6 @@ def check_plan(*arguments: str) -> None:
     assert "\nGiB per GPU" in printed.getvalue()  # a prediction, whether it fits or not
 
 
-def check_rehearse(*arguments: str) -> None:
-    from recipe.runner.plan.setup import job_arguments
-
-    composes(*job_arguments(arguments, ["substitute"])[1])
-
-
 def check_plain_verl(*arguments: str) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -255,7 +249,6 @@ MODULES: dict[str, Callable[..., None]] = {
     "recipe.fspo.main": composes,
     "recipe.fspo.compare": check_compare,
     "recipe.fspo.plan": check_plan,
-    "recipe.fspo.rehearse": check_rehearse,
     "fspo.audit": check_audit,
     "verl.trainer.main_ppo": check_plain_verl,
     "pytest": check_files,

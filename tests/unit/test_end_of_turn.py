@@ -14,11 +14,12 @@ from composing import composed
 from messages import holds
 from omegaconf import DictConfig, OmegaConf
 from tokenizers import AddedToken
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import Qwen2Tokenizer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.vllm_rollout import vllm_async_server
 
 from recipe.fspo.job import JOB
-from recipe.fspo.rehearse import byte_tokenizer
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.end_of_turn import STOPS, end_of_turn
 from recipe.runner.launch.prepare import add_stop_tokens, on_this_machine
@@ -33,8 +34,10 @@ _NO = "{{ raise_exception('not that') }}"
 
 
 def tokenizer(template: str | None = _CHATML) -> Any:
-    """One whose eos is ``<|endoftext|>``, with the tokens of several families."""
-    made = byte_tokenizer(512)
+    """A token a byte, an eos ``<|endoftext|>``, and the tokens of several families."""
+    vocab = {symbol: number for number, symbol in enumerate(sorted(ByteLevel.alphabet()))}
+    eos = dict.fromkeys(("eos_token", "pad_token"), "<|endoftext|>") | {"unk_token": None}
+    made = Qwen2Tokenizer(vocab=vocab, merges=[], model_max_length=512, **eos)
     made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|eot"]})
     made.add_tokens([AddedToken("<end_of_turn>", special=True), AddedToken("</answer>", special=False)])
     made.chat_template = template
