@@ -58,7 +58,7 @@ NOT_RUN: Final = "not run"
 #: What the documentation's table is made from: the results of a machine without a GPU, and of one with.
 RECORD: Final = Path(__file__).with_name("results.json")
 DEVICES: Final = {"cpu": "on CPUs", "cuda": "on a GPU"}
-#: What the planner does not count (recipe/runner/plan/step_time.py), and the step and the number that say how much.
+#: What decides how long a step takes, and the step and the number of this check that say it.
 NOT_PLANNED: Final = {
     "vLLM's front end alone, tokens/s": ("vllm", "front end alone, tokens/s"),
     "vLLM's start, s": ("vllm", "start, s"),

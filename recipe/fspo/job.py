@@ -43,11 +43,7 @@ def _complete(config: DictConfig) -> Mapping[str, Any]:
 
 def _passes(config: DictConfig) -> Passes:
     settings = config.fspo
-    return Passes(
-        reference_at_validations=settings.kl_to_start,
-        pi_old_from_rollout=settings.pi_old == "rollout",
-        keeps_old_weights=settings.pi_old == "actor",
-    )
+    return Passes(reference_at_validations=settings.kl_to_start, keeps_old_weights=settings.pi_old == "actor")
 
 
 def _outlook(config: DictConfig) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""``python -m recipe.fspo.plan``: what fits, what it refuses and which key it names, GPU hours and output."""
+"""``python -m recipe.fspo.plan``: what fits, what it refuses and which key it names, and output."""
 
 from __future__ import annotations
 
@@ -58,11 +58,7 @@ def test_devices_that_only_generate_have_vllm_to_themselves() -> None:
         "CUDA, NCCL, fragmentation", "vLLM's CUDA context", "vLLM weights", "vLLM keys and values", "vLLM the rest",
     }  # fmt: skip
     assert not any("vLLM" in name for phase in PHASES[1:] for name in items[phase])
-    # Twice the replicas; the slower side counts; the copies of the weights are on the host.
-    assert apart.time.generation == pytest.approx(together.time.generation / 2)
-    assert together.time.total == together.time.generation + together.time.training
-    assert apart.time.total == max(apart.time.generation, apart.time.training)
-    assert (together.time.gpus, apart.time.gpus) == (8, 24)
+    # The copies of the weights are on the host.
     copies = 2 * apart.model.parameters * apart.setup.master_bytes
     assert apart.memory.host_bytes - together.memory.host_bytes == pytest.approx(copies)
     assert planned(*separate, "fspo.pi_old=rollout").memory.host_bytes == together.memory.host_bytes
@@ -98,48 +94,6 @@ def test_what_cannot_be_planned_is_refused(overrides: list[str], says: tuple[str
         planned(*overrides)
 
 
-def test_training_is_the_passes_of_the_step_at_the_stated_utilisation() -> None:
-    tokens, length = 512 * 16 * 2200, 2200
-    base = planned()
-    forward = base.model.forward_flops(tokens, tokens * length) / (8 * 989e12 * 0.4)
-    for override, passes in (
-        ("trainer.test_freq=10", 1 + 1 / 10 + 4),  # pi_old, the reference where it validates, a checkpointed update
-        ("fspo.kl_to_start=false", 1 + 4),
-        ("algorithm.use_kl_in_reward=true", 1 + 1 + 4),
-        ("fspo.pi_old=rollout", 1 / 10 + 4),
-        (f"{_CHECKPOINTING}=false", 1 + 1 / 10 + 3),
-        (f"{_ACTOR}.ppo_epochs=2", 1 + 1 / 10 + 8),
-    ):
-        assert planned(override).time.training == pytest.approx(forward * passes), override
-    fast = planned("trainer.nnodes=2", utilisation=0.8).time
-    assert fast.training == pytest.approx(base.time.training / 4)
-    assert fast.generation == pytest.approx(base.time.generation / 4)
-
-
-def test_generation_by_hand() -> None:
-    """Four replicas of two GPUs with 2048 responses each, 448 at once; weights and half-done contexts are read."""
-    base = planned()
-    decoding = (2 * 8_190_735_360 + 448 * (200 + 1000) * 144 * 1024) / (0.4 * 3.35e12)
-    prefill = base.model.forward_flops(128 * 200, 128 * 200**2) / (0.4 * 989e12)  # once for each group of 16
-    assert base.time.generation == pytest.approx((2048 * 2000 / 448 * decoding + prefill) / 2)
-    # No more at once than the cache holds; arithmetic, where that takes longer than reading.
-    long = planned("run.mean_response=8192", mean_prompt=1)
-    assert long.time.generation > 2048 * 8192 / 448 * (448 * 4097 * 144 * 1024) / (0.4 * 3.35e12) / 2
-    slow = planned(gpu_tflops=1)
-    assert slow.time.generation > 2048 * 2000 * slow.model.forward_flops(1, 0) / 0.4e12 / 2
-
-
-def test_the_estimate_is_printed_with_its_assumptions() -> None:
-    time = planned().time
-    run, assumed = time.lines(300)
-    hours = re.search(r"300 steps on 8 GPUs: (\d+) GPU hours$", run)
-    assert hours and int(hours[1]) == pytest.approx(300 * time.total * 8 / 3600, rel=0.05)
-    assert re.search(holds("200 + 2000 tokens", "0.4 of 989 Tflop/s", "3.35 TB/s", "not counted"), assumed)
-    assert "hours" not in "".join(time.lines(None))
-    assert "100 + 300 tokens" in planned("run.mean_response=300", mean_prompt=100).time.assumed
-    assert "+ 4096 tokens" in planned("run.mean_response=null").time.assumed
-
-
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the command on the 8B model: exit status, stdout and stderr."""
@@ -160,7 +114,6 @@ def test_a_plan_is_printed(run: Run) -> None:
     memory = planned("trainer.nnodes=2").memory
     totals = [f"{memory.total(phase) / GIB:.2f}" for phase in PHASES]
     assert f"\ntotal {' '.join(totals)}\n" in re.sub(" +", " ", out)
-    assert re.search(r"^roofline: .* GPU hours\n  assumed: ", out, re.M)
     assert re.search(r"^fits +yes +yes +yes +yes +yes +yes$", out, re.M)
     assert run("experiment=qwen3_1_7b")[0] == 0
     status, out, err = run("nodes=1", "gpus=1")
@@ -172,7 +125,7 @@ def test_a_plan_is_printed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
-        ("utilisation=much", r"utilisation='much'"),
+        ("reserve_gb=much", r"reserve_gb='much'"),
         ("gpu_gb=-80", r"gpu_gb=-80"),
         ("nodes=some", r"trainer\.nnodes=some"),
         ("nonsense", r"'nonsense' .*KEY=VALUE"),

@@ -20,12 +20,10 @@ class Passes:
 
     Attributes:
         reference_at_validations: The reference model has a pass at the steps that validate.
-        pi_old_from_rollout: The log-probabilities of pi_old are vLLM's, so that the actor has no pass for them.
         keeps_old_weights: While it generates beside the update, it keeps the weights that a step began with.
     """
 
     reference_at_validations: bool = False
-    pi_old_from_rollout: bool = False
     keeps_old_weights: bool = False
 
 

@@ -1,4 +1,4 @@
-"""What the planner computes: memory, batch arithmetic and GPU hours of a run that has not started.
+"""What the planner computes: memory and batch arithmetic of a run that has not started.
 
 Nothing here imports verl, ray or vllm.
 """

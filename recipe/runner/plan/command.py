@@ -1,4 +1,4 @@
-"""The command of the planner: predicts memory and GPU hours of a run, and refuses what cannot fit."""
+"""The command of the planner: predicts the memory of a run, and refuses what cannot fit."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _OWN: Final = {name: f"the same as {key}" for name, key in ALIASES.items()} | {
 _USAGE: Final = """\
 usage: python -m {} experiment=qwen3_8b nodes=2 gpus=8 [any Hydra override] [setting=value ...]
 
-Predicts memory and GPU hours of a run before it starts, and refuses what cannot fit. It takes everything that the
+Predicts the memory of a run before it starts, and refuses what cannot fit. It takes everything that the
 training command takes, and besides:
 """
 _NOTES: Final = """
 Exit status: 0 if the run fits, 2 if it does not or the input is wrong; each reason is a line on stderr that names the
-setting to change. The memory formulas are checked on CPUs (docs/performance.md). The GPU hours are an order of
-magnitude, not for comparing settings or algorithms. Formulas and their sources: recipe/runner/plan/."""
+setting to change. The memory formulas are checked on CPUs (docs/performance.md). Formulas and their sources:
+recipe/runner/plan/."""
 
 
 def main(job: Job, command: str, arguments: Sequence[str]) -> int:

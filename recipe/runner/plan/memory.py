@@ -131,7 +131,7 @@ def predict(model: ModelShape, setup: Setup, hardware: Hardware) -> Memory:
         memory.items["sync"]["vLLM weights"] = model.parameters * setup.vllm_bytes / setup.replica_gpus
     weights, moments = (offload or fsdp.offload_policy for offload in (fsdp.param_offload, fsdp.optimizer_offload))
     rank = (weights + 2 * moments) * model.pinned_bytes(setup.master_bytes, setup.shards)
-    if setup.reference_share is not None:
+    if setup.has_reference:
         rank += model.pinned_bytes(setup.reference_bytes, setup.shards)
     rank += setup.weight_copies * model.parameters * setup.master_bytes / setup.shards
     memory.host_bytes = rank * setup.trainer.n_gpus_per_node

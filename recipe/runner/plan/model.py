@@ -99,17 +99,6 @@ class ModelShape:
         """Keys and values of one token in all layers (vLLM's layout; blocks add at most 15 tokens to a sequence)."""
         return 2 * self.key * self.layers * element_bytes
 
-    def forward_flops(self, tokens: float, squared_lengths: float) -> float:
-        """Floating-point operations of one forward pass.
-
-        ``2 tokens (layers x matrices + V H) + 2 q layers sum L^2``: two operations per matrix entry and token, and two
-        products of L x q with a causal mask, of which half is computed. The embedding is a look-up and costs nothing.
-        A backward pass takes twice as many. ``tokens`` are those of all sequences, ``squared_lengths`` is sum L^2.
-        Source: the counting of verl 0.9.1's ``flops_counter`` (which counts the look-up as a product, too).
-        """
-        dense = self.layers * self.matrices + self.embedding
-        return 2.0 * tokens * dense + 2.0 * self.query * self.layers * squared_lengths
-
 
 def read_architecture(path: str, model_config: str | None = None) -> tuple[dict[str, Any], str]:
     """The fields of the ``config.json`` of the model at ``path``, and their source.

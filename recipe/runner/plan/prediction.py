@@ -1,4 +1,4 @@
-"""The prediction for one configuration: memory of every phase, the roofline's GPU hours, what cannot run, as text."""
+"""The prediction for one configuration: memory of every phase, what cannot run, as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from recipe.runner.launch.job import Job
 from recipe.runner.plan.memory import GIB, PHASES, Memory, predict
 from recipe.runner.plan.model import ModelShape, read_architecture
 from recipe.runner.plan.setup import Hardware, Setup, refuse_uncovered
-from recipe.runner.plan.step_time import StepTime, step_time
 from recipe.runner.verl_patches import server_slots
 
 _TITLES: Final = ("rollout", "log-probs", "update", "optimizer", "save", "to vLLM")
@@ -42,13 +41,11 @@ class Plan:
     setup: Setup
     hardware: Hardware
     memory: Memory
-    time: StepTime
     problems: list[str]
 
     def lines(self) -> list[str]:
         """The prediction for people, without the problems."""
-        steps = self.setup.trainer.total_training_steps
-        return [*self._job(), "", *self._memory(), "", *self.time.lines(steps)]
+        return [*self._job(), "", *self._memory()]
 
     def _job(self) -> Iterator[str]:
         model, setup, data, trainer = self.model, self.setup, self.setup.data, self.setup.trainer
@@ -101,7 +98,7 @@ def plan(config: DictConfig, job: Job, hardware: Hardware | None = None, model_c
         *head_problems(config, model.heads),
         *memory_problems(memory, setup, hardware),
     ]
-    return Plan(model, setup, hardware, memory, step_time(model, setup, hardware, memory), problems)
+    return Plan(model, setup, hardware, memory, problems)
 
 
 def memory_problems(memory: Memory, setup: Setup, hardware: Hardware) -> Iterator[str]:

@@ -39,19 +39,12 @@ def job_arguments(arguments: Sequence[str], own: Collection[str]) -> tuple[dict[
 
 
 class Hardware(BaseModel, frozen=True):
-    """Assumptions about machines and data; the command line sets any of them. Defaults: H100 SXM.
+    """Assumptions about machines; the command line sets any of them. Defaults: H100 SXM.
 
     Nobody has measured the three guesses of memory, 6 GiB together. The planner has no others.
     """
 
     gpu_gb: Positive = Field(79.2, description="GiB of one GPU, as CUDA says (H100 SXM; nvidia-smi counts more: 79.6)")
-    gpu_tflops: Positive = Field(989.0, description="dense bf16 peak of one GPU (H100 SXM: 989, NVIDIA's data sheet)")
-    gpu_tb_per_s: Positive = Field(3.35, description="memory bandwidth of a GPU (H100 SXM: 3.35, NVIDIA's data sheet)")
-    utilisation: Positive = Field(
-        0.4,
-        description="share of both rates that is reached (Llama 3's pre-training: 0.38 to 0.43, arXiv 2407.21783)",
-    )
-    mean_prompt: Positive = Field(200.0, description="mean tokens of a prompt (DAPO-Math-17k: 190, GSM8K: 130)")
     reserve_gb: PositiveOrZero = Field(
         4.0, description="GiB for CUDA contexts, NCCL, workspaces, fragmentation (a guess)"
     )
@@ -102,14 +95,12 @@ class Setup:
         ranks, rollout_gpus: GPUs that train, and GPUs that only generate.
         replica_gpus: GPUs of one of vLLM's replicas.
         shards, ulysses: Ranks over which states are sharded, and over which a sequence is spread.
-        longest, sequences: Tokens of the longest prompt with the longest response; responses of one step.
-        mean_response: Tokens of a usual response: ``run.mean_response``, or half of the longest.
+        longest: Tokens of the longest prompt with the longest response.
         update_tokens, log_prob_tokens: Most tokens of a micro-batch on one GPU.
         mask_width: Keys in the attention mask of a query; None: flash-attn, which forms no mask.
         master_bytes, compute_bytes, reduce_bytes, vllm_bytes: Of one element.
         reference_bytes: Of one element of the reference model.
-        has_old_pass: Whether the actor has a pass for the log-probs of the old policy.
-        reference_share: Share of the steps in which the reference model computes log-probs; None without one.
+        has_reference: Whether there is a reference model.
         weight_copies: Of verl, for log-probs of the weights at the beginning of the step: those, and the newest.
     """
 
@@ -128,9 +119,6 @@ class Setup:
         self.vllm_sleeps = rollout.free_cache_engine and rollout.get("enable_sleep_mode", True)
 
         self.longest = self.data.max_prompt_length + self.data.max_response_length
-        self.sequences = self.data.train_batch_size * rollout.n
-        most = self.data.max_response_length
-        self.mean_response = float(min(config.run.mean_response or most / 2, most))
         self.ulysses = ulysses(config)
         if actor.use_dynamic_bsz:
             self.update_tokens = actor.ppo_max_token_len_per_gpu
@@ -153,11 +141,6 @@ class Setup:
         self.reference_bytes = ELEMENT_BYTES[everything.ref.fsdp_config.model_dtype or "bf16"]
 
         passes = job.passes(config)
-        self.reference_share: float | None = None
-        if config.algorithm.use_kl_in_reward or actor.use_kl_loss:
-            self.reference_share = 1.0
-        elif passes.reference_at_validations:
-            self.reference_share = 1 / trainer.test_freq if trainer.test_freq > 0 else 0.0
-        correction = config.algorithm.get("rollout_correction") or {}
-        self.has_old_pass = not (passes.pi_old_from_rollout or correction.get("bypass_mode"))
+        by_penalty = config.algorithm.use_kl_in_reward or actor.use_kl_loss
+        self.has_reference = bool(by_penalty or passes.reference_at_validations)
         self.weight_copies = 2 if separate and passes.keeps_old_weights else 0
