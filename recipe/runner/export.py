@@ -1,8 +1,6 @@
 """``python -m recipe.runner.export RUN --out DIR``: a run's checkpoint in Hugging Face format, by verl's model merger.
 
-A LoRA adapter is merged into the weights: the exported model is the policy that was trained. README.md in DIR is the
-model's card: base model, loss, commit and command of the run, its last metrics, its evaluations, and the precision;
-config.yaml is the run's whole configuration.
+A LoRA adapter is merged into the weights: the exported model is the policy that was trained.
 """
 
 from __future__ import annotations
@@ -13,17 +11,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
-
-import jinja2
-from omegaconf import OmegaConf
 
 from fspo.files import atomic_folder, remove_folder
-from fspo.reading import read_yaml
-from fspo.records import CONFIG_FILE, METRICS_FILE, numbered_steps, read_info, read_object
-from recipe.runner.checkpoints.integrity import latest, step_of, unsound
+from recipe.runner.checkpoints.integrity import latest, unsound
 from recipe.runner.faults.preemption import end_on_signals
-from recipe.runner.launch.masking import masked, masked_override
 
 #: Where verl's merger puts the adapter of a LoRA run.
 _ADAPTER = "lora_adapter"
@@ -63,42 +54,6 @@ def export(actor: Path, out: Path) -> None:
         subprocess.run([*merge, "--local_dir", actor, "--target_dir", folder], env=environment, check=True)
         if (folder / _ADAPTER).is_dir():
             merge_adapter(folder, actor / _SCALE)
-        describe(actor, folder)
-
-
-def describe(actor: Path, exported: Path) -> None:
-    """Put the model's card and the run's configuration beside the weights, which stay if either cannot be made."""
-    config = actor.parents[2] / CONFIG_FILE
-    try:
-        if config.is_file():
-            plain = masked(read_yaml(config))  # that of an older run may hold secrets
-            (exported / CONFIG_FILE).write_text(OmegaConf.to_yaml(plain), encoding="utf-8")
-        (exported / "README.md").write_text(model_card(actor, exported), encoding="utf-8")
-    except Exception as error:  # a run folder may hold anything
-        print(f"warning: no README.md is written: {type(error).__name__}: {error}", file=sys.stderr)
-
-
-def model_card(actor: Path, exported: Path) -> str:
-    """What is known of the checkpoint ``actor``, whose weights are in ``exported``; missing files leave parts out."""
-    run, step = actor.parents[2], step_of(actor.parent)
-    config = read_yaml(run / CONFIG_FILE) if (run / CONFIG_FILE).is_file() else {}
-
-    def lines(folder: Path) -> list[dict[str, Any]]:
-        return [line.get("metrics", {}) for _, line in numbered_steps(folder / METRICS_FILE) if line["step"] == step]
-
-    info = read_info(run)
-    info |= {"command": [masked_override(word) for word in info.get("command") or ()]}
-    template = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
-    return jinja2.Template(template, trim_blocks=True, lstrip_blocks=True).render(
-        info=info,
-        step=step,
-        settings=config.get("actor_rollout_ref", {}),
-        exported=read_object(exported / "config.json"),
-        lines=lines(run),
-        evaluations=[
-            read_object(file) for file in sorted(run.glob("evaluation*/evaluation.json")) if lines(file.parent)
-        ],
-    )
 
 
 def merge_adapter(folder: Path, scale: Path = Path(_SCALE)) -> None:
@@ -151,7 +106,7 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit("interrupted")
-    print(f"{arguments.out}: the model, and README.md about it. verl's merger writes weights in bfloat16")
+    print(f"{arguments.out}: the model, whose weights verl's merger writes in bfloat16")
 
 
 if __name__ == "__main__":

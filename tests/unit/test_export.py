@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from messages import holds
-from omegaconf import OmegaConf
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from recipe.runner.export import describe, merge_adapter, model_card
+from recipe.runner.export import merge_adapter
 
 
 @pytest.fixture
@@ -65,35 +64,3 @@ def test_an_adapter_without_scale_or_base_is_refused(merged_by_verl: Path) -> No
     save_file(weights, merged_by_verl / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"model\.norm\.weight"):
         merge_adapter(merged_by_verl)
-
-
-def test_the_card_says_what_the_model_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, exported = tmp_path / "run", tmp_path / "exported"
-    interval = {"value": 0.5, "low": 0.25, "high": 0.75}
-    result = {"sums": {"problems": 8, "responses": 16, "avg": interval, "pass": {"1": interval}}}
-    info = {"algo": "fspo", "seed": 1, "loss": {"c_low": 0.03}, "commit": "abc123", "command": ["python", "-m", "x"]}
-    config = "actor_rollout_ref: {model: {path: a/base}, actor: {fsdp_config: {model_dtype: fp32}}}"
-    lines = [json.dumps({"step": n, "metrics": {"val-core/sums/acc/mean@1": n / 8, "perf/x": 1}}) for n in (1, 2)]
-    for name, kept in ({".": lines, "evaluation": lines[1:], "evaluation_2": lines[:1]}).items():
-        (run / name).mkdir(parents=True, exist_ok=True)
-        (run / name / "metrics.jsonl").write_text("\n".join(kept))
-        (run / name / "evaluation.json").write_text(json.dumps(result))
-    (run / "run.json").write_text(json.dumps(info))
-    (run / "config.yaml").write_text(config)
-    exported.mkdir()
-    (exported / "config.json").write_text('{"dtype": "bfloat16"}')
-    describe(actor := run / "checkpoints/global_step_2/actor", exported)
-    assert OmegaConf.load(exported / "config.yaml") == OmegaConf.create(config)
-    card = (exported / "README.md").read_text()
-    for part in (
-        "base_model: a/base", "| c_low | 0.03 |", "| val-core/sums/acc/mean@1 | 0.25 |", "Weights: bfloat16, half",
-        "| sums | 8 | 16 | 0.500 [0.250, 0.750] | 1: 0.500 [0.250, 0.750] |", "Commit: abc123.", "python -m x",
-        "config.yaml",
-    ):  # fmt: skip
-        assert part in card, part
-    assert card.count("| sums |") == 1 and "perf/x" not in card, "another step was evaluated; no card of all metrics"
-    assert "not recorded" in model_card(tmp_path / "elsewhere/x/global_step_7/actor", exported)
-    for name, damaged in (("evaluation/evaluation.json", '{"sums": {}}'), ("config.yaml", "a: [")):
-        (run / name).write_text(damaged)
-        describe(actor, exported)  # no exception, which would throw the weights away
-        assert "README.md" in capsys.readouterr().err
