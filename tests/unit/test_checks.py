@@ -16,9 +16,10 @@ from fspo.losses import ALGORITHMS
 from recipe.fspo import config as method
 from recipe.fspo.config import complete_loss
 from recipe.fspo.job import JOB, choices
+from recipe.runner import SUPPORTED_VERL
 from recipe.runner.launch import checks, inputs
 from recipe.runner.launch.prepare import check, on_this_machine
-from recipe.runner.launch.values import PreflightError
+from recipe.runner.launch.values import MachineProblem, PreflightError
 from recipe.runner.launch.without_effect import CommandKeys
 
 Problems = Callable[..., list[str]]
@@ -209,6 +210,52 @@ def test_a_penalty_without_a_coefficient_of_its_own_has_verls() -> None:
     config = composed("run.dir=/nowhere", f"{ACTOR}.use_kl_loss=true", "algorithm.use_kl_in_reward=true")
     assert config.actor_rollout_ref.actor.kl_loss_coef == config.algorithm.kl_ctrl.kl_coef == 0.001
     assert list(checks.setting_problems(config)) == []
+
+
+@pytest.fixture
+def missing(monkeypatch: pytest.MonkeyPatch) -> Problems:
+    """What a run with such settings says where no package is installed."""
+
+    def find(*overrides: str) -> list[str]:
+        config = composed("run.dir=/nowhere", *overrides)  # looks for verl
+        with monkeypatch.context() as patch:
+            patch.setattr("importlib.util.find_spec", lambda name: None)
+            return list(checks.package_problems(config))
+
+    return find
+
+
+_ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ("experiment=demo", {"vllm": "make setup", "transfer_queue": "TransferQueue"}),
+        ("experiment=demo actor_rollout_ref.model.use_liger=true", {"liger_kernel": r"use_liger=true.*liger-kernel"}),
+        ("experiment=qwen3_8b", {"flash_attn_2_cuda": r"=flash_attention_2: .*gpu-flash-attn\.txt.*=sdpa"}),
+        (f"experiment=qwen3_8b ~{_ATTENTION}", {"flash_attn_2_cuda": "use_remove_padding=true: .*=sdpa"}),
+        (f"experiment=qwen3_8b {_ATTENTION}=sdpa", {}),
+        ("experiment=qwen3_8b mode=separate_async", {"cupy": r"backend=nccl: .*requirements/gpu\.txt"}),
+        ("experiment=demo mode=separate_async", {}),  # through shared memory
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_its_setting(
+    missing: Problems, overrides: str, says: dict[str, str]
+) -> None:
+    sentences = missing(*overrides.split())
+    assert all(isinstance(sentence, MachineProblem) for sentence in sentences)  # a dry run may be for another machine
+    for package, words in says.items():
+        assert [s for s in sentences if f" {package} " in s and re.search(words, s)], (package, sentences)
+    optional = {re.search(r"package (\S+) is", sentence)[1] for sentence in sentences} - {"vllm", "transfer_queue"}
+    flash = {"flash_attn_2_cuda"} if "qwen3_8b" in overrides and "=sdpa" not in overrides else set()
+    assert optional == ({*says} | flash) - {"vllm", "transfer_queue"}
+
+
+def test_another_release_of_verl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = composed("run.dir=/nowhere")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.8.0")
+    assert re.search(holds("verl 0.8.0 ", SUPPORTED_VERL), next(checks.package_problems(config)))
 
 
 def test_all_problems_are_told_at_once(problems: Problems) -> None:

@@ -8,7 +8,8 @@ neither verl nor ray: the planner (:mod:`recipe.runner.plan`) uses the arithmeti
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -19,8 +20,9 @@ from typing import Final
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.names import did_you_mean
+from recipe.runner import SUPPORTED_VERL
 from recipe.runner.faults import node
-from recipe.runner.launch import first_update, inputs, loggers, packages
+from recipe.runner.launch import first_update, inputs, loggers
 from recipe.runner.launch.first_update import is_computed
 from recipe.runner.launch.machine import ray_folder, ray_parent, starts_ray
 from recipe.runner.launch.values import MachineProblem, PreflightError
@@ -37,6 +39,42 @@ _SERVED: Final = {"model_engine": ("dp",), f"{_ACTOR}.strategy": ("fsdp2", "fsdp
 
 
 # ---------------------------------------------------------------- the machine
+
+
+def package_problems(config: DictConfig) -> Iterator[str]:
+    """verl's release, and packages that a worker imports minutes later: those of every run, and of common settings."""
+    installed = importlib.metadata.version("verl")
+    if installed != SUPPORTED_VERL:
+        yield f"verl {installed} is installed, and this is written for {SUPPORTED_VERL}: pip install the latter"
+    model, attention = config.actor_rollout_ref.model, f"{_MODEL}.override_config.attn_implementation"
+    implementation, backend = OmegaConf.select(config, attention), f"{_ROLLOUT}.checkpoint_engine.backend"
+    by_choice = implementation == "flash_attention_2"
+    for package, needed, setting, remedy in (
+        ("vllm", True, "every run", "run `make setup`, or install requirements/gpu.txt"),
+        ("transfer_queue", True, "every run", "pip install TransferQueue>=0.1.10"),
+        # verl's own choice, too. The kernels are asked for: where they are not compiled, flash_attn may be its
+        # cross-entropy alone (requirements/bundle.sh).
+        (
+            "flash_attn_2_cuda",
+            by_choice or (implementation is None and model.use_remove_padding),
+            f"{attention}={implementation}" if by_choice else f"{_MODEL}.use_remove_padding=true",
+            f"install requirements/gpu-flash-attn.txt, or set ++{attention}=sdpa, which is slower",
+        ),
+        (
+            "liger_kernel",
+            model.use_liger,
+            f"{_MODEL}.use_liger=true",
+            "pip install 'liger-kernel>=0.8.2', or set it to false",
+        ),
+        (
+            "cupy",
+            server_slots.asynchronous_mode(config) == "separate_async" and OmegaConf.select(config, backend) == "nccl",
+            f"{backend}=nccl",
+            "install requirements/gpu.txt",
+        ),
+    ):
+        if needed and importlib.util.find_spec(package) is None:
+            yield MachineProblem(f"{setting}: the package {package} is not installed; {remedy}")
 
 
 def room_problems(config: DictConfig) -> Iterator[str]:
@@ -330,8 +368,7 @@ def advantage_problems(config: DictConfig) -> Iterator[str]:
 
 #: The table.
 RULES: Final[tuple[Rule, ...]] = (
-    packages.package_problems,
-    packages.optional_package_problems,
+    package_problems,
     *inputs.MODEL_AND_DATA,
     inputs.reward_problems,
     room_problems,
