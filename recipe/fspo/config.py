@@ -38,7 +38,6 @@ _TOKEN_ESTIMATORS: Final = ("gae", "optimal_token_baseline", "tir_optimal_token_
 #: A clip value so many times the published one, at the longest response, is that of another exponent or loss:
 #: frameworks have shipped PPO's 0.2 in place of GSPO's 3e-4 by mistake. Measured ones were up to 34 times it.
 _FACTOR: Final = 50.0
-_OWN_REWARD: Final = "pkg://recipe.math.reward"
 
 
 @dataclass(frozen=True)
@@ -308,8 +307,7 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
     truncated = [
         f"{_ROLLOUT}.{name}={rollout[name]}" for name, off in (("top_p", 1), ("top_k", -1)) if rollout[name] != off
     ]
-    mini_batch, custom = actor.ppo_mini_batch_size, config.reward.custom_reward_function
-    overlong = OmegaConf.select(custom, "reward_kwargs.overlong_buffer")
+    mini_batch = actor.ppo_mini_batch_size
     for wrong, setting, why in (
         (
             mode not in _TRAINER_MODES,
@@ -354,12 +352,6 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
             f"{_ACTOR}.ppo_mini_batch_size={mini_batch}",
             f"is data.train_batch_size={config.data.train_batch_size}: a rollout batch has one update, in which S is 0 "
             "and nothing is ever clipped. Set it to a smaller divisor of the batch, or take algo=unclipped",
-        ),
-        (
-            custom.path == _OWN_REWARD and overlong and config.reward.reward_manager.source == "register",
-            f"reward.custom_reward_function.reward_kwargs.overlong_buffer={overlong}",
-            "needs the length of a response in tokens, which reward.reward_manager.source=register does not tell: give "
-            "source=importlib and name=TokenLengthRewardManager, or leave the penalty out",
         ),
     ):
         if wrong:

@@ -277,32 +277,16 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
             "2 or more, or to null",
         ),
         (
-            model.lora_rank and checkpoint.get("save_lora_only"),
-            f"{_ACTOR}.checkpoint.save_lora_only=true",
-            "leaves the base weights out of the checkpoints, so that they cannot be exported: set it to false",
-        ),
-        (
             parts > 1 and attention not in (None, "flash_attention_2"),
             f"{_ACTOR}.ulysses_sequence_parallel_size={parts}",
             f"with attn_implementation={attention}: verl exchanges the parts of a sequence in flash attention only, "
             "and the log-probabilities would be wrong without a word; set it to 1, or use flash_attention_2 on GPUs",
         ),
         (
-            inputs.read_model_config(config).get("model_type") == "mixtral",
-            f"{_MODEL}.path={model.path}",
-            "is a mixtral: verl 0.9.1 sends its experts to vLLM under names that vLLM does not know for it, and the "
-            "run would wait for ever; Qwen3-MoE works",
-        ),
-        (
             bool(inputs.read_model_config(config).get("quantization_config")),
             f"{_MODEL}.path={model.path}",
             "is a quantised checkpoint (quantization_config in its config.json), which cannot be trained: give the "
             f"weights that it was made from; vLLM quantises its copy with {_ROLLOUT}.quantization=fp8",
-        ),
-        (
-            model.get("lora_adapter_path") and not model.get("lora_rank"),
-            f"{_MODEL}.lora_adapter_path={model.get('lora_adapter_path')}",
-            f"is not loaded as long as {_MODEL}.lora_rank=0: set it to the adapter's rank",
         ),
         (
             actor.use_kl_loss and not actor.kl_loss_coef,
@@ -353,17 +337,9 @@ def estimator_problem(config: DictConfig) -> str | None:
 
 
 def advantage_problems(config: DictConfig) -> Iterator[str]:
-    """An advantage estimator that cannot be computed, or a critic that is waited for and that there is not."""
-    from verl.trainer.ppo.utils import need_critic
-
+    """An advantage estimator that cannot be computed."""
     if problem := estimator_problem(config):
         yield problem
-    elif config.trainer.critic_warmup > 1 and not need_critic(config):
-        # verl would skip the actor's update, and the responses that it does not return would be under way for ever.
-        yield (
-            f"trainer.critic_warmup={config.trainer.critic_warmup} lets a critic train alone at first, and with "
-            f"algorithm.adv_estimator={config.algorithm.adv_estimator} there is none: set it to 0"
-        )
 
 
 #: The table.
