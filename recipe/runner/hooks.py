@@ -6,6 +6,7 @@ registered under a name of its own (``trainer.v1.trainer_mode``) and restores ve
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,6 @@ from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
 from recipe.runner.verl_patches import server_slots
 from recipe.runner.verl_patches.frames import are_signed
-from recipe.runner.verl_patches.messages import drop_a_message_that_is_an_error
 from recipe.runner.verl_patches.packs import rows_of_ranks
 from recipe.runner.verl_patches.validation import replace_resampling
 
@@ -71,7 +71,8 @@ class RunnerHooks(PPOTrainer):
             server_slots.give_servers_slots(slots)
         RolloutReplicaRegistry.register("vllm", _replica)
         if self.verl_mode == "separate_async":
-            drop_a_message_that_is_an_error()
+            # verl 0.9.1 hands its logger ``flush``, a keyword of print(): a TypeError unless the level drops it.
+            logging.getLogger(trainer_separate_async.__name__).setLevel(logging.WARNING)
         loggers.point_into(config.run.dir)
         replace_resampling()
         if not are_signed():

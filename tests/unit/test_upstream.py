@@ -207,6 +207,7 @@ TEXTS: dict[str, dict[str, str]] = {
         "ray.actor: def __ray_call__(": "runs a function in a rank's process, whatever its class; public in Ray",
         "verl.utils.dataset.rl_dataset: self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)": "rows",
         f"{_SEPARATE}: self.current_mode = HybridEngineMode.ROLLOUT": "whether vLLM is awake beside the trainer",
+        f"{_SEPARATE}: flush=True": "a message that its logger cannot format",
     },
     "recipe/fspo/accounting/replay_buffer.py": {
         f'{_BUFFER}: self.max_off_policy_strategy == "drop"': "another value than its two drops and asserts nothing",

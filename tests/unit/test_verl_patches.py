@@ -24,7 +24,6 @@ WRONG = {
         "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer.generate",
         "SamplingParams(max_tokens=max_tokens, **sampling_params)",  # so: every token, with text
     ),
-    "messages": ("verl.trainer.ppo.v1.trainer_separate_async:PPOTrainerSeparateAsync", "flush=True"),
     "packs": (
         "verl.workers.engine_workers:TrainingWorker.infer_batch",
         "output = self.engine.infer_batch(data, loss_function=loss_function)",  # the whole batch at once

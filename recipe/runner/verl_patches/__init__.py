@@ -16,5 +16,4 @@ besides is :mod:`recipe.runner.cpu.patches`.
 | ``stores`` | ``TCPStore`` in ``torch.distributed.rendezvous`` | a store listens at its address alone |
 | ``weight_copies`` | ``DetachActorWorker.copy_handler``, ``restore_handler`` | copies of weights that lie on the host |
 | ``shown`` | ``pprint`` of ``main_ppo``, ``Tracking`` of ``trainer_base`` | secrets of the configuration |
-| ``messages`` | the logger of ``trainer_separate_async`` | a message that verl cannot format |
 """
