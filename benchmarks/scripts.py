@@ -192,7 +192,7 @@ def _answer(words: Sequence[str], out: TextIO) -> None:
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             try:
-                runner.main(JOB, "", "", [*words, "dry_run=true"])
+                runner.main(JOB, str, "", [*words, "dry_run=true"])
                 status = 0
             except SystemExit as ended:
                 status = int(ended.code or 0)

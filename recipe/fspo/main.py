@@ -65,7 +65,7 @@ def main() -> None:
     from recipe.fspo.job import JOB
     from recipe.runner import main as runner
 
-    runner.main(JOB, usage(), "python -m recipe.fspo.compare algos=[fspo,gspo] seeds=[1,2]", sys.argv[1:])
+    runner.main(JOB, usage, "python -m recipe.fspo.compare algos=[fspo,gspo] seeds=[1,2]", sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from hydra.errors import HydraException
@@ -36,10 +36,10 @@ SETTINGS: Final = {
 }
 
 
-def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
+def main(job: Job, usage: Callable[[], str], several: str, arguments: Sequence[str]) -> None:
     """Run a job as its command line asks, and leave the process unless the run has finished.
 
-    ``usage`` is what ``--help`` prints, ``several`` says what to use for several runs in place of Hydra's sweeps. No
+    ``usage`` makes what ``--help`` prints, ``several`` says what to use for several runs in place of Hydra's sweeps. No
     secret of the command is printed.
     """
     mask_command_line()
@@ -47,7 +47,7 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
         _main(job, usage, several, arguments)
 
 
-def _main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
+def _main(job: Job, usage: Callable[[], str], several: str, arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m {job.command}", add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"])
@@ -57,7 +57,7 @@ def _main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
     rest, problems = without_hydra_options(arguments)
     flags, rest = parser.parse_known_args(rest)
     if flags.help:
-        print(usage, end="")
+        print(usage(), end="")
         return
     try:
         # Settings of the command: with a + Hydra would take them for new keys of the configuration.

@@ -34,6 +34,17 @@ def test_every_choice_is_named_and_every_named_key_exists() -> None:
         assert OmegaConf.select(config, key, default=re) is not re, f"{key} is no key of the configuration"
 
 
+def test_the_help_is_made_only_for_who_asks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("recipe.fspo.main.usage", lambda: "made")
+    monkeypatch.setattr(sys, "argv", ["main", "--help"])
+    main()
+    assert capsys.readouterr().out == "made"
+    monkeypatch.setattr("recipe.fspo.main.usage", lambda: pytest.fail("made"))
+    refused(monkeypatch, capsys, "--multirun")
+
+
 def test_ctrl_c_while_the_program_is_imported_is_a_sentence(tmp_path: Path) -> None:
     """As in a terminal, it goes to the whole process group; -X importtime says when Hydra is imported."""
     process = subprocess.Popen(
