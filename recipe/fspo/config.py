@@ -48,7 +48,6 @@ class FspoSettings:
     kl_to_start: bool
     pi_old: Literal["actor", "rollout"]
     accept_uncorrected: bool
-    drop: Literal["stale", "evenly"]
     calibration_rounds: Count
     reference_length: Positive | None
     match_scale: Literal["matched", "native"]

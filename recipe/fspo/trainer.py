@@ -59,7 +59,7 @@ class FSPOHooks(RunnerHooks):
 
     def replay_buffer_for(self, buffer: ReplayBuffer) -> ReplayBuffer:
         responses = self.config.actor_rollout_ref.rollout.n
-        return counting(buffer, self._cycle.funnel, responses, self._position, self._cycle.drops)
+        return counting(buffer, self._cycle.funnel, responses, self._position)
 
     def _init_resource_pool_mgr(self) -> None:
         actor = self.config.actor_rollout_ref.actor

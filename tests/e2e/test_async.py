@@ -35,22 +35,14 @@ def ended(record: dict[str, Any], stage: str) -> int:
     return sum(row[1 + STAGES.index(stage)] for row in record["rows"])
 
 
-@pytest.mark.parametrize(
-    ("mode", "drop", "how"),
-    [
-        ("colocate_async", "stale", signal.SIGUSR1),
-        ("separate_async", "stale", signal.SIGKILL),
-        ("separate_async", "evenly", signal.SIGKILL),
-    ],
-)
+@pytest.mark.parametrize(("mode", "how"), [("colocate_async", signal.SIGUSR1), ("separate_async", signal.SIGKILL)])
 def test_a_mode_trains_is_stopped_resumes_and_counts_every_response(
-    start: Starter, tmp_path: Path, mode: str, drop: str, how: signal.Signals
+    start: Starter, tmp_path: Path, mode: str, how: signal.Signals
 ) -> None:
     command = (
         *SMALL,
         f"actor_rollout_ref.model.path={model_with_another_eos(tmp_path / 'model')}",
         f"mode={mode}",
-        f"fspo.drop={drop}",
         f"trainer.total_training_steps={STEPS}",
         "trainer.save_freq=4",
         "trainer.v1.sampler.max_off_policy_threshold=2",  # so that something is dropped
@@ -190,7 +182,7 @@ def test_replayed_rollouts_give_the_losses_of_synchronous_training(start: Starte
     assert 0 < moved[0] / RESPONSES < 1e-8
 
 
-def test_dropping_evenly_with_pi_old_of_vllm(start: Starter, tmp_path: Path) -> None:
+def test_dropping_with_pi_old_of_vllm(start: Starter, tmp_path: Path) -> None:
     run = start(
         tmp_path,
         *SMALL,
@@ -198,7 +190,6 @@ def test_dropping_evenly_with_pi_old_of_vllm(start: Starter, tmp_path: Path) -> 
         f"trainer.total_training_steps={STEPS}",
         "trainer.v1.separate_async.num_warmup_batches=2",
         "trainer.v1.sampler.max_off_policy_threshold=2",
-        "fspo.drop=evenly",
         "fspo.pi_old=rollout",
         NO_MASK,
         "clip_values=published",  # the test counts what lies inside 0.03 sqrt(L)
@@ -207,8 +198,6 @@ def test_dropping_evenly_with_pi_old_of_vllm(start: Starter, tmp_path: Path) -> 
     funnel, metrics = lines(run, "funnel.jsonl"), run.steps()
     assert sum(ended(record, "stale") for record in funnel) > 0
     assert all(ended(record, "trained") == RESPONSES for record in funnel)
-    # Some are trained on that verl would have dropped: a prompt that has seen more than 2 versions is over 1 step old.
-    assert max(metrics[step]["fspo/funnel/staleness"] for step in range(1, STEPS + 1)) > 1
     for step in range(1, STEPS + 1):
         columns = read_table(run.run_dir).columns
         s_B, length_B = (columns[name][columns["step"] == step] for name in ("S", "L"))

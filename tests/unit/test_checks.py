@@ -82,7 +82,6 @@ MISTAKES = (
     ("actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.lora_alpha=0", "lora_alpha=0 ", "or equal to 1"),
     ("run.log=few", "run.log=few ", "'headline' or 'all'"),
     ("fspo.kl_to_start=2", "fspo.kl_to_start=2 ", "boolean"),
-    ("fspo.drop=fairly", "fspo.drop=fairly ", "'evenly'"),
     (f"{LOSS}.c_low=abc", f"{LOSS}.c_low=abc ", "number"),
     ("+reward.custom_reward_function.reward_kwargs=2", "reward_kwargs=2 ", "dictionary"),
     ("trainer.total_training_steps=null", "total_training_steps=null", "trainer.total_epochs"),

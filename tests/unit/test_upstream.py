@@ -120,9 +120,8 @@ NAMES: dict[str, dict[str, str]] = {
         ),
     },
     "recipe/fspo/accounting/replay_buffer.py": {
-        f"{_BUFFER}:ReplayBuffer._evict_terminal_groups(global_steps, partition_id, eviction_reasons)": "why removed",
-        f"{_BUFFER}:ReplayBufferAsync._terminal_eviction_reasons(global_steps, partition_id)": (
-            "which groups are dropped; their order in what it returns"
+        f"{_BUFFER}:ReplayBuffer._evict_terminal_groups(global_steps, partition_id, eviction_reasons)": (
+            "why removed; the order of the reasons"
         ),
         f"{_BUFFER}:ReplayBuffer._select_prompt_uids(partition_id, sampleable_keys, batch_size)": (
             "verl's order among prompts of one step is that of a set"
@@ -208,9 +207,6 @@ TEXTS: dict[str, dict[str, str]] = {
         "verl.utils.dataset.rl_dataset: self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)": "rows",
         f"{_SEPARATE}: self.current_mode = HybridEngineMode.ROLLOUT": "whether vLLM is awake beside the trainer",
         f"{_SEPARATE}: flush=True": "a message that its logger cannot format",
-    },
-    "recipe/fspo/accounting/replay_buffer.py": {
-        f'{_BUFFER}: self.max_off_policy_strategy == "drop"': "another value than its two drops and asserts nothing",
     },
     "recipe/fspo/accounting/outcomes.py": {
         f'{_QUEUE}: {{uid}}_{{session_id}}_{{i}}"': "keys of responses",

@@ -25,7 +25,6 @@ from transfer_queue import KVBatchMeta
 
 from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics, noise_floor
-from fspo.drops import EvenDrops
 from fspo.records import FUNNEL_FILE
 from fspo.responses import Responses
 from fspo.table import FOLDER, Rows, TableWriter, join_rows
@@ -52,9 +51,6 @@ class Cycle:
             window=config.fspo.window_steps, s_max=math.inf if self._settings is None else self._settings.s_max
         )
         self.funnel = LengthFunnel()
-        groups = config.fspo.window_steps * config.data.train_batch_size
-        #: Which groups to drop in place of the stale ones; None with ``fspo.drop=stale``, verl's own rule.
-        self.drops = EvenDrops(self._diagnostics.bins, groups) if config.fspo.drop == "evenly" else None
         self._warned_margin = math.inf
         self._warned_drift = False
         self._norm_clip = NormClipWatch(float(config.actor_rollout_ref.actor.optim.clip_grad))
@@ -82,7 +78,6 @@ class Cycle:
             "loss_scale": self.loss_scale,
             "clip_values": self._clip_values,
             "funnel": self.funnel,
-            "drops": self.drops,
         }
 
     def note(self) -> None:

@@ -1,9 +1,8 @@
-"""verl's replay buffer, which also counts by length what it removes, and can remove evenly."""
+"""verl's replay buffer, which also counts by length what it removes."""
 
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,7 +12,6 @@ from recipe.fspo.accounting.funnel import LengthFunnel
 from recipe.fspo.accounting.outcomes import Outcomes, model_lengths, prompt_of
 from transfer_queue import KVBatchMeta
 
-from fspo.drops import EvenDrops
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 #: verl's reasons to evict a group (stale, filtered, failed), in the order in which one is named for a group of several.
@@ -29,34 +27,12 @@ class CountingBuffer(ReplayBuffer):  # type: ignore[misc]
         funnel: Counts responses.
         responses: To each prompt.
         position: Of prompts in the data loader's order; those it does not hold come first.
-        drops: Chooses the groups to drop in place of verl, which drops the stale ones.
         settings: verl's arguments.
     """
 
-    def __init__(
-        self,
-        funnel: LengthFunnel,
-        responses: int,
-        position: dict[str, int],
-        drops: EvenDrops | None = None,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, funnel: LengthFunnel, responses: int, position: dict[str, int], **settings: Any) -> None:
         super().__init__(**settings)
-        self.funnel, self.responses, self.position, self.drops = funnel, responses, position, drops
-        self._row_lengths: dict[str, int] = {}  # L by key of the rows that are there, as far as it was asked for
-        if drops is not None:
-            self.max_off_policy_strategy = "evenly"  # neither of verl's two: verl drops none, and lets stale ones pass
-
-    def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> _Reasons:
-        stale, *others = super()._terminal_eviction_reasons(global_steps, partition_id)
-        if self.drops is not None and partition_id == "train":  # verl finds none stale then
-            issued, finished = self.prompt_global_steps[partition_id], self.finished_keys[partition_id]
-            stale = self.drops.choose(
-                {uid: sum(lengths) / max(1, len(lengths)) for uid, lengths in self._lengths(finished).items()},
-                {uid: global_steps - issued.get(uid, global_steps) + 1 for uid in finished},
-                self.max_off_policy_threshold,
-            )
-        return (stale, *others)
+        self.funnel, self.responses, self.position = funnel, responses, position
 
     def _select_prompt_uids(self, partition_id: str, sampleable_keys: set[str], batch_size: int) -> Any:
         # verl takes the oldest first, and among those of one step, a set, any. Here: in the data loader's order.
@@ -89,35 +65,22 @@ class CountingBuffer(ReplayBuffer):  # type: ignore[misc]
 
     def _count(self, stage: str, partition_id: str, uids: set[str]) -> None:
         if partition_id == "train" and uids:
-            lengths = list(itertools.chain.from_iterable(self._lengths(uids).values()))
+            lengths = self._lengths(uids)
             self.funnel.end(stage, lengths, unknown=len(uids) * self.responses - len(lengths))
 
-    def _lengths(self, uids: set[str]) -> dict[str, list[int]]:
-        """Of the responses that are there to each of these prompts of the training."""
-        there = self.partitions["train"]
-        keys = [key for key in there if prompt_of(key) in uids]
-        known = {key: length for key, length in self._row_lengths.items() if key in there}
-        if new := [key for key in keys if key not in known]:
-            masks = tq.kv_batch_get(keys=new, partition_id="train", select_fields=["response_mask"])["response_mask"]
-            known |= zip(new, model_lengths(masks)[0].tolist(), strict=True)
-        self._row_lengths = known
-        lengths: dict[str, list[int]] = {uid: [] for uid in uids}
-        for response, length in _by_response(keys, known).items():
-            lengths[prompt_of(response)].append(length)
-        return lengths
+    def _lengths(self, uids: set[str]) -> list[int]:
+        """Of the responses that are there to these prompts of the training."""
+        if not (keys := [key for key in self.partitions["train"] if prompt_of(key) in uids]):
+            return []
+        masks = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["response_mask"])["response_mask"]
+        return [*_by_response(keys, dict(zip(keys, model_lengths(masks)[0].tolist(), strict=True))).values()]
 
 
 class CountingBufferAsync(CountingBuffer, ReplayBufferAsync):  # type: ignore[misc]
     """The same for the asynchronous modes."""
 
 
-def counting(
-    buffer: ReplayBuffer,
-    funnel: LengthFunnel,
-    responses: int,
-    position: dict[str, int],
-    drops: EvenDrops | None = None,
-) -> ReplayBuffer:
+def counting(buffer: ReplayBuffer, funnel: LengthFunnel, responses: int, position: dict[str, int]) -> ReplayBuffer:
     """The buffer to use in place of one that verl has just built: a counting one with the same settings.
 
     A buffer of a user's own class (``trainer.v1.sampler.custom_sampler``) is returned as it is.
@@ -126,7 +89,7 @@ def counting(
     if ours is None:
         return buffer
     settings = {name: getattr(buffer, name) for name in inspect.signature(ReplayBuffer).parameters}
-    return ours(funnel, responses, position, drops, **settings)
+    return ours(funnel, responses, position, **settings)
 
 
 def _response_of(key: str) -> str:
