@@ -21,7 +21,7 @@ PAGE = ROOT / "docs/settings.md"
 #: Where the settings of a group stand, each with a comment beside it.
 FILES = {"fspo": ROOT / "conf/base.yaml", "run": ROOT / "recipe/runner/conf/run.yaml"}
 #: Groups of one file per option; algo= has a page of its own.
-GROUPS = ("mode", "advantage", "match_scale", "clip_values", "experiment")
+GROUPS = ("mode", "experiment")
 HEAD = """\
 # Settings
 

@@ -51,7 +51,7 @@ class FspoSettings:
     calibration_rounds: Count
     reference_length: Positive | None
     match_scale: Literal["matched", "native"]
-    clip_values: Literal["measured", "published"]
+    clip_values: Literal["measured", "published"] | None
     accept: Share
 
 
@@ -178,7 +178,7 @@ def _keeps_clip_values(config: DictConfig) -> str | None:
     """Why a run keeps the clip values that it begins with; None if it measures them. Of a loss not yet completed."""
     loss = config.actor_rollout_ref.actor.policy_loss
     if config.fspo.get("clip_values") == "published":
-        return "clip_values=published"
+        return "fspo.clip_values=published"
     if not _can_be_measured(loss):
         return f"loss_mode={loss.loss_mode} has none that could be"
     if values := _clip_values_of(loss):
@@ -205,8 +205,8 @@ def scales_with_length(policy_loss: DictConfig) -> bool:
     """Whether the gradient of a response grows with its length L: a sum over its tokens, h(L) = 1, and not a mean.
 
     The gradients of such losses (FSPO, RLOO, LUSPO) are about L times those of GSPO and of verl's token means, so a
-    common gradient-norm clip would bind always for the ones and never for the others. ``match_scale=matched`` divides
-    them by a typical length. Of a loss of the user's the field ``grad_scale`` says it.
+    common gradient-norm clip would bind always for the ones and never for the others. ``fspo.match_scale=matched``
+    divides them by a typical length. Of a loss of the user's the field ``grad_scale`` says it.
     """
     if (settings := policy_loss_settings(policy_loss)) is not None:
         return settings.grad_scale == "1"
@@ -413,7 +413,8 @@ def _clip_problems(config: DictConfig) -> Iterator[str]:
         values = {f"{_ACTOR}.{key}": (actor[key], eps) for key, eps in zip(keys, usual, strict=True)}
     elif settings is not None:
         if config.fspo.get("clip_values") == "measured" and (own := _clip_values_of(actor.policy_loss)):
-            yield f"clip_values=measured does not go with {_POLICY_LOSS}.{' and '.join(own)}: leave one of them out"
+            both = " and ".join(own)
+            yield f"fspo.clip_values=measured does not go with {_POLICY_LOSS}.{both}: leave one of them out"
         loss = LOSSES[loss_mode]
         growth = float(length) ** (loss.settings.exponent - settings.exponent)
         values = {

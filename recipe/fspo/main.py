@@ -23,13 +23,12 @@ Trains a policy with verl, Ray, FSDP and vLLM. Keys to swap:
                         own: none of these; your main_ppo arguments go beside it (docs/your-script.md)
   mode=sync             when responses are generated: {", ".join(choices("mode"))}
   seed=1                of data order, sampling and initialisation
-  advantage=native      or shared: one advantage estimator for every algorithm
-  clip_values=measured  on the run's first responses, then fixed: fspo.accept of them inside; published: the loss's own
-  match_scale=matched   losses that sum over tokens are divided by a typical length; native: they are not
   evaluate=false        true: no training; avg@k and pass@k of the validation sets, with intervals
 
 Settings often changed, of the recipe and of verl:
 
+  fspo.clip_values=measured                                 on a run's first responses; published: the loss's own
+  fspo.match_scale=matched                                  losses that sum over tokens are divided by a typical length
   run.dir=FOLDER        metrics, checkpoints, figure; give the same one again to resume, with the settings that it keeps
   resume=FOLDER         {runner.SETTINGS["resume"][1]}
   dry_run=false         {runner.SETTINGS["dry_run"][1]}

@@ -10,7 +10,14 @@ OVERLONG: Final = (
     "+reward.custom_reward_function.reward_kwargs.max_response_length=TOKENS (docs/data-and-rewards.md)"
 )
 
-OLD_KEYS: Final = {"reward_model.overlong_buffer": OVERLONG, "reward_model.reward_kwargs": OVERLONG}
+OLD_KEYS: Final = {
+    "reward_model.overlong_buffer": OVERLONG,
+    "reward_model.reward_kwargs": OVERLONG,
+    # Groups of configuration files that this recipe once had.
+    "clip_values": "write fspo.clip_values=measured or published",
+    "match_scale": "write fspo.match_scale=matched or native",
+    "advantage": "write algorithm.adv_estimator=grpo for what was shared; native is the default",
+}
 #: Keys of this recipe's own that have gone, which its rules refuse with what they know of the loss.
 FORMER_KEYS: Final = tuple(f"actor_rollout_ref.actor.policy_loss.{key}" for key in ("clip_low", "clip_high"))
 #: Keys that only verl's own reward managers read.

@@ -36,7 +36,7 @@ def outlook(config: DictConfig) -> Iterator[str]:
         yield f"{key}={mode}: a script that relies on verl's default needs {key}={VERLS_MODE}"
     if settings is None or settings.calibrated or settings.c_high >= NO_CLIP:
         return
-    if config.fspo.get("clip_values", "measured") == "measured":
+    if config.fspo.clip_values != "published":
         yield (
             "clip values: none until a rollout batch that begins with the full learning rate has ended; then the run's "
             f"own, with which {config.fspo.accept:.0%} of its responses lie inside, fixed after ten rollout batches"

@@ -8,7 +8,7 @@ raises where no trainer sends what was measured.
 In a worker of this recipe, and in an audit, one wrapper (:func:`observe_losses`) records every loss of the registry:
 what a loss says of each sequence in what it returns (:class:`recipe.fspo.recorder.LossMetrics`, as ours do), or what is
 known of verl's own, so that references such as GRPO stand in the same tables and figures. The losses themselves are
-unchanged, but for the factor of ``match_scale=matched`` on those that sum over tokens.
+unchanged, but for the factor of ``fspo.match_scale=matched`` on those that sum over tokens.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Recorder:
         #: Holds back an error of the recording, in an audit.
         self.guard: Callable[[], AbstractContextManager[None]] = nullcontext
         self.row_B: torch.Tensor | None = None
-        #: Factor on the loss (``match_scale=matched``).
+        #: Factor on the loss (``fspo.match_scale=matched``).
         self.loss_scale = 1.0
         #: Responses that end here or later count as truncated; None: not known.
         self.max_response_length: int | None = None

@@ -158,7 +158,8 @@ def test_replayed_rollouts_give_the_losses_of_synchronous_training(start: Starte
             "skip.rollout_tq.steps=[1,2,3]",
             "data.shuffle=false",
             "data.gen_batch_size=1",  # as in separate_async, and a part of the recording's name
-            "match_scale=native",  # in the first step of separate_async the other one's factor grows with the responses
+            # In the first step of separate_async the other one's factor grows with the responses.
+            "fspo.match_scale=native",
             f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
             *overrides,
         )
@@ -192,7 +193,7 @@ def test_dropping_with_pi_old_of_vllm(start: Starter, tmp_path: Path) -> None:
         "trainer.v1.sampler.max_off_policy_threshold=2",
         "fspo.pi_old=rollout",
         NO_MASK,
-        "clip_values=published",  # the test counts what lies inside 0.03 sqrt(L)
+        "fspo.clip_values=published",  # the test counts what lies inside 0.03 sqrt(L)
     )
     assert run.wait(500) == 0, run.output()[-4000:]
     funnel, metrics = lines(run, "funnel.jsonl"), run.steps()

@@ -51,7 +51,7 @@ def composed(*overrides: str) -> DictConfig:
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     if any(override.is_sweep_override() for override in parsed):
         return compose(overrides)  # refuses it
-    groups = {*_DEFAULTS, "clip_values", SEARCH_PATH}
+    groups = {*_DEFAULTS, SEARCH_PATH}
     chosen = {override.key_or_group: str(override.value()) for override in parsed if override.key_or_group in groups}
     config: DictConfig = pickle.loads(_pickled(tuple((_DEFAULTS | chosen).items())))
     values = [override for override in parsed if override.key_or_group not in groups]

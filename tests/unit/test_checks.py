@@ -156,8 +156,8 @@ MISTAKES = (
     (f"{CORRECTION}.rollout_is=sequence fspo.pi_old=rollout", CORRECTION, "fspo.pi_old=rollout", "actor"),
     (f"{CORRECTION}.rollout_is=sequence {ROLLOUT}.calculate_log_probs=false", "log_probs=false", CORRECTION, "true"),
     (
-        f"clip_values=measured algo=gspo {ACTOR}.policy_loss.c_low=0.001",
-        "clip_values=measured",
+        f"fspo.clip_values=measured algo=gspo {ACTOR}.policy_loss.c_low=0.001",
+        "fspo.clip_values=measured",
         "c_low=0.001",
         "leave",
     ),

@@ -16,7 +16,7 @@ from messages import holds
 
 from fspo.records import PlannedRun
 from recipe.fspo.compare import grid
-from recipe.fspo.compare.__main__ import FAIR, parse
+from recipe.fspo.compare.__main__ import parse
 from recipe.fspo.compare.grid import Request, plan
 from recipe.fspo.compare.starts import Starts
 from recipe.runner.launch.commands import BadInput
@@ -65,18 +65,20 @@ def test_whole_seeds_first() -> None:
 
 def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
     for algo in ("fspo", "rloo", "gspo"):
-        config = composed(*FAIR, f"algo={algo}", "seed=7")
+        config = composed(*parse([]).overrides, f"algo={algo}", "seed=7")
         assert config.algorithm.adv_estimator == "grpo", "one advantage estimator for all"
         assert not config.actor_rollout_ref.actor.use_kl_loss and not config.algorithm.use_kl_in_reward
         assert config.fspo.match_scale == "matched"
         assert config.data.seed == config.actor_rollout_ref.rollout.seed == 7
-    native = parse(["advantage=native"])
-    assert composed(*native.overrides, "algo=rloo").algorithm.adv_estimator == "rloo"
+    for argument, estimator in (("advantage=native", "rloo"), ("algorithm.adv_estimator=opo", "opo")):
+        overrides = parse([argument]).overrides
+        assert composed(*overrides, "algo=rloo").algorithm.adv_estimator == estimator
 
 
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
+        ("advantage=mine", ("advantage=mine", "shared", "native")),
         ("algos=[fsop]", ("algos", "'fsop'", "fspo")),
         ("algos=[]", ("algos=[]",)),
         ("seeds=[a]", ("seeds=['a']",)),

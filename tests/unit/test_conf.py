@@ -159,13 +159,6 @@ def test_swapping_the_algorithm_changes_nothing_else(algo: str) -> None:
     assert leaves_of(f"algo={algo}")["fspo.algo"] == algo
 
 
-@pytest.mark.parametrize("algo", ["fspo", "rloo", "dapo"])
-def test_shared_advantage_changes_the_estimator_only(algo: str) -> None:
-    shared = leaves_of(f"algo={algo}", "advantage=shared")
-    assert shared["algorithm.adv_estimator"] == "grpo"
-    assert differing(leaves_of(f"algo={algo}"), shared) <= {"fspo.advantage", "algorithm.adv_estimator"}
-
-
 def test_native_advantages() -> None:
     native = {algo: leaves_of(f"algo={algo}")["algorithm.adv_estimator"] for algo in choices("algo")}
     assert native == dict.fromkeys(native, "grpo") | {"rloo": "rloo"}

@@ -51,7 +51,7 @@ class Steps:
     """Steps of two mini-batches, of which the policy moves only if there is a gradient."""
 
     def __init__(self, folder: Path, *overrides: str) -> None:
-        config = composed(f"run.dir={folder}", "clip_values=published", "match_scale=native", *overrides)
+        config = composed(f"run.dir={folder}", "fspo.clip_values=published", "fspo.match_scale=native", *overrides)
         self.cycle, self.log, self.step = Cycle(config), RunLog(config, total_steps=9), 0
 
     def __call__(self, rewards: list[float], advantage: float = 0.0) -> dict[str, float]:
@@ -86,7 +86,7 @@ def test_a_measured_band_trains_from_the_first_batch_on(overrides: tuple[str, ..
     output = sequence_policy_loss(*random_batch(4, 20), settings, state)
     assert output.loss_B.isfinite().all()
     fixed, measured = (
-        composed(f"run.dir={tmp_path}", "algo=fspo", f"clip_values={c}") for c in ("published", "measured")
+        composed(f"run.dir={tmp_path}", "algo=fspo", f"fspo.clip_values={c}") for c in ("published", "measured")
     )
     for config in (fixed, measured):
         complete_loss(config)

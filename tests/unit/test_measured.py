@@ -81,8 +81,8 @@ def test_updates_with_parts_of_a_rollout_batch_end_with_the_mean_of_all_of_it() 
     ("overrides", "factor"),
     [
         (("fspo.reference_length=50",), 1 / 50),
-        (("match_scale=native",), 1.0),
-        (("match_scale=native", "fspo.reference_length=50"), 1.0),
+        (("fspo.match_scale=native",), 1.0),
+        (("fspo.match_scale=native", "fspo.reference_length=50"), 1.0),
         (("algo=rloo",), 1 / 40),
         (("algo=luspo",), 1 / 40),
         (("algo=gspo",), 1.0),  # has 1/L in itself
@@ -142,7 +142,7 @@ def test_one_update_a_rollout_batch_leaves_the_published_values_and_says_why() -
     [
         *((f"algo={algo}", "measured") for algo in ("fspo", "fspo_v1", "gspo", "rloo", "luspo")),
         *((f"algo={algo}", "published") for algo in ("unclipped", "fspo_quantile", "gspo_verl", "grpo")),
-        ("clip_values=published", "published"),
+        ("fspo.clip_values=published", "published"),
         (f"{CLIP}=0.05", "published"),
         ("evaluate=true", "published"),
     ],

@@ -27,7 +27,7 @@ from recipe.fspo.outlook import outlook
 def test_a_job_names_its_clip_values_and_what_they_would_leave_outside(
     overrides: tuple[str, ...], says: tuple[str, ...]
 ) -> None:
-    lines = list(outlook(composed("experiment=qwen3_8b", "clip_values=published", *overrides)))
+    lines = list(outlook(composed("experiment=qwen3_8b", "fspo.clip_values=published", *overrides)))
     assert len(lines) == 2
     for words in says:
         assert words in "\n".join(lines)

@@ -21,7 +21,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from fspo.losses import sequence_policy_loss
 from fspo.types import SequenceLossOutput, SequenceLossSettings
 from recipe.fspo import config as method
-from recipe.fspo.compare.__main__ import FAIR, parse
+from recipe.fspo.compare.__main__ import parse
 from recipe.fspo.config import scales_with_length
 from recipe.fspo.job import JOB, choices
 from recipe.fspo.own_loss import problems
@@ -74,12 +74,12 @@ def test_it_is_a_loss_like_the_librarys(own_loss: Path) -> None:
 
 
 def test_its_settings_are_checked_and_completed(own_loss: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = configured(f"{KEY}.exponent=0.7", "match_scale=matched")
+    config = configured(f"{KEY}.exponent=0.7", "fspo.match_scale=matched")
     assert list(problems(config)) == []
     JOB.complete(config)
     loss = config.actor_rollout_ref.actor.policy_loss
     assert (loss.exponent, loss.clip, loss.grad_scale, loss.band) == (0.7, 0.02, "1", "+- clip L^exponent")
-    assert scales_with_length(loss), "so that match_scale=matched divides it"
+    assert scales_with_length(loss), "so that fspo.match_scale=matched divides it"
 
 
 @pytest.mark.parametrize(
@@ -136,13 +136,13 @@ def test_a_loss_that_does_not_say_how_it_scales_keeps_its_gradient_and_a_line_sa
 ) -> None:
     source = own_loss / "my_loss.py"
     source.write_text(source.read_text().replace("grad_scale: str", "scale: str"))
-    for overrides, lines in (((), 1), (("match_scale=native",), 0)):
+    for overrides, lines in (((), 1), (("fspo.match_scale=native",), 0)):
         config = configured(*overrides)
         assert list(problems(config)) == []
         JOB.complete(config)
         assert not scales_with_length(config.actor_rollout_ref.actor.policy_loss)
         printed = capsys.readouterr().out
-        assert printed.count("match_scale=native") == printed.count("loss_mode=fspo_power") == lines
+        assert printed.count("fspo.match_scale=native") == printed.count("loss_mode=fspo_power") == lines
 
 
 def test_a_loss_without_settings_is_a_library(own_loss: Path) -> None:
@@ -160,11 +160,11 @@ def test_a_comparison_takes_it_or_says_what_it_needs(own_loss: Path, monkeypatch
     algos = "algos=[fspo,fspo_power]"
     request = parse([SEARCH, algos, "seeds=[1]"])
     assert [run.algo for run in request.runs()] == ["fspo", "fspo_power"]
-    assert list(problems(composed(*FAIR, SEARCH, "algo=fspo_power"))) == []
+    assert list(problems(composed(*parse([]).overrides, SEARCH, "algo=fspo_power"))) == []
     source = own_loss / "my_loss.py"
     source.write_text(source.read_text().replace("grad_scale: str", "scale: str"))
     del sys.modules["my_loss"]
-    with pytest.raises(BadInput, match=r"algo=fspo_power: match_scale=matched .* match_scale=native"):
+    with pytest.raises(BadInput, match=r"algo=fspo_power: fspo.match_scale=matched .* fspo.match_scale=native"):
         parse([SEARCH, algos, "seeds=[1]"])
 
 

@@ -178,7 +178,7 @@ def test_a_gradient_scale_counts_the_models_tokens_and_responses_that_are_reject
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tool has written three of a's tokens, and verl's rollout correction empties b's mask before the update."""
-    config = composed("run.dir=/nowhere", "algo=fspo", "clip_values=published", "match_scale=matched")
+    config = composed("run.dir=/nowhere", "algo=fspo", "fspo.clip_values=published", "fspo.match_scale=matched")
     complete_loss(config)
     masks = {"a_0_0": [1, 0, 0, 0, 1, 1], "b_0_0": [1] * 9}
 

@@ -106,7 +106,7 @@ class Cycle:
         if self.loss_scale.settle():
             PROGRESS.say(
                 f"gradient scale: the loss is divided by {self.loss_scale.length:.4g}, the mean length of the first "
-                "rollout batch (match_scale=matched)"
+                "rollout batch (fspo.match_scale=matched)"
             )
             self.note()
         rows = join_rows([mini_batch.rows for mini_batch in mini_batches])

@@ -19,8 +19,8 @@ _FULL = 1 - 1e-6
 
 
 class LossScale:
-    """What ``match_scale=matched`` divides a loss by that sums over tokens: the mean length of the first rollout batch,
-    unless ``fspo.reference_length`` gives it. Defined here.
+    """What ``fspo.match_scale=matched`` divides a loss by that sums over tokens: the mean length of the first rollout
+    batch, unless ``fspo.reference_length`` gives it. Defined here.
 
     Where an update takes a part of a rollout batch (``mode=separate_async``), it is the mean of the responses so far.
     The first part alone would not do: it holds the responses that end first, which are the shortest.
@@ -60,7 +60,7 @@ class LossScale:
 
 
 class ClipValues:
-    """The clip values of a run with ``clip_values=measured``, by :class:`fspo.clip.ClipMeasurement`.
+    """The clip values of a run with ``fspo.clip_values=measured``, by :class:`fspo.clip.ClipMeasurement`.
 
     Responses count from the first rollout batch on that begins with the full learning rate, in the mini-batches before
     which a gradient has moved a weight since pi_old. (S != 0 is no sign of it: in bf16 rounding alone makes S other
@@ -69,7 +69,7 @@ class ClipValues:
 
     def __init__(self, config: DictConfig) -> None:
         settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
-        assert settings is not None, "the configuration's rules leave clip_values=measured to losses with a band"
+        assert settings is not None, "the configuration's rules leave fspo.clip_values=measured to losses with a band"
         self._settings, self._lr = settings, float(config.actor_rollout_ref.actor.optim.lr)
         self._measurement = ClipMeasurement(settings, float(config.fspo.accept))
         self._warm = self._given_up = False

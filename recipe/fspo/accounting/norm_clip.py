@@ -32,6 +32,6 @@ class NormClipWatch:
         return (
             f"warning: the gradients of the last {self.STEPS} steps were longer than actor.optim.clip_grad="
             f"{self.clip:g} (norm now {norm:.3g}): all steps are equally long, whatever their gradients. Divide the "
-            "loss by a typical length (policy_loss.grad_multiplier; in this recipe match_scale=matched), or raise "
+            "loss by a typical length (policy_loss.grad_multiplier; in this recipe fspo.match_scale=matched), or raise "
             "clip_grad"
         )

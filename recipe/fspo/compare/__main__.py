@@ -17,14 +17,12 @@ from recipe.runner.launch.commands import BAD_INPUT, BadInput, as_list, split_ar
 from recipe.runner.launch.masking import masked_override
 from recipe.runner.launch.values import name_problems
 
-#: "A fair comparison": what every run of a grid shares unless the command line says otherwise.
-FAIR: Final = ("advantage=shared", "match_scale=matched")
-
 #: Settings of the command: default and meaning of each (docs/settings.md).
 SETTINGS: Final = {
     "algos": ("[fspo,rloo,gspo]", "values of algo (ls conf/algo); the first is compared with the others"),
     "seeds": ("[1,2,3]", "seeds of data order and sampling"),
     "clip_values": ("[measured]", "each run measures its own; published: each loss's own; or both"),
+    "advantage": ("shared", "one estimator for all, grpo, unless you give another; native: each algorithm's own"),
     "out": ("runs/compare/EXPERIMENT", "where the runs and the report go"),
     "run": ("null", "all; N: only run N, counted from 0, and no report (slurm/compare.sh)"),
     "dry_run": ("false", "true: only print what is there and what would be run; writes nothing"),
@@ -38,7 +36,7 @@ Trains every algorithm with every seed and writes a report. Interrupted, the sam
 {_ROWS}
 
 example: python -m recipe.fspo.compare experiment=demo algos=[fspo,rloo,gspo] seeds=[1,2,3]
-Each run shares the rest of its configuration; by default advantage=shared match_scale=matched. A loss of your own is
+Each run shares the rest of its configuration; by default fspo.match_scale=matched. A loss of your own is
 one more value of algos; what it needs: docs/extending.md.
 """
 
@@ -63,7 +61,10 @@ def parse(arguments: Sequence[str]) -> Request:
     seeds = as_list(settings, "seeds")
     if not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise BadInput(f"seeds={seeds!r}: give whole numbers from 0, such as seeds=[1,2,3]")
-    overrides = [*FAIR, *overrides]
+    if (advantage := settings["advantage"]) not in ("shared", "native"):
+        raise BadInput(f"advantage={advantage}: give shared or native")
+    if advantage == "shared":
+        overrides = ["algorithm.adv_estimator=grpo", *overrides]
     try:
         config = compose(overrides, SETTINGS)
     except HydraException as error:

@@ -99,7 +99,7 @@ def plan(request: Request) -> list[PlannedRun]:
 
 def command_of(run: PlannedRun, request: Request) -> list[str]:
     """The command line of one run."""
-    overrides = [*request.overrides, f"algo={run.algo}", f"seed={run.seed}", f"clip_values={run.clip_values}"]
+    overrides = [*request.overrides, f"algo={run.algo}", f"seed={run.seed}", f"fspo.clip_values={run.clip_values}"]
     return [sys.executable, "-m", "recipe.fspo.main", *overrides, f"run.dir={quoted(request.out / run.path)}"]
 
 
