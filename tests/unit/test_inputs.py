@@ -11,10 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from composing import composed
 from messages import holds
+from omegaconf import OmegaConf
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
 
 from recipe.runner.launch import inputs
 from recipe.runner.launch.prepare import on_this_machine
+from recipe.runner.launch.values import PreflightError
 
 RULES = (*inputs.MODEL_AND_DATA, inputs.reward_problems)
 NO_TASK = "data.offline_task=null"
@@ -166,14 +168,8 @@ FUNCTION, MANAGER = "reward.custom_reward_function", "reward.reward_manager"
         ),
         ([f"+{FUNCTION}.reward_kwargs.format_weight=abc"], ("format_weight=abc", "number")),
         ([f"+{FUNCTION}.reward_kwargs.time_limit_s=-1"], ("time_limit_s=-1",)),
-        (["custom_reward_function.path=x.py"], ("custom_reward_function.path=x.py", f"{FUNCTION}.path=x.py")),
-        (["reward_model.reward_manager=dapo"], ("reward_model.reward_manager=dapo", f"{MANAGER}.name=dapo {MANAGER}.")),
-        (["reward_model.model.path=/rm"], ("reward_model.model.path=/rm", "reward.reward_model.model_path=/rm")),
-        (
-            ["reward_model.rollout.name=vllm"],
-            ("reward_model.rollout.name=vllm", "reward.reward_model.rollout.name=vllm"),
-        ),
-        (["reward_model.model.trust_remote_code=true"], ("model.trust_remote_code=True", "leave it out")),
+        (["custom_reward_function.path=x.py"], (f"{FUNCTION}.path='", "/x.py'", "correct the path")),
+        (["reward_model.reward_manager=dapo"], (f"{MANAGER}.name=dapo ", "source=register")),
         ([f"{MANAGER}.name=dapo"], (f"{MANAGER}.name=dapo ", "source=register", "recipe.runner.reward_manager")),
         (
             [f"{MANAGER}.name=TokenLenghtRewardManager"],
@@ -197,6 +193,35 @@ FUNCTION, MANAGER = "reward.custom_reward_function", "reward.reward_manager"
 def test_a_reward_that_cannot_work_is_refused_by_its_key(overrides: list[str], says: tuple[str, ...]) -> None:
     (problem,) = problems(*overrides)
     assert re.search(holds(*says), problem), problem
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("custom_reward_function.path=/x.py", f"{FUNCTION}.path", "/x.py"),
+        ("custom_reward_function.path=/x.py", f"{FUNCTION}.name", "compute_score"),  # whose null verl would take
+        ("custom_reward_function.name=mine", f"{FUNCTION}.path", "pkg://recipe.math.reward"),
+        ("+custom_reward_function.reward_kwargs.a=1", f"{FUNCTION}.reward_kwargs.a", 1),
+        ("reward_model.num_workers=8", "reward.num_workers", 8),  # verl's default, too
+        ("reward_model.model.path=/rm", "reward.reward_model.model_path", "/rm"),
+        ("reward_model.rollout.name=vllm", "reward.reward_model.rollout.name", "vllm"),
+        ("sandbox_fusion.url=http://x", "reward.sandbox_fusion.url", "http://x"),
+        ("sandbox_fusion.url=http://x", "reward.sandbox_fusion.memory_limit_mb", 1024),
+    ],
+)
+def test_a_key_of_verls_earlier_reward_groups_is_moved_and_said(
+    override: str, key: str, value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = on_this_machine(composed("run.dir=/nowhere", override))
+    assert OmegaConf.select(config, key) == value
+    assert not {"custom_reward_function", "reward_model", "sandbox_fusion"} & set(config)
+    old = override.lstrip("+").partition("=")[0]
+    assert re.search(holds("note: ", f"moved {old} to reward."), capsys.readouterr().err)
+
+
+def test_a_key_that_verls_migration_moves_nowhere_is_refused() -> None:
+    with pytest.raises(PreflightError, match=holds("reward_model.model.trust_remote_code", "leave it out")):
+        on_this_machine(composed("run.dir=/nowhere", "reward_model.model.trust_remote_code=true"))
 
 
 def test_values_of_the_rewards_settings_are_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

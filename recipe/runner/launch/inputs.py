@@ -6,6 +6,7 @@ rows: ``python -m recipe.runner.check_data`` does that. A JSON file has no colum
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -14,10 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from fspo.names import did_you_mean
-from recipe.runner.launch.compose import has_key
 from recipe.runner.launch.data_files import (
     NO_ROWS,
     PAGE,
@@ -37,16 +37,9 @@ _POINTER_BYTES: Final = 1024
 _CONFIG: Final = "config.json"
 _MODEL: Final = "actor_rollout_ref.model"
 _REWARD: Final = "reward.custom_reward_function"
+#: verl's reward groups of before 0.7, whose values are null unless a command has one.
+_LEGACY: Final = ("custom_reward_function", "reward_model", "sandbox_fusion")
 _MANAGER: Final = "reward.reward_manager"
-#: Where settings of verl's older reward groups are now, if not at the same place below ``reward``.
-_MOVED: Final = {
-    "reward_model.model.path": "reward.reward_model.model_path={}",
-    "reward_model.num_workers": "reward.num_workers={}",
-    "reward_model.reward_loop_class_name": f"{_MANAGER}.name={{}}",
-    "reward_model.reward_loop_module_path": f"{_MANAGER}.module.path={{}}",
-    "reward_model.reward_loop_source": f"{_MANAGER}.source={{}}",
-    "reward_model.reward_manager": f"{_MANAGER}.name={{}} {_MANAGER}.source=register",
-}
 #: Rewards that start with this belong to a recipe; to import one starts nothing.
 _RECIPES: Final = "pkg://recipe."
 _FILE: Final = "file://"
@@ -254,16 +247,42 @@ def steps_of_epochs(config: DictConfig) -> int | None:
 # ---------------------------------------------------------------- the reward
 
 
+def migrate_rewards(config: DictConfig) -> str | None:
+    """Move keys of verl's earlier reward groups to ``reward``, in place, by verl's own function; a note of what moved.
+
+    Raises:
+        PreflightError: for keys that verl's function moves nowhere.
+    """
+    from verl.experimental.reward_loop import migrate_legacy_reward_impl
+
+    if _LEGACY[0] not in config:  # moved before
+        return None
+    moved = [key for old in _LEGACY for key, value in _leaves(old, config[old]) if value is not None]
+    marked = copy.deepcopy(config)
+    with open_dict(config), open_dict(marked):
+        for key in moved:
+            OmegaConf.update(marked, key, f"<{key}>")
+        for old in ("custom_reward_function", "sandbox_fusion"):  # verl takes the group whole, with what is null in it
+            if any(key.startswith(old) for key in moved):
+                given = {name: value for name, value in config[old].items() if value is not None}
+                config[old] = OmegaConf.merge(config.reward[old], given)
+        text = OmegaConf.to_yaml(migrate_legacy_reward_impl(marked).reward)
+        if lost := [key for key in moved if f"<{key}>" not in text]:
+            raise PreflightError(f"{', '.join(lost)}: verl's main_ppo no longer reads this; leave it out")
+        migrate_legacy_reward_impl(config)
+    return f"verl's migration has moved {', '.join(moved)} to reward.*" if moved else None
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Keys and values of a group, and of those inside it."""
+    for name in value if OmegaConf.is_dict(value) else ():
+        yield from _leaves(f"{key}.{name}", value[name])
+    if not OmegaConf.is_dict(value):
+        yield key, value
+
+
 def reward_problems(config: DictConfig) -> Iterator[str]:
-    """A reward that verl could not load or call, and keys of older releases, which verl's main_ppo no longer reads."""
-    for old in ("custom_reward_function", "reward_model", "sandbox_fusion"):
-        if values := {key: value for key, value in _leaves(old, config.get(old)) if value is not None}:
-            keys = ", ".join(f"{key}={value}" for key, value in values.items())
-            ways = [_MOVED.get(key, f"reward.{key}={{}}").format(value) for key, value in values.items()]
-            known = [way for way in ways if has_key(config, way.partition("=")[0])]
-            rest = ["leave the rest out" if known else "leave it out"] * (len(known) < len(ways))
-            way = ", and ".join([f"give {' '.join(known)}"] * bool(known) + rest)
-            yield f"{keys}: verl's main_ppo no longer reads {old}; {way}"
+    """A reward that verl could not load or call."""
     if problem := _manager_problem(config.reward.reward_manager):
         yield problem
     custom = config.reward.custom_reward_function
@@ -275,14 +294,6 @@ def reward_problems(config: DictConfig) -> Iterator[str]:
         # Without their values: a text may be from the environment.
         keywords = f", keys of reward_kwargs: {', '.join(map(str, settings))}" if settings else ""
         yield f"{_REWARD}.path={custom.path!r}, name={custom.name!r}{keywords}: {problem}"
-
-
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Keys and values of a group, and of those inside it."""
-    for name in value if OmegaConf.is_dict(value) else ():
-        yield from _leaves(f"{key}.{name}", value[name])
-    if not OmegaConf.is_dict(value):
-        yield key, value
 
 
 def _manager_problem(manager: DictConfig) -> str | None:

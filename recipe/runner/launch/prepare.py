@@ -107,9 +107,10 @@ def on_this_machine(
     Raises:
         PreflightError: for a value of another kind, or out of range.
     """
+    config = copy.deepcopy(config)
+    _note(inputs.migrate_rewards(config))
     if problems := list(value_problems(config)):
         raise PreflightError(*problems)
-    config = copy.deepcopy(config)
     with open_dict(config):
         config.run.dir = str(Path(config.run.dir).absolute())
         model = config.actor_rollout_ref.model

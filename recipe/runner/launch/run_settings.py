@@ -79,6 +79,8 @@ _PATHS: Final = (
     "reward.custom_reward_function.path",
     "reward.reward_manager.module.path",
 )
+#: verl's earlier name of a path, which its migration moves.
+_LEGACY_REWARD: Final = "custom_reward_function.path"
 #: Overrides that hold for one start only: its folder, the changes that it allows and its checkpoint.
 _NOT_KEPT: Final = (
     "run.dir",
@@ -182,8 +184,9 @@ def kept_overrides(overrides: Sequence[str], config: DictConfig) -> list[str]:
     kept = []
     for override in parsed(task):
         line, key = str(override.input_line), _key(override)
-        if key in _PATHS and "=" in line:
-            line = f"{line.partition('=')[0]}={_as_override(OmegaConf.select(config, key))}"
+        place = f"reward.{key}" if key == _LEGACY_REWARD else key
+        if place in _PATHS and "=" in line:
+            line = f"{line.partition('=')[0]}={_as_override(OmegaConf.select(config, place))}"
         if not key.startswith("hydra."):
             kept.append(line)
     return [*kept, *([search_path(folders)] if folders else [])]
