@@ -29,15 +29,12 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from benchmarks.settings import linked
-from fspo.files import atomic_path
-from fspo.markdown import markdown_table
 from recipe.fspo.job import JOB, compose
 from recipe.runner import main as runner
 from recipe.runner.launch import compose as runner_compose
 from recipe.runner.launch.compose import SEARCH_PATH
 from recipe.runner.launch.machine import export_platform
-from recipe.runner.launch.without_effect import ROWS, CommandKeys
+from recipe.runner.launch.no_effect import values_of
 
 #: Programs that scripts compute their arguments with.
 _REAL: Final = "basename cat cut date dirname expr getopt grep head printf pwd realpath sed seq sort tail tr uname wc"
@@ -68,25 +65,6 @@ _FREE: Final = re.compile(
 )
 _SILENT: Final = "without a word: "
 _MOST_EDITS: Final = 10
-#: The page that shows the table of keys without effect, between these lines.
-PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "keys-without-effect.md"
-_TABLE: Final = re.compile(r"(?<=<!-- python -m benchmarks.scripts --write -->\n).*?(?=<!-- end -->)", re.S)
-
-
-def with_table(page: str) -> str:
-    """The page with the table of keys without effect as the program has it."""
-    rows = [
-        [
-            ", ".join(f"`{key}`" for key in row.keys),
-            f"`{row.switch}`: {row.when}" if row.switch else "always",
-            row.becomes,
-            linked(row.remedy),
-        ]
-        for row in (*JOB.without_effect(), *ROWS)
-    ]
-    return _TABLE.sub(
-        lambda _: markdown_table(["key", "no effect because of", "it is", "why, or instead"], rows) + "\n", page
-    )
 
 
 def scripts(checkout: Path) -> list[Path]:
@@ -150,9 +128,7 @@ def _names() -> frozenset[str]:
     verl = Path(importlib.util.find_spec("verl").submodule_search_locations[0])  # type: ignore[union-attr,index]
     recipe = Path(__file__).resolve().parents[1] / "recipe"
     files = [file for folder in (verl, recipe) for file in folder.rglob("*.py") if not _NOT_READ.search(str(file))]
-    texts = (
-        file.read_text(encoding="utf-8") for file in files if file.name not in ("without_effect.py", "old_keys.py")
-    )
+    texts = (file.read_text(encoding="utf-8") for file in files if file.name != "old_keys.py")
     return frozenset(name for text in texts for name in re.findall(r"""(?:\.|["'\s(])(\w+)""", text))
 
 
@@ -201,8 +177,8 @@ def _answer(words: Sequence[str], out: TextIO) -> None:
                 out.seek(0)
                 named = out.read()
                 config = compose(words)
-                for key in CommandKeys(config, JOB, words).values:
-                    if f"{key}=" not in named and (why := _without_reader(key, config)):
+                for key in values_of(config, words):
+                    if not re.search(rf"(?<![\w.]){key}(?![\w.])", named) and (why := _without_reader(key, config)):
                         print(f"{_SILENT}{key}: {why}")
     except BaseException:
         traceback.print_exc(file=out)
@@ -274,20 +250,12 @@ def tried(words: Sequence[str]) -> tuple[Answer, int, Answer]:
 def main() -> None:
     """Parse the command line, try the scripts of the checkout, and print a line for each and the sums."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scripts", description=__doc__)
-    parser.add_argument("checkout", type=Path, nargs="?", help="a checkout of verl, or of recipes for it")
+    parser.add_argument("checkout", type=Path, help="a checkout of verl, or of recipes for it")
     parser.add_argument("--experiment", help="one to put the arguments on; without it none, as with ~experiment")
     parser.add_argument("--only", default="", help="a part of the paths to try")
-    parser.add_argument(
-        "--write", action="store_true", help="write the table of keys without effect into docs/keys-without-effect.md"
-    )
     args = parser.parse_args()
-    if args.write:
-        with atomic_path(PAGE) as temporary:
-            temporary.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    if args.checkout is None:
-        return
     export_platform(compose(["~experiment"]), elsewhere=True)  # as the command does, before verl is imported
-    for module in ("recipe.runner.launch.start", "recipe.fspo.without_effect", "recipe.runner.plan.prediction"):
+    for module in ("recipe.runner.launch.start", "recipe.runner.plan.prediction"):
         importlib.import_module(module)  # once, and not in every child
     base = f"experiment={args.experiment}" if args.experiment else "~experiment"
     _compose_once(base)

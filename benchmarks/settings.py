@@ -1,4 +1,7 @@
-"""``python -m benchmarks.settings``: writes docs/settings.md from conf/, the runner's settings and the loss's type."""
+"""``python -m benchmarks.settings``: writes docs/settings.md from conf/, the runner's settings and the loss's type.
+
+It also puts the tables of keys without effect into docs/keys-without-effect.md.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from recipe.runner.main import SETTINGS as OF_MAIN
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/settings.md"
+#: Shows each table of keys without effect in a block, below a line with the table's path.
+NO_EFFECT_PAGE = ROOT / "docs/keys-without-effect.md"
 #: Where the settings of a group stand, each with a comment beside it.
 FILES = {"fspo": ROOT / "conf/base.yaml", "run": ROOT / "recipe/runner/conf/run.yaml"}
 #: Groups of one file per option; algo= has a page of its own.
@@ -139,10 +144,22 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def no_effect_page() -> str:
+    """The page of keys without effect, with the tables as they are."""
+    text = NO_EFFECT_PAGE.read_text(encoding="utf-8")
+    return re.sub(
+        r"^(`(recipe/[\w/]+/no_effect\.yaml)`[^\n]*\n\n```yaml\n).*?(?=^```$)",
+        lambda match: match[1] + (ROOT / match[2]).read_text(encoding="utf-8"),
+        text,
+        flags=re.M | re.S,
+    )
+
+
 def main() -> None:
-    """Write the page."""
-    with atomic_path(PAGE) as temporary:
-        temporary.write_text(page(), encoding="utf-8")
+    """Write the pages."""
+    for path, text in ((PAGE, page()), (NO_EFFECT_PAGE, no_effect_page())):
+        with atomic_path(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

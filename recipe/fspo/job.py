@@ -11,7 +11,7 @@ from recipe.fspo import CONF_DIR
 from recipe.fspo.old_keys import FORMER_KEYS, INSTEAD, OLD_KEYS
 from recipe.math.data.offline_task import write_dataset
 from recipe.runner.launch import compose as runner
-from recipe.runner.launch.job import Job, Passes, Row
+from recipe.runner.launch.job import Job, Passes
 
 from fspo.fairness.lre import lre_in_words
 
@@ -21,12 +21,6 @@ def _problems(config: DictConfig) -> Iterator[str]:
     from recipe.fspo.config import problems  # imports verl: after the platform is exported
 
     return problems(config)
-
-
-def _without_effect() -> Sequence[Row]:
-    from recipe.fspo.without_effect import ROWS
-
-    return ROWS
 
 
 def _recorded(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -69,7 +63,7 @@ JOB: Final = Job(
     config=CONF_DIR / "fspo.yaml",
     modules=("recipe.fspo.trainer", "recipe.fspo.worker"),
     problems=_problems,
-    without_effect=_without_effect,
+    no_effect=Path(__file__).with_name("no_effect.yaml"),
     complete=_complete,
     passes=_passes,
     outlook=_outlook,

@@ -18,9 +18,9 @@ from recipe.fspo.config import complete_loss
 from recipe.fspo.job import JOB, choices
 from recipe.runner import SUPPORTED_VERL
 from recipe.runner.launch import checks, inputs
+from recipe.runner.launch.no_effect import judged
 from recipe.runner.launch.prepare import check, on_this_machine
 from recipe.runner.launch.values import MachineProblem, PreflightError
-from recipe.runner.launch.without_effect import CommandKeys
 
 Problems = Callable[..., list[str]]
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -39,7 +39,7 @@ def problems(tmp_path: Path) -> Problems:
     def find(*overrides: str) -> list[str]:
         try:
             config = on_this_machine(composed(f"run.dir={tmp_path}", *SMALL_TASK, *overrides))
-            check(config, JOB, command=CommandKeys(config, JOB, overrides))
+            check(config, JOB, refused=judged(config, JOB, overrides)[0])
         except PreflightError as error:
             return list(error.problems)
         return []

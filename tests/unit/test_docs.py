@@ -74,7 +74,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     assert 'href="../tables/demo-own.html"' in (tmp_path / "studies/demo.html").read_text(encoding="utf-8")
     assert "<td>fspo_quantile (n = 5)</td>" in tables["demo-own"].read_text(encoding="utf-8")
     # Keys in a table break after a dot.
-    assert "<td><code>data.<wbr>" in (tmp_path / "keys-without-effect.html").read_text(encoding="utf-8")
+    assert "<td><code>fspo.<wbr>" in (tmp_path / "settings.html").read_text(encoding="utf-8")
     loads = r"""<(?:(?:script|img|iframe|source)[^>]+src|link[^>]+href)=["']?((?:https?:)?//[^"' >]+)"""
     loads += r"""|(?:url\(|@import\s)[\"']?(?:https?:)?//"""
     for file in [*built, *tmp_path.rglob("*.css")]:

@@ -124,7 +124,7 @@ def test_the_wheel_has_every_package() -> None:
 
 def test_the_runner_names_neither_the_recipe_nor_its_settings() -> None:
     texts = {name: text for name, text in sources().items() if name.startswith("recipe.runner.")}
-    texts |= {path.name: path.read_text() for path in (ROOT / "recipe/runner/conf").iterdir()}
+    texts |= {path.name: path.read_text() for path in (ROOT / "recipe/runner").rglob("*.yaml")}
     named = re.compile(rf"recipe[./](?:fspo|math)\b|\bfspo\.(?:{'|'.join(composed().fspo)})\b")
     assert [name for name, text in texts.items() if named.search(text)] == []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.scripts import answer, arguments, edited, scripts
-from recipe.runner.launch import prepare
+from recipe.runner.launch import no_effect
 
 QUOTING = r"""
 set -euo pipefail
@@ -62,6 +62,6 @@ def test_a_key_without_effect_and_without_a_word_is_seen(tmp_path: Path, monkeyp
     assert answer(words).silent == []  # noted
     refused = answer([*words, "trainer.use_v1=false"])
     assert refused.status == 2 and edited([*words, "trainer.use_v1=false"], refused.errors) == words
-    monkeypatch.setattr(prepare, "ROWS", ())
+    monkeypatch.setattr(no_effect, "rows_of", lambda table: ())
     (key,) = answer(words).silent
     assert key.startswith("actor_rollout_ref.rollout.over_sample_rate:")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from omegaconf import DictConfig
-
-#: What a given key that nothing reads becomes: see :class:`Row`.
-Becomes = Literal["note", "refused", "always refused"]
 
 
 @dataclass(frozen=True)
@@ -28,32 +24,6 @@ class Passes:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A line of the table of given keys that nothing reads (:mod:`recipe.runner.launch.without_effect`).
-
-    Attributes:
-        keys: The keys that have no effect, as patterns.
-        switch: The key that disables them; empty if nothing ever reads them.
-        when: Its value that does, in words.
-        disables: Whether it does in this configuration.
-        remedy: What to give instead.
-        becomes: ``note``, ``refused``, or ``always refused``: also if the user gave the switch, too.
-        asks: Whether a value asks for something at all.
-    """
-
-    keys: tuple[str, ...]
-    switch: str
-    when: str
-    disables: Callable[[DictConfig], bool]
-    remedy: str
-    becomes: Becomes = "note"
-    asks: Callable[[Any], bool] = bool
-
-    def __contains__(self, key: str) -> bool:
-        return any(fnmatchcase(key, pattern) for pattern in self.keys)
-
-
-@dataclass(frozen=True)
 class Job:
     """One kind of run.
 
@@ -64,7 +34,8 @@ class Job:
         modules: Imported by the process that trains, so that they register the trainer that the configuration names;
             on CPUs the workers are forked with them.
         problems: Further problems of a configuration, each a sentence.
-        without_effect: Further rows of the table of given keys that nothing reads; they come first.
+        no_effect: File with further rows of the table of keys without effect
+            (:mod:`recipe.runner.launch.no_effect`); they come first.
         complete: Fills in what follows from other settings, in place, once there are no problems; returns further
             entries of ``run.json``.
         passes: What the planner has to know of its trainer.
@@ -90,7 +61,7 @@ class Job:
     config: Path
     modules: tuple[str, ...] = ("recipe.runner.trainer",)
     problems: Callable[[DictConfig], Iterator[str]] = lambda config: iter(())
-    without_effect: Callable[[], Sequence[Row]] = lambda: ()
+    no_effect: Path | None = None
     complete: Callable[[DictConfig], Mapping[str, Any]] = lambda config: {}
     passes: Callable[[DictConfig], Passes] = lambda config: Passes()
     outlook: Callable[[DictConfig], Iterator[str]] = lambda config: iter(())

@@ -28,9 +28,9 @@ from recipe.runner.launch.end_of_turn import STOPS, stop_tokens
 from recipe.runner.launch.inputs import absolute_path
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import pass_to_ray_workers, starts_ray
+from recipe.runner.launch.no_effect import judged
 from recipe.runner.launch.run_folder import Start
 from recipe.runner.launch.values import MachineProblem, PreflightError, folder_problem, value_problems
-from recipe.runner.launch.without_effect import ROWS, CommandKeys, judged
 
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
 _ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
@@ -65,7 +65,7 @@ def _prepared(config: DictConfig, job: Job, overrides: Sequence[str], elsewhere:
     goes_on = job.resumes and not evaluates
     before: dict[str, Any] | None = None
     trained = (info or {}).get("overrides", []) if run_settings.has_results(folder) else []
-    command = CommandKeys(copy.deepcopy(config), job, overrides, trained)
+    refused, idle = judged(config, job, overrides, trained)
     contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
     if info is not None and not elsewhere and (repaired := integrity.repair_tracker(trainer, contents)):
         print(f"note: {repaired}", flush=True)
@@ -82,7 +82,8 @@ def _prepared(config: DictConfig, job: Job, overrides: Sequence[str], elsewhere:
     if evaluates:
         turn_into_evaluation(config, checkpoint)
     run_settings.check_folder(Path(config.run.dir), trainer, goes_on)
-    notes, facts, unsettled = check(config, job, elsewhere, command, checkpoint, references)
+    notes, facts, unsettled = check(config, job, elsewhere, refused, checkpoint, references)
+    _note(*idle)
     if isinstance(note, MachineProblem):
         unsettled.append(note)
     else:
@@ -207,7 +208,7 @@ def check(
     config: DictConfig,
     job: Job,
     elsewhere: bool = False,
-    command: CommandKeys | None = None,
+    refused: Sequence[str] = (),
     checkpoint: Path | None = None,
     references: Mapping[str, str] | None = None,
 ) -> tuple[str, Mapping[str, Any], list[str]]:
@@ -217,7 +218,7 @@ def check(
         config: With what the machine and the run folder add.
         job: The kind of run.
         elsewhere: As for :func:`recipe.runner.launch.checks.check`.
-        command: Its keys, of which those without effect are refused or noted.
+        refused: Problems that are known already: of keys without effect.
         checkpoint: What the run would resume.
         references: To the environment, by key (:func:`recipe.runner.launch.masking.references`).
 
@@ -231,8 +232,6 @@ def check(
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    ineffective: list[str] = []
-
     def further(config: DictConfig) -> Iterator[str]:
         contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
         yield from integrity.resume_problems(config.trainer, contents, checkpoint)
@@ -240,13 +239,9 @@ def check(
         yield from job.problems(config)
         if config.data.get("offline_task") and job.write_data is None:
             yield f"data.offline_task: {job.command} writes no data of its own; leave it out, and give data.train_files"
-        if command is not None:
-            refused, notes = judged(command, (*job.without_effect(), *ROWS))
-            ineffective.extend(notes)
-            yield from refused
+        yield from refused
 
     unsettled = checks.check(config, further, elsewhere)
-    _note(*ineffective)
     facts = job.complete(config)
     notes = io.StringIO()
     # verl says so for every estimator but GAE.

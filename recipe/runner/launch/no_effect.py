@@ -1,0 +1,236 @@
+"""Keys of a command line that another setting disables, or that nothing reads.
+
+``no_effect.yaml`` is the table, and says what a row means; a job adds rows of its own
+(:attr:`recipe.runner.launch.job.Job.no_effect`). A key counts if the user gave it, on the command line or, in a resumed
+run, when the run began; a default or an experiment's value does not.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.runner.launch import inputs
+from recipe.runner.launch.compose import (
+    CONF_DIR,
+    HANDED_ON,
+    SEARCH_PATH,
+    compose,
+    has_key,
+    parsed,
+    select,
+    verl_config_dir,
+)
+from recipe.runner.launch.job import Job
+
+#: The runner's rows.
+TABLE: Final = Path(__file__).with_suffix(".yaml")
+#: Their names disable nothing: verl switches the queue on itself, and does not read the other.
+_NO_SWITCHES: Final = ("transfer_queue.enable", "actor_rollout_ref.rollout.multi_turn.enable")
+_OPERATORS: Final = {">": operator.gt, "<=": operator.le}
+_PAGE: Final = "docs/keys-without-effect.md"
+_UNKNOWN: Final = "neither verl's code nor this recipe's has the name"
+_ABSENT: Final = object()
+
+
+def _epochs_end_it(config: DictConfig) -> bool:
+    last, by_epochs = config.trainer.total_training_steps, inputs.steps_of_epochs(config)
+    return last is not None and by_epochs is not None and by_epochs < last
+
+
+def _steps_end_it(config: DictConfig) -> bool:
+    return config.trainer.total_training_steps is not None and not _epochs_end_it(config)
+
+
+def _shows_no_texts(config: DictConfig) -> bool:
+    logger = config.trainer.logger
+    return {*([logger] if isinstance(logger, str) else logger)} <= {"console", "file", "rl_insight"}
+
+
+def _is_unread(function: Callable[..., Any] | None, key: str) -> bool:
+    """Whether a function of verl's does not have the key's name; of other functions nothing is known."""
+    if function is None or not function.__module__.startswith("verl."):
+        return False
+    return not re.search(rf"\b{key.rpartition('.')[2]}\b", inspect.getsource(inspect.unwrap(function)))
+
+
+def _loss_leaves_out(config: DictConfig, key: str) -> bool:
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    return _is_unread(POLICY_LOSS_REGISTRY.get(config.actor_rollout_ref.actor.policy_loss.loss_mode), key)
+
+
+def _estimator_leaves_out(config: DictConfig, key: str) -> bool:
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    return _is_unread(ADV_ESTIMATOR_REGISTRY.get(str(config.algorithm.adv_estimator)), key)
+
+
+#: The sentences that a condition may have, each with the setting that it is about.
+_SENTENCES: Final[Mapping[str, tuple[str, Callable[[DictConfig, str], bool]]]] = {
+    "the steps end the run": ("trainer.total_training_steps", lambda config, key: _steps_end_it(config)),
+    "the epochs end the run": ("trainer.total_epochs", lambda config, key: _epochs_end_it(config)),
+    "no logger shows texts": ("trainer.logger", lambda config, key: _shows_no_texts(config)),
+    "the loss does not read it": ("actor_rollout_ref.actor.policy_loss.loss_mode", _loss_leaves_out),
+    "the estimator does not read it": ("algorithm.adv_estimator", _estimator_leaves_out),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table; ``no_effect.yaml`` says what its fields mean."""
+
+    keys: tuple[str, ...]
+    when: str = ""
+    give: str | None = None
+    always: bool = False
+
+    def disables(self, key: str, config: DictConfig) -> bool:
+        """Whether the row is about the key, and its condition holds."""
+        if not any(fnmatchcase(key, pattern) for pattern in self.keys):
+            return False
+        clauses = (clause.split(" and ") for clause in self.when.split(" or "))
+        return not self.when or any(all(_holds(term, key, config) for term in clause) for clause in clauses)
+
+    def switches(self, key: str, config: DictConfig) -> dict[str, Any]:
+        """The settings of the condition, with their values; without the key itself."""
+        terms = re.split(" and | or ", self.when) if self.when else []
+        names = [name for term in terms for name in _names(term)]
+        return {place: value for place, value in (_setting(name, key, config) for name in names) if place != key}
+
+
+@functools.cache
+def rows_of(table: Path) -> tuple[Row, ...]:
+    """The rows of a table, in order; TypeError for a field that a row does not have."""
+    rows = []
+    for groups, of_groups in yaml.safe_load(table.read_text(encoding="utf-8")).items():
+        for names, content in of_groups.items():
+            keys = tuple(f"{group}.{name}" for group in groups.split() for name in names.split())
+            rows += [Row(keys, **row) for row in (content if isinstance(content, list) else [content])]
+    return tuple(rows)
+
+
+def _names(term: str) -> list[str]:
+    if term in _SENTENCES:
+        return [_SENTENCES[term][0]]
+    name, _, value = term.split()
+    return [name, *([value[1:]] if value.startswith("$") else [])]
+
+
+def _setting(name: str, key: str, config: DictConfig) -> tuple[str, Any]:
+    """Key and value of a setting that stands beside ``key``, or in a group above it; null where there is none."""
+    groups = key.split(".")[:-1]
+    places = (".".join([*groups[:n], name]) for n in range(len(groups), -1, -1))
+    place = next((place for place in places if has_key(config, place)), name)
+    return place, select(config, place, None)
+
+
+def _holds(term: str, key: str, config: DictConfig) -> bool:
+    if term in _SENTENCES:
+        return _SENTENCES[term][1](config, key)
+    name, compares, value = term.split()
+    _, left = _setting(name, key, config)
+    if compares in _OPERATORS:
+        return left is not None and _OPERATORS[compares](left, float(value))
+    if value.startswith("$"):
+        is_equal = left == _setting(value[1:], key, config)[1]
+    else:
+        is_equal = any(fnmatchcase(_text(left), pattern) for pattern in value.split("|"))
+    return is_equal == {"==": True, "!=": False}[compares]
+
+
+def _text(value: Any) -> str:
+    """A value as a command gives it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_switched_off(key: str, config: DictConfig) -> bool:
+    """Whether a group above the key has ``enable`` or ``enabled`` false."""
+    groups = key.split(".")[:-1]
+    above = (".".join(groups[:n]) for n in range(1, len(groups) + 1))
+    switches = [f"{group}.{name}" for group in above for name in ("enable", "enabled")]
+    return any(select(config, at, None) is False for at in switches if at not in (key, *_NO_SWITCHES))
+
+
+def values_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    """Key and value of every override; those of groups of the configuration are left out."""
+    keys = (str(override.key_or_group) for override in parsed(overrides))
+    return dict(leaf for key in keys if "." in key for leaf in _leaves(key, select(config, key, _ABSENT)))
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if OmegaConf.is_dict(value):
+        for name in value:
+            yield from _leaves(f"{key}.{name}", value.get(name))  # null where ??? is missing
+    elif value is not _ABSENT:  # removed with ~
+        yield key, value
+
+
+def judged(
+    config: DictConfig, job: Job, overrides: Sequence[str], begun_with: Sequence[str] = ()
+) -> tuple[list[str], list[str]]:
+    """The sentences that refuse a run, and those that a person should read.
+
+    Args:
+        config: The prepared configuration, before the run folder changes what the run begins with.
+        job: The kind of run.
+        overrides: Those that composed it, those of a resumed run's first command among them.
+        begun_with: The overrides with which the run has trained already: no reason to refuse it.
+    """
+    rows = (*(rows_of(job.no_effect) if job.no_effect else ()), *rows_of(TABLE))
+    values, trained_with = values_of(config, overrides), {str(one.key_or_group) for one in parsed(begun_with)}
+    added = values_of(config, [line for line in overrides if line.startswith("+")])
+    words = {line: line.partition("=")[0] for line in overrides}
+    groups = [line for line, word in words.items() if "." not in word or word == SEARCH_PATH]
+    without = functools.cache(lambda: compose(job, groups))  # the configuration without the other overrides
+    refused, idle, unknown = dict[str, list[str]](), list[str](), list[str]()
+    for key, value in values.items():
+        row = next((row for row in rows if row.disables(key, config)), None)
+        if row is None or row.give is None:
+            if row is not None or _is_switched_off(key, config):
+                idle.append(key)
+            elif key in added and _is_unknown(key, without()):
+                unknown.append(f"{key}={_text(value)}")
+            continue
+        switches = row.switches(key, config)
+        is_spared = not row.always and (not value or any(place in values for place in switches))
+        is_spared = is_spared or key in trained_with
+        if is_spared or value == select(without(), key, None):
+            idle.append(key)
+        else:
+            because = ", ".join(f"{place}={_text(at)}" for place, at in switches.items())
+            remedy = row.give and f", or give {row.give.replace('{group}', key.rpartition('.')[0])}"
+            why = f"no effect{because and f' with {because}'}; leave it out{remedy}"
+            refused.setdefault(why, []).append(f"{key}={_text(value)}")
+    notes = []
+    if idle:
+        count = "1 key of your command changes" if len(idle) == 1 else f"{len(idle)} keys of your command change"
+        notes.append(f"{count} nothing here: {', '.join(idle)} ({_PAGE})")
+    if unknown:
+        notes.append(f"{', '.join(unknown)}: no effect unless code of yours reads it; {_UNKNOWN}")
+    return [f"{', '.join(keys)}: {why}" for why, keys in refused.items()], notes
+
+
+def _is_unknown(key: str, without: DictConfig) -> bool:
+    """Whether an added key is new to the configuration, below no group that hands on what it holds, and in no code."""
+    is_new = select(without, key, _ABSENT) is _ABSENT and not HANDED_ON.search(key)
+    return is_new and not re.search(rf"\b{re.escape(key.rpartition('.')[2])}\b", _code())
+
+
+@functools.cache
+def _code() -> str:
+    """All of verl's code, and that of the recipes."""
+    folders = (verl_config_dir().parents[1], CONF_DIR.parents[1])
+    # old_keys.py names keys that nothing reads.
+    files = (file for folder in folders for file in folder.rglob("*.py") if file.name != "old_keys.py")
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
