@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 from composing import composed
+from hydra import compose as hydra_compose
 from hydra.errors import HydraException
 from messages import holds
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fspo.job import choices, compose
 from recipe.fspo.main import main, usage
+from recipe.runner.launch import compose as runner
 from recipe.runner.launch.compose import Refused
 from recipe.runner.launch.old_keys import OLD_KEYS, OTHER_NAMES
 
@@ -138,6 +140,32 @@ def test_an_internal_error_is_no_users(
     monkeypatch.setattr(sys, "argv", ["main", "algo=gspo", *words])
     with pytest.raises(kind, match="cannot be copied"):
         main()
+
+
+@pytest.mark.parametrize(
+    ("words", "times"),
+    [
+        ([], 1),
+        (["trainer.nnodes=2", "algo=gspo"], 1),
+        (["trainer.n_gpus=1"], 1),
+        (["trainer.n_gpus=1", "lr=1", "data.x.y=1", "~trainer.nothing"], 1),
+        (["algo=fsop"], 2),
+        (["algo=fsop", "trainer.n_gpus=1"], 2),
+    ],
+)
+def test_a_command_puts_the_groups_together_once_and_once_more_for_an_unknown_option(
+    words: list[str], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    monkeypatch.setattr(
+        runner, "hydra_compose", lambda *args, **more: calls.append(args) or hydra_compose(*args, **more)
+    )
+    runner._compose.cache_clear()
+    try:
+        compose(words)
+    except Refused as error:
+        assert len(error.problems) == len(words) - words.count("algo=gspo")
+    assert len(calls) == times
 
 
 def test_keys_below_a_list_that_the_command_gives_are_refused() -> None:

@@ -46,6 +46,11 @@ _MESSAGES = "transfer_queue.utils.zmq_utils"
 #: attribute that the module assigns, and what it is used for. ``(a, b)``: parameters that must be among those of the
 #: function; ``as x``: our file names it so, and not by the last part of its name.
 NAMES: dict[str, dict[str, str]] = {
+    "recipe/runner/launch/compose.py": {
+        "hydra._internal.config_loader_impl:ConfigLoaderImpl._apply_overrides_to_config(overrides, cfg)": (
+            "applies overrides to the groups that were composed once, as Hydra does"
+        ),
+    },
     "recipe/runner/launch/start.py": {
         "verl.trainer.main_ppo:run_ppo(config, task_runner_class)": PUBLIC,
         "verl.trainer.main_ppo:TaskRunnerV1.run": "its actor class is subclassed",
@@ -228,9 +233,6 @@ TEXTS: dict[str, dict[str, str]] = {
     "recipe/runner/verl_patches/shown.py": {
         "verl.trainer.main_ppo: pprint(OmegaConf.to_container(config, resolve=True))": "what is printed",
         f"{_BASE}: config=OmegaConf.to_container(self.config, resolve=True),": "what the loggers get",
-    },
-    "recipe/runner/launch/compose.py": {
-        "hydra._internal.config_loader_impl: Could not override '{override.key_or_group}'.": "the mistyped key",
     },
     "recipe/runner/launch/checks.py": {
         f"{_BASE}: async_save": "with it the tracker is not written",

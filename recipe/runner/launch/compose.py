@@ -6,17 +6,19 @@ reads the same files by path instead.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import importlib.util
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -38,7 +40,8 @@ _LIKE_A_SWITCH = ("true", "false", "yes", "no", "on", "off")
 _NESTS: Final = {**dict.fromkeys("[{(", 1), **dict.fromkeys("]})", -1)}
 _MAX_DEPTH: Final = 40
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
-_NO_SUCH: Final = re.compile(r"Could not override '|Could not delete ")
+#: What Hydra and OmegaConf raise for a command or a file.
+_REFUSALS: Final = (ConfigCompositionException, OmegaConfBaseException)
 #: Groups that hand on whatever they hold: to a function, a server, a model, Ray, an optimizer.
 HANDED_ON: Final = re.compile(r"_kwargs\.|override_\w*config\.|runtime_env\.|teacher_models\.|ray_init\.")
 
@@ -112,36 +115,94 @@ class Refused(ConfigCompositionException):
 def compose(job: Job, overrides: Sequence[str] = (), own: Collection[str] = ()) -> DictConfig:
     """The configuration of a job with these overrides, in every form of Hydra's grammar but a sweep.
 
+    Hydra puts the groups together once; the other overrides are looked up in that, and applied to it one by one.
     ``own`` are settings of the command itself, which a mistyped key may have been meant for.
 
     Raises:
-        Refused: for unknown options of a group and unknown keys, with the choices and a suggestion; for a word in place
-            of true or false; for a key of an earlier verl, with the key to use instead; for a file of the user's that
-            cannot be composed.
+        Refused: for unknown options of a group and unknown keys, with the choices and a suggestion; for a key of an
+            earlier verl, with the key to use instead; for a file of the user's that cannot be composed.
         hydra.errors.HydraException: for what is no override.
         Exception: any other comes from an error in a program, not from the command.
     """
     good, problems = _without_old_keys(job, overrides)
-    defaults = functools.cache(lambda: _compose(job, []))  # asked for something that is wrong, and only then
+    groups = [text for text in good if _is_of_groups(job, text, good)]
+    base, wrong = _composed_groups(job, groups)
+    problems += wrong
+    config = copy.deepcopy(base)
+    values = {text: parsed([text])[0] for text in good if text not in groups}
+    unknown = _wrong_keys(job, values, own, base)
+    for text, override in values.items():
+        if text not in unknown:
+            try:
+                ConfigLoaderImpl._apply_overrides_to_config([override], config)
+            except _REFUSALS as error:
+                unknown[text] = f"{text}: {' '.join(f'{error} {error.__cause__ or str()}'.split())}"
+    problems += [*unknown.values(), *_wrong_switches([text for text in values if text not in unknown], base)]
+    if problems:
+        raise Refused(problems, config)
+    return config
+
+
+def defaults(job: Job, overrides: Sequence[str]) -> DictConfig:
+    """The configuration of the groups that overrides choose, without the others. Not to be changed: it is cached."""
+    good, _ = _without_old_keys(job, overrides)
+    return _composed_groups(job, [text for text in good if _is_of_groups(job, text, good)])[0]
+
+
+def _is_of_groups(job: Job, text: str, overrides: Sequence[str]) -> bool:
+    """Whether Hydra needs an override to put the groups together."""
+    (override,) = parsed([text])
+    key = str(override.key_or_group)
+    if override.package is not None or key.startswith("hydra."):
+        return True
+    return "." not in key and _is_group(job, key, overrides)
+
+
+def _composed_groups(job: Job, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
+    """The configuration of the groups without the overrides that are wrong, and what is wrong with those."""
+    good, problems = list(overrides), []
     while True:
         try:
-            config = _compose(job, good)
+            return _compose(job.config, tuple(good)), problems
         except Exception as error:
-            of_hydra = isinstance(error, (ConfigCompositionException, OmegaConfBaseException))
-            wrong = _wrong_keys(job, good, own, defaults)
-            wrong = wrong or (_explained(job, good, error, own, defaults) if of_hydra else {})
-            wrong = wrong or _wrong_files(job, good, error)
-            if not wrong and not of_hydra:
-                raise
-            if not wrong:
+            wrong = _unknown_options(good, error) or _culprit(job, good, error)
+            if not wrong and isinstance(error, _REFUSALS):
                 raise Refused([*problems, str(error)]) from error
-            good = [override for override in good if override not in wrong]
+            if not wrong:
+                raise
+            good = [text for text in good if text not in wrong]
             problems += wrong.values()
+
+
+def _unknown_options(overrides: Sequence[str], error: Exception) -> dict[str, str]:
+    """The overrides that choose an option which a group does not have, with the choices."""
+    if not (isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file):
+        return {}
+    group, _, option = error.missing_cfg_file.rpartition("/")
+    like, options = did_you_mean(option, error.options), ", ".join(error.options)
+    of = [text for text in overrides if str(parsed([text])[0].key_or_group).partition("@")[0] == group]
+    return {text: f"there is no {group}={option}{like}: give one of {options}" for text in of}
+
+
+def _culprit(job: Job, overrides: Sequence[str], error: Exception) -> dict[str, str]:
+    """The override of a group without which the others compose, and why; a file of the user's is named.
+
+    An error that is none of Hydra's is a file's, or that of a program.
+    """
+    folders = [Path(folder.removeprefix("file://")) for folder in own_folders(overrides)[0]]
+    for text in overrides:
+        override = parsed([text])[0]
+        name = f"{str(override.key_or_group).partition('@')[0]}/{override.value()}.yaml"
+        file = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        if override.key_or_group == SEARCH_PATH or (file is None and not isinstance(error, _REFUSALS)):
             continue
-        problems += _wrong_switches(good, defaults)
-        if problems:
-            raise Refused(problems, config)
-        return config
+        try:
+            _compose(job.config, tuple(other for other in overrides if other != text))
+        except Exception:  # so this one is not the only cause
+            continue
+        why = " ".join(f"{type(error).__name__ if file else ''} {str(error) or error.__cause__}".split())
+        return {text: f"{text}: {file} cannot be composed ({why}); correct the file" if file else f"{text}: {why}"}
+    return {}
 
 
 def _without_old_keys(job: Job, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -167,38 +228,22 @@ def _without_old_keys(job: Job, overrides: Sequence[str]) -> tuple[list[str], li
     return good, [*problems, *(f"{', '.join(keys)}: there is no {old}; {olds[old]}" for old, keys in by_old.items())]
 
 
-def _wrong_keys(
-    job: Job, overrides: Sequence[str], own: Collection[str], defaults: Callable[[], DictConfig]
-) -> dict[str, str]:
-    """The overrides of keys that there are not, and those that add a key which is there, with what to write instead.
-
-    All at once; empty where the groups of the configuration are wrong, which has to be mended first.
-    """
-    of = {text: parsed([text])[0] for text in overrides}
-    try:
-        config = _compose(job, [text for text, override in of.items() if "." not in str(override.key_or_group)])
-    except Exception:  # of a group, or of a program
-        return {}
-    added = [str(override.key_or_group) for override in of.values() if override.is_add() or override.is_force_add()]
+def _wrong_keys(job: Job, values: Mapping[str, Override], own: Collection[str], base: DictConfig) -> dict[str, str]:
+    """The overrides of keys that there are not, and those that add a key which is there, with what to write instead."""
+    added = [str(override.key_or_group) for override in values.values() if override.is_add() or override.is_force_add()]
     wrong = {}
-    for text, override in of.items():
+    for text, override in values.items():
         key, value = str(override.key_or_group), override.value()
-        if "." not in key or override.package is not None or key.startswith("hydra."):
-            continue
-        if above := _list_above(config, key, of.values()):
+        if above := _list_above(base, key, values.values()):
             wrong[text] = f"{text}: {above} is a list; give the whole of it, {above}=[...]"
+        elif override.is_force_add():
             continue
-        if override.is_force_add():
-            continue
-        if override.is_add():
-            if (
-                has_key(config, key)
-                and OmegaConf.select(config, key) is not None
-                and not isinstance(value, dict | list)
-            ):
+        elif override.is_add():
+            there = has_key(base, key) and OmegaConf.select(base, key, throw_on_resolution_failure=False) is not None
+            if there and not isinstance(value, dict | list):
                 wrong[text] = f"{text}: there is {key} already; leave the + out"
-        elif not has_key(config, key) and not any(f"{key}.".startswith(f"{other}.") for other in added):
-            wrong[text] = _no_such(job, text, key, own, defaults())
+        elif not has_key(base, key) and not any(f"{key}.".startswith(f"{other}.") for other in added):
+            wrong[text] = _no_such(job, text, key, own, base)
     return wrong
 
 
@@ -249,23 +294,6 @@ def _is_group(job: Job, key: str, overrides: Sequence[str]) -> bool:
     return name.partition("/")[0] == "hydra" or (name != "" and any((folder / name).is_dir() for folder in folders))
 
 
-def _wrong_files(job: Job, overrides: Sequence[str], error: Exception) -> dict[str, str]:
-    """The override of a file in the user's own folders without which the others compose, and the error of that file."""
-    folders = [Path(folder.removeprefix("file://")) for folder in own_folders(overrides)[0]]
-    for text in overrides if folders else ():
-        override = parsed([text])[0]
-        name = f"{str(override.key_or_group).partition('@')[0]}/{override.value()}.yaml"
-        file = next((folder / name for folder in folders if (folder / name).is_file()), None)
-        if file is not None:
-            try:
-                _compose(job, [other for other in overrides if other != text])
-            except Exception:  # so the file is not the only cause
-                continue
-            why = " ".join(f"{type(error).__name__}: {str(error) or error.__cause__}".split())
-            return {text: f"{text}: {file} cannot be composed ({why}); correct the file"}
-    return {}
-
-
 def _no_such(job: Job, text: str, key: str, own: Collection[str], defaults: DictConfig) -> str:
     """That there is no such key, and what to write instead."""
     if text.startswith("~"):
@@ -279,30 +307,6 @@ def _no_such(job: Job, text: str, key: str, own: Collection[str], defaults: Dict
     if like:
         return f"{key}: there is no such key{like}"
     return f"{key}: there is no such key; leave it out (+{text} would add it, for code of yours that reads it)"
-
-
-def _explained(
-    job: Job,
-    overrides: Sequence[str],
-    error: Exception,
-    own: Collection[str],
-    defaults: Callable[[], DictConfig],
-) -> dict[str, str]:
-    """The override that Hydra does not compose, and why, with the choices or what is like it; empty without one."""
-    keys = {str(parsed([text])[0].key_or_group): text for text in overrides}
-    if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
-        group, _, option = error.missing_cfg_file.rpartition("/")
-        like, options = did_you_mean(option, error.options), ", ".join(error.options)
-        of = [text for key, text in keys.items() if key.partition("@")[0] == group]
-        return {text: f"there is no {group}={option}{like}: give one of {options}" for text in of}
-    for form in (r"'{}(?=['=@])", r"(?<![\w.]){}(?!\w|\.\w)"):
-        for key, text in keys.items():
-            if not re.search(form.format(re.escape(key)), str(error)):
-                continue
-            if _NO_SUCH.search(str(error)):
-                return {text: _no_such(job, text, key, own, defaults())}
-            return {text: f"{text}: {' '.join(f'{error} {error.__cause__ or str()}'.split())}"}
-    return {}
 
 
 def _like(job: Job, key: str, own: Collection[str], defaults: DictConfig) -> str:
@@ -328,11 +332,12 @@ def _like(job: Job, key: str, own: Collection[str], defaults: DictConfig) -> str
     return like.replace("did you mean ", f"did you mean {part}")
 
 
-def _compose(job: Job, overrides: Sequence[str]) -> DictConfig:
+@functools.lru_cache(maxsize=1)  # prepare() asks for the defaults of the command that was composed
+def _compose(root: Path, overrides: tuple[str, ...]) -> DictConfig:
     folders, rest = own_folders(overrides)
     path = search_path([f"file://{folder}" for folder in (verl_config_dir(), CONF_DIR)] + folders)
-    with initialize_config_dir(config_dir=str(job.config.parent), version_base=None):
-        return hydra_compose(job.config.stem, overrides=[path, *rest])
+    with initialize_config_dir(config_dir=str(root.parent), version_base=None):
+        return hydra_compose(root.stem, overrides=[path, *rest])
 
 
 def composed_files(job: Job, overrides: Sequence[str]) -> list[Path]:
@@ -349,14 +354,14 @@ def composed_files(job: Job, overrides: Sequence[str]) -> list[Path]:
     return [file for file in dict.fromkeys(files) if file.is_file()]
 
 
-def _wrong_switches(overrides: Sequence[str], defaults: Callable[[], DictConfig]) -> list[str]:
+def _wrong_switches(overrides: Sequence[str], defaults: DictConfig) -> list[str]:
     """``no`` or ``flase`` where true or false belongs: any word would count as true."""
     wrong = []
     for override in parsed(overrides):
         key, value = str(override.key_or_group), override.value()
         if not isinstance(value, str) or not difflib.get_close_matches(value.lower(), _LIKE_A_SWITCH, cutoff=0.7):
             continue
-        if isinstance(OmegaConf.select(defaults(), key), bool):
+        if isinstance(OmegaConf.select(defaults, key), bool):
             wrong.append(f"{key}={value}: give true or false")
     return wrong
 
