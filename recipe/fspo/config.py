@@ -223,17 +223,21 @@ def complete_mode(config: DictConfig) -> None:
 
 def problems(config: DictConfig) -> Iterator[str]:
     """Problems of the method's settings, alone and together with others."""
-    types = types_of("fspo", FspoSettings)
     policy_loss = config.actor_rollout_ref.actor.policy_loss
-    if policy_loss.loss_mode in ALGORITHMS:
-        types |= types_of(_POLICY_LOSS, SequencePolicyLossConfig)
-    wrong = list(type_problems(config, types))
+    wrong = list(type_problems(OmegaConf.to_container(config.fspo, resolve=True), types_of(FspoSettings), "fspo."))
+    if policy_loss.loss_mode in ALGORITHMS:  # algo=grpo with loss_mode=fspo names verl's class
+        wrong += _loss_type_problems(policy_loss)
     if not wrong and policy_loss.loss_mode in ALGORITHMS:
         try:
             policy_loss_settings(policy_loss)
         except ValueError as error:
             wrong.append(str(error))
     yield from wrong or (problem for rule in RULES for problem in rule(config))
+
+
+def _loss_type_problems(policy_loss: DictConfig) -> list[str]:
+    values: Any = OmegaConf.to_container(policy_loss, resolve=True)
+    return list(type_problems(values, types_of(SequencePolicyLossConfig), f"{_POLICY_LOSS}."))
 
 
 def is_by_sequence(config: DictConfig) -> bool:
@@ -278,7 +282,7 @@ def plain_problems(config: DictConfig) -> Iterator[str]:
 def _plain_loss_problems(config: DictConfig) -> Iterator[str]:
     """Settings of the loss that are wrong, or need something that measures the band, which plain verl has not."""
     policy_loss = config.actor_rollout_ref.actor.policy_loss
-    if wrong := list(type_problems(config, types_of(_POLICY_LOSS, SequencePolicyLossConfig))):
+    if wrong := _loss_type_problems(policy_loss):
         yield from wrong
         return
     try:

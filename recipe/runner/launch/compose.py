@@ -7,7 +7,6 @@ reads the same files by path instead.
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import importlib.util
 import itertools
@@ -35,8 +34,6 @@ from recipe.runner.launch.old_keys import OLD_KEYS, OTHER_NAMES
 CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
 #: Key under which Hydra is told of further folders with configuration files.
 SEARCH_PATH = "hydra.searchpath"
-#: What people write for true and false; Hydra reads the first two only.
-_LIKE_A_SWITCH = ("true", "false", "yes", "no", "on", "off")
 _NESTS: Final = {**dict.fromkeys("[{(", 1), **dict.fromkeys("]})", -1)}
 _MAX_DEPTH: Final = 40
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
@@ -137,8 +134,7 @@ def compose(job: Job, overrides: Sequence[str] = (), own: Collection[str] = ()) 
                 ConfigLoaderImpl._apply_overrides_to_config([override], config)
             except _REFUSALS as error:
                 unknown[text] = f"{text}: {' '.join(f'{error} {error.__cause__ or str()}'.split())}"
-    problems += [*unknown.values(), *_wrong_switches([text for text in values if text not in unknown], base)]
-    if problems:
+    if problems := [*problems, *unknown.values()]:
         raise Refused(problems, config)
     return config
 
@@ -352,18 +348,6 @@ def composed_files(job: Job, overrides: Sequence[str]) -> list[Path]:
     own = [Path(folder.removeprefix("file://")) for folder in folders]
     files = (folder / f"{entry.config_path}.yaml" for entry in entries for folder in own)
     return [file for file in dict.fromkeys(files) if file.is_file()]
-
-
-def _wrong_switches(overrides: Sequence[str], defaults: DictConfig) -> list[str]:
-    """``no`` or ``flase`` where true or false belongs: any word would count as true."""
-    wrong = []
-    for override in parsed(overrides):
-        key, value = str(override.key_or_group), override.value()
-        if not isinstance(value, str) or not difflib.get_close_matches(value.lower(), _LIKE_A_SWITCH, cutoff=0.7):
-            continue
-        if isinstance(OmegaConf.select(defaults, key), bool):
-            wrong.append(f"{key}={value}: give true or false")
-    return wrong
 
 
 def _keys(values: Any, place: str = "") -> Iterator[str]:

@@ -23,7 +23,7 @@ from fspo.files import local_path
 from recipe.runner.checkpoints import integrity
 from recipe.runner.faults.resources import needs_of
 from recipe.runner.launch import checks, inputs, masking, run_settings
-from recipe.runner.launch.compose import unexpected_key
+from recipe.runner.launch.compose import defaults, unexpected_key
 from recipe.runner.launch.end_of_turn import STOPS, stop_tokens
 from recipe.runner.launch.inputs import absolute_path
 from recipe.runner.launch.job import Job
@@ -59,7 +59,8 @@ def prepare(config: DictConfig, job: Job, overrides: Sequence[str] = (), elsewhe
 
 def _prepared(config: DictConfig, job: Job, overrides: Sequence[str], elsewhere: bool) -> Start:
     references: dict[str, str] = {}
-    config = on_this_machine(config, elsewhere, references)  # a copy, which the rest of this step completes in place
+    # A copy, which the rest of this step completes in place.
+    config = on_this_machine(config, elsewhere, references, defaults(job, overrides))
     folder, trainer = Path(config.run.dir), config.trainer
     info, evaluates = run_settings.run_info(folder), bool(config.get("evaluate"))
     goes_on = job.resumes and not evaluates
@@ -98,19 +99,23 @@ def _prepared(config: DictConfig, job: Job, overrides: Sequence[str], elsewhere:
 
 
 def on_this_machine(
-    config: DictConfig, elsewhere: bool = False, references: dict[str, str] | None = None
+    config: DictConfig,
+    elsewhere: bool = False,
+    references: dict[str, str] | None = None,
+    defaults: DictConfig | None = None,
 ) -> DictConfig:
     """The configuration with what only this machine knows: absolute paths and Ray's environment.
 
     With ``elsewhere`` the run will be on another machine, and what this one's platform would need is left out. What
-    :func:`recipe.runner.launch.masking.references` gives is added to ``references``.
+    :func:`recipe.runner.launch.masking.references` gives is added to ``references``. ``defaults`` are those of
+    :func:`recipe.runner.launch.values.value_problems`.
 
     Raises:
         PreflightError: for a value of another kind, or out of range.
     """
     config = copy.deepcopy(config)
     _note(inputs.migrate_rewards(config))
-    if problems := list(value_problems(config)):
+    if problems := list(value_problems(config, defaults)):
         raise PreflightError(*problems)
     with open_dict(config):
         config.run.dir = str(Path(config.run.dir).absolute())

@@ -1,17 +1,25 @@
 """Type and range of each setting by itself, checked by pydantic.
 
-Our own groups are dataclasses. Of verl's settings, only those that the checks compute with have a type here.
+A group of the configuration names its dataclass in ``_target_``: verl's, this repository's or the user's. Its fields
+have the types. A key without such a field has the type of its default. By hand there are only ranges.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import InitVar, dataclass
-from typing import Annotated, Any, Final, Literal, get_type_hints
+from dataclasses import InitVar, dataclass, is_dataclass
+from fnmatch import fnmatchcase
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from recipe.runner.launch.compose import HANDED_ON
+from recipe.runner.launch.masking import masked
 
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
@@ -53,84 +61,187 @@ class RunSettings:
     allow_changed: list[str]
 
 
-#: Settings of verl that are counts, by their group; and those that may be null too.
-_COUNTS: Final = {
-    "trainer": "nnodes n_gpus_per_node total_epochs",
-    "data": "train_batch_size max_prompt_length max_response_length",
-    _ACTOR: "ppo_mini_batch_size ppo_max_token_len_per_gpu ppo_epochs ulysses_sequence_parallel_size",
-    f"{_ACTOR}.fsdp_config": "ulysses_sequence_parallel_size",
-    _ROLLOUT: "n val_kwargs.n log_prob_max_token_len_per_gpu tensor_model_parallel_size data_parallel_size "
-    "pipeline_model_parallel_size max_num_seqs max_num_batched_tokens agent.num_workers",
-    "reward": "num_workers",
-}
-_COUNTS_OR_NULL: Final = (
-    *("trainer.total_training_steps", "trainer.max_actor_ckpt_to_keep"),
-    *(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu"),
-)
-#: Settings of verl and of the root, and their types.
-_TYPES: Final[dict[str, Any]] = {
-    "seed": CountOrZero,
-    "actor_rollout_ref.model.path": str,
-    "actor_rollout_ref.model.lora_rank": CountOrZero,
-    "actor_rollout_ref.model.lora_alpha": Count,  # verl saves int(lora_alpha), and an export reads that
+#: Kinds of values, and the keys that are of them: what a type alone does not tell. The other types are those of the
+#: dataclass that a group names in ``_target_``, or else that of the default.
+_RANGES: Final[tuple[tuple[Any, str], ...]] = (
+    (Count, "trainer.nnodes trainer.n_gpus_per_node trainer.total_epochs reward.num_workers"),
+    (Count, "data.train_batch_size data.max_prompt_length data.max_response_length"),
+    (Count, f"{_ACTOR}.ppo_mini_batch_size {_ACTOR}.ppo_max_token_len_per_gpu {_ACTOR}.ppo_epochs"),
+    (Count, f"{_ACTOR}.ulysses_sequence_parallel_size {_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"),
+    (Count, f"{_ROLLOUT}.n {_ROLLOUT}.val_kwargs.n {_ROLLOUT}.log_prob_max_token_len_per_gpu"),
+    (Count, f"{_ROLLOUT}.tensor_model_parallel_size {_ROLLOUT}.data_parallel_size"),
+    (Count, f"{_ROLLOUT}.pipeline_model_parallel_size {_ROLLOUT}.max_num_seqs {_ROLLOUT}.max_num_batched_tokens"),
+    (Count, f"{_ROLLOUT}.agent.num_workers"),
+    (Count, "actor_rollout_ref.model.lora_alpha"),  # verl saves int(lora_alpha), and an export reads that
+    (Count | None, "trainer.total_training_steps trainer.max_actor_ckpt_to_keep"),
+    (Count | None, f"{_ACTOR}.ppo_micro_batch_size_per_gpu {_ROLLOUT}.log_prob_micro_batch_size_per_gpu"),
+    (CountOrZero, "seed trainer.critic_warmup actor_rollout_ref.model.lora_rank"),
+    (CountOrZero, f"{_ROLLOUT}.nnodes {_ROLLOUT}.n_gpus_per_node"),
+    (StepsOrNever, f"trainer.save_freq trainer.test_freq {_ACTOR}.optim.lr_warmup_steps"),
+    (Count | Literal[-1], f"{_ACTOR}.fsdp_config.fsdp_size"),
     # Policies of language models are trained with 1e-7 to 1e-4: from 0.01 on it is a learning rate of another unit.
-    f"{_ACTOR}.optim.lr": Annotated[float, Field(gt=0, lt=0.01)],
-    f"{_ACTOR}.optim.lr_warmup_steps": StepsOrNever,
-    f"{_ACTOR}.optim.clip_grad": Positive,
-    f"{_ACTOR}.fsdp_config.fsdp_size": Count | Literal[-1],
-    f"{_ROLLOUT}.nnodes": CountOrZero,
-    f"{_ROLLOUT}.n_gpus_per_node": CountOrZero,
-    f"{_ROLLOUT}.temperature": Positive,
-    f"{_ROLLOUT}.val_kwargs.temperature": PositiveOrZero,
-    f"{_ROLLOUT}.gpu_memory_utilization": Annotated[float, Field(gt=0, le=1)],
-    f"{_ROLLOUT}.dtype": Dtype,
-    f"{_ROLLOUT}.custom": dict | None,
-    f"{_ROLLOUT}.custom.stop_token_ids": list[CountOrZero] | None,
-    "reward.custom_reward_function.reward_kwargs": dict,
-    "trainer.critic_warmup": CountOrZero,
-    "trainer.save_freq": StepsOrNever,
-    "trainer.test_freq": StepsOrNever,
-    "trainer.resume_mode": Literal["auto", "disable", "resume_path"],
-    "trainer.logger": str | list[str],
-    "trainer.v1.colocate_async.num_warmup_batches": PositiveOrZero,
-    "trainer.v1.separate_async.num_warmup_batches": PositiveOrZero,
-    **dict.fromkeys((f"{group}.{name}" for group, names in _COUNTS.items() for name in names.split()), Count),
-    **dict.fromkeys(_COUNTS_OR_NULL, Count | None),
-    **{
-        f"actor_rollout_ref.{engine}.fsdp_config.{name}dtype": Dtype | None
+    (Annotated[float, Field(gt=0, lt=0.01)], f"{_ACTOR}.optim.lr"),
+    (Positive, f"{_ACTOR}.optim.clip_grad {_ROLLOUT}.temperature"),
+    (PositiveOrZero, f"{_ROLLOUT}.val_kwargs.temperature"),
+    (PositiveOrZero, "trainer.v1.colocate_async.num_warmup_batches trainer.v1.separate_async.num_warmup_batches"),
+    (Annotated[float, Field(gt=0, le=1)], f"{_ROLLOUT}.gpu_memory_utilization"),
+    (list[CountOrZero] | None, f"{_ROLLOUT}.custom.stop_token_ids"),
+    (dict, "reward.custom_reward_function.reward_kwargs"),
+    (Literal["auto", "disable", "resume_path"], "trainer.resume_mode"),
+    (str | list[str], "trainer.logger"),
+    (str | list[str] | None, "data.train_files data.val_files"),
+    (str | float | None, "algorithm.rollout_correction.rollout_is_threshold"),  # the default is a number
+    (Dtype, f"{_ROLLOUT}.dtype"),
+    *(
+        (Dtype | None, f"actor_rollout_ref.{engine}.fsdp_config.{name}dtype")
         for engine in ("actor", "ref")
         for name in ("", "model_", "mixed_precision.param_", "mixed_precision.reduce_", "mixed_precision.buffer_")
-    },
+    ),
+)
+#: Groups that name no dataclass.
+_OURS: Final = {"run.": RunSettings}
+_BY_HAND: Final = {key: kind for kind, keys in _RANGES for key in keys.split()}
+#: Keys that verl's code takes null for, whatever the type in its dataclass says.
+NULL_TOO: Final = (
+    "*.clip_ratio_low",  # its losses then take clip_ratio
+    "*.clip_ratio_high",
+    "critic.forward_micro_batch_size*",
+    "reward.reward_model.rollout.mtp",
+)
+#: What a value has to be if the default is of a type and no dataclass tells more. A bool is no number here.
+_BY_DEFAULT: Final[dict[type, Any]] = {
+    bool: bool,
+    int: int | None,
+    float: float | None,
+    str: str | int | float | None,  # a name may look like a number
+    list: list | None,
+    dict: dict,
 }
+_STRICT: Final = ConfigDict(strict=True, arbitrary_types_allowed=True)
 
 
-def types_of(group: str, settings: type) -> dict[str, Any]:
-    """The types of a dataclass's own fields, by the keys that they have in a configuration."""
+def types_of(settings: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, groups of settings as dictionaries, but for those of its constructor only."""
     hints = get_type_hints(settings, include_extras=True)
-    own = (name for name in settings.__annotations__ if not isinstance(hints[name], InitVar))
-    return {f"{group}.{name}": hints[name] for name in own}
+    return {name: _plain(kind) for name, kind in hints.items() if not isinstance(kind, InitVar)}
 
 
-def type_problems(config: DictConfig, types: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for every setting whose value does not fit its type. A key that the configuration lacks is passed."""
-    for key, kind in types.items():
-        value = OmegaConf.select(config, key, default=_ABSENT)
-        if value is _ABSENT:  # another engine, say, has other keys
-            continue
-        plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        try:
-            TypeAdapter(kind).validate_python(plain, strict=True)
-        except ValidationError as error:
-            wanted = [problem["msg"].removeprefix("Input should be ") for problem in error.errors()]
-            yield f"{key}={'null' if plain is None else plain} must be {' or '.join(wanted)}"
+def _plain(kind: Any) -> Any:
+    """The type of a value in plain containers: groups are dictionaries, and of other classes nothing is known."""
+    if get_origin(kind) in (Union, UnionType):
+        return Union[tuple(map(_plain, get_args(kind)))]  # noqa: UP007  (of a tuple)
+    if any(is_dataclass(part) for part in get_args(kind)):
+        return get_origin(kind)
+    if isinstance(kind, type) and kind not in (*_BY_DEFAULT, tuple, type(None)):
+        return dict if is_dataclass(kind) else Any
+    return kind
 
 
-def value_problems(config: DictConfig) -> Iterator[str]:
+@functools.cache
+def _class_types(settings: type) -> dict[str, Any]:
+    return types_of(settings)
+
+
+def _target_types(target: str) -> dict[str, Any]:
+    """The types of the class that ``_target_`` names; none of one that cannot be imported or has none.
+
+    The rules of a job say what is wrong with such a class.
+    """
+    module, _, name = target.rpartition(".")
+    try:
+        return _class_types(getattr(importlib.import_module(module), name))
+    except Exception:
+        return {}
+
+
+def problem_of(key: str, value: Any, kind: Any) -> str | None:
+    """What is wrong with a value in plain containers that has to be of a type; None if nothing is."""
+    if value is None and any(fnmatchcase(key, pattern) for pattern in NULL_TOO):
+        return None
+    plain = value
+    if isinstance(value, list) and any(tuple in (one, get_origin(one)) for one in (kind, *get_args(kind))):
+        value = tuple(value)  # YAML has lists only
+    try:
+        _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        wanted = [problem["msg"].removeprefix("Input should be ") for problem in error.errors()]
+        if get_origin(kind) is tuple:
+            wanted = [f"a list of {', '.join(getattr(part, '__name__', str(part)) for part in get_args(kind))}"]
+        switch = " (true or false)" if "a valid boolean" in wanted else ""
+        shown = "null" if value is None else masked(plain, key)
+        return f"{key}={shown} must be {' or '.join(dict.fromkeys(wanted))}{switch}"
+    return None
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind, config=_STRICT)
+
+
+def type_problems(values: Mapping[str, Any], types: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    """A sentence for every value, in plain containers, that does not fit its type. A name that is absent is passed."""
+    problems = (problem_of(f"{place}{name}", values[name], kind) for name, kind in types.items() if name in values)
+    yield from filter(None, problems)
+
+
+def _walk(
+    config: DictConfig, values: Mapping[str, Any], defaults: DictConfig | None, classes: bool, place: str = ""
+) -> Iterator[str]:
+    """A sentence for every value of a group that does not fit its type, by whatever tells that first.
+
+    A default that refers to another key is passed: that key is named. ``values`` is the group with its references.
+    """
+    target = values.get("_target_")
+    types = types_of(_OURS[place]) if place in _OURS else _target_types(str(target)) if target and classes else {}
+    for name, value in values.items():
+        key = f"{place}{name}"
+        if isinstance(value, str) and "${" in value:
+            if defaults is None or _refers(defaults, key):
+                continue
+            value = _container(OmegaConf.select(config, key))
+        kind = _BY_HAND.get(key, types.get(name, _ABSENT))
+        if kind is _ABSENT:
+            kind = _BY_DEFAULT.get(type(_default(defaults, key)), Any)
+        if value != "???" and (problem := problem_of(key, value, kind)):
+            yield problem
+        elif isinstance(value, dict):
+            yield from _walk(config, value, defaults, classes, f"{key}.")
+
+
+def _container(value: Any) -> Any:
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def _refers(config: DictConfig, key: str) -> bool:
+    """Whether the value of a key is a reference to another."""
+    above, _, name = key.rpartition(".")
+    group = OmegaConf.select(config, above, throw_on_resolution_failure=False) if above else config
+    return OmegaConf.is_dict(group) and name in group and OmegaConf.is_interpolation(group, name)
+
+
+def _default(defaults: DictConfig | None, key: str) -> Any:
+    """The default of a key, in plain containers; None if there is none, or if it is handed on to other code."""
+    if defaults is None or HANDED_ON.search(key):
+        return None
+    value = OmegaConf.select(defaults, key, throw_on_resolution_failure=False)
+    return ({} if OmegaConf.is_dict(value) else []) if OmegaConf.is_config(value) else value
+
+
+def value_problems(config: DictConfig, defaults: DictConfig | None = None, classes: bool = True) -> Iterator[str]:
     """Type and range of every value, and the run's end and folder.
 
     Runs before all other checks, which do arithmetic with the values.
+
+    Args:
+        config: The composed configuration. Values are checked as its references are resolved.
+        defaults: The same without the values that the command gives (:func:`recipe.runner.launch.compose.defaults`);
+            without it nothing is known of keys that no dataclass has.
+        classes: Whether the dataclasses of the groups are looked at, which imports verl.
     """
-    yield from type_problems(config, _TYPES | types_of("run", RunSettings))
+    values: Any = OmegaConf.to_container(config)
+    yield from _walk(config, values, defaults, classes)
+    if not isinstance(values["trainer"], dict):
+        return
     if config.trainer.total_training_steps is None and config.trainer.total_epochs == _ENDLESS:
         yield "trainer.total_training_steps=null: give it, or trainer.total_epochs; with neither the run has no end"
     if not str(config.run.dir or "").strip():

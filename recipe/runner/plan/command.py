@@ -10,8 +10,9 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe.runner.launch.commands import BAD_INPUT, BadInput
-from recipe.runner.launch.compose import compose
+from recipe.runner.launch.compose import compose, defaults
 from recipe.runner.launch.job import Job
+from recipe.runner.launch.values import value_problems
 from recipe.runner.plan.prediction import plan
 from recipe.runner.plan.setup import ALIASES, Hardware, job_arguments
 
@@ -39,6 +40,8 @@ def main(job: Job, command: str, arguments: Sequence[str]) -> int:
     try:
         own, overrides = job_arguments(arguments, _OWN)
         config = compose(job, overrides, _OWN)
+        if wrong := list(value_problems(config, defaults(job, overrides), classes=False)):
+            raise BadInput("\n".join(wrong))
         planned = plan(config, job, Hardware.from_settings(own), own.get("model_config"))
     except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)

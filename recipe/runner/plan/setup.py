@@ -78,7 +78,7 @@ class Hardware(BaseModel, frozen=True):
 
 def refuse_uncovered(config: DictConfig) -> None:
     """Raise BadInput for a value out of range, or without a formula: a CPU experiment, LoRA, other strategies."""
-    wrong = list(value_problems(config))
+    wrong = list(value_problems(config, classes=False))
     for key, covered, remedy in _COVERED:
         if (value := OmegaConf.select(config, key)) not in covered:
             wrong.append(f"{key}={value}: the planner has no formula for it; {remedy}")
