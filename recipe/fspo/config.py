@@ -8,21 +8,23 @@ request N of verl).
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import InitVar, dataclass
 from typing import Any, Final, Literal
 
-import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
-from recipe.fspo import own_loss
-from recipe.runner.launch.checks import Rule, estimator_problem
+from recipe.fspo import CONF_DIR
+from recipe.runner.launch.checks import Rule
+from recipe.runner.launch.trial import correction_problems, estimator_problems, library_problem
 from recipe.runner.launch.values import Count, Positive, Share, type_problems, types_of
 from recipe.runner.verl_patches.server_slots import asynchronous_mode
 
 from fspo.losses import ALGORITHMS, LOSSES, resolve_settings
 from fspo.types import NO_CLIP, SequenceLossSettings, eps_of_c
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import PolicyLossConfig
 
 _ACTOR: Final = "actor_rollout_ref.actor"
@@ -99,6 +101,105 @@ class SequencePolicyLossConfig(PolicyLossConfig):
         return settings
 
 
+# ---------------------------------------------------------------- losses that are none of fspo.losses.ALGORITHMS
+
+#: The class of settings of this recipe's losses.
+_OUR_CLASS: Final = "recipe.fspo.config.SequencePolicyLossConfig"
+#: What a loss of verl's needs beside its name.
+_NEEDED: Final = {
+    "dro": f" {_POLICY_LOSS}.dro_beta=0.1",
+    "bypass_mode": " algorithm.rollout_correction.bypass_mode=true",
+}
+
+
+def is_users_loss(policy_loss: DictConfig) -> bool:
+    """Whether the loss is neither of :data:`fspo.losses.ALGORITHMS` nor one that verl itself registers."""
+    loss = POLICY_LOSS_REGISTRY.get(policy_loss.loss_mode)
+    is_verls = loss is not None and loss.__module__.startswith("verl.")
+    return policy_loss.loss_mode not in ALGORITHMS and not is_verls
+
+
+def settings_of(policy_loss: DictConfig) -> dict[str, Any]:
+    """Every setting that the class of an own loss (``_target_``) adds to verl's, with its value.
+
+    Raises:
+        InstantiationException: if the class cannot be imported, or refuses a setting.
+    """
+    settings = instantiate(policy_loss, _convert_="partial")
+    if not isinstance(settings, PolicyLossConfig):  # without _target_ there is no class
+        return {}
+    verls = {field.name for field in dataclasses.fields(PolicyLossConfig)} - {"loss_mode"}
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    return {name: value for name, value in values.items() if name not in verls}
+
+
+def unknown_scale(config: DictConfig) -> str | None:
+    """What ``match_scale=matched`` cannot do with an own loss that does not say how its gradient grows with L."""
+    policy_loss = config.actor_rollout_ref.actor.policy_loss
+    if config.fspo.match_scale == "native" or not is_users_loss(policy_loss):
+        return None
+    if settings_of(policy_loss).get("grad_scale") in ("1", "1/L"):
+        return None
+    return (
+        f"match_scale=matched leaves the gradient of loss_mode={policy_loss.loss_mode} as it is, because nothing says "
+        "how it grows with the response's length: give match_scale=native, or let the class of its settings (_target_) "
+        'have the field grad_scale ("1" for a sum over tokens, "1/L" for a mean)'
+    )
+
+
+def overrides_of(loss_mode: str) -> str:
+    """The overrides with which a registered loss can be used; more than one of ``algo=`` with "or" between them."""
+    files = sorted((CONF_DIR / "algo").glob("*.yaml"))
+    losses = {file.stem: OmegaConf.load(file).actor_rollout_ref.actor.policy_loss.loss_mode for file in files}
+    algos = [f"algo={algo}" for algo, loss in losses.items() if loss == loss_mode]
+    return " or ".join(algos) or f"algo=grpo {_POLICY_LOSS}.loss_mode={loss_mode}{_NEEDED.get(loss_mode, '')}"
+
+
+def lacks_its_class(policy_loss: DictConfig) -> bool:
+    """Whether ``_target_`` is missing, or the class of other losses."""
+    target = policy_loss.get("_target_")
+    return not target or (target == _OUR_CLASS and policy_loss.loss_mode not in ALGORITHMS)
+
+
+def _class_problems(config: DictConfig) -> Iterator[str]:
+    """What is wrong with the class of settings of a loss that is none of this repository's.
+
+    ``actor.policy_loss._target_`` names it (docs/extending.md). It says by fields what the rest of the recipe may do
+    with the loss: ``grad_scale``, how its gradient grows with L ("1": a sum over tokens, which ``match_scale=matched``
+    divides by a typical length; "1/L": a mean); ``band``, in words, for the report.
+    """
+    actor = config.actor_rollout_ref.actor
+    loss_mode, target = actor.policy_loss.loss_mode, actor.policy_loss.get("_target_")
+    if problem := library_problem(config):
+        yield problem
+    elif lacks_its_class(actor.policy_loss):
+        named = f"{_POLICY_LOSS}.loss_mode={loss_mode}"
+        if loss_mode not in {*POLICY_LOSS_REGISTRY, *ALGORITHMS}:  # said where it is tried
+            return
+        if target:
+            yield f"{named} has other settings than those of _target_={target}: give {overrides_of(loss_mode)}"
+        else:
+            way = f"leave ~{_POLICY_LOSS}._target_ out, and give {overrides_of(loss_mode)}"
+            yield f"{named} without _target_ has no settings: {way}"
+    elif loss_mode not in ALGORITHMS:
+        try:
+            settings_of(actor.policy_loss)  # imports the class's module, which registers the loss
+        except InstantiationException as error:
+            yield f"{_POLICY_LOSS}._target_={target}: {_reason(error, actor)}"
+
+
+def _reason(error: InstantiationException, actor: DictConfig) -> str:
+    """Why a class of settings could not be made, and the remedy where that is not in the reason."""
+    cause = error.__cause__ or error
+    text = " ".join(str(cause).split())
+    if isinstance(cause, ImportError):
+        return f"{text}: install its package on every node, or start the command in the folder that holds it"
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", text)
+    if unknown and unknown[1] in actor:
+        return f"{text}: the key is actor_rollout_ref.actor.{unknown[1]}"
+    return text
+
+
 def policy_loss_settings(policy_loss: DictConfig) -> SequenceLossSettings | None:
     """The loss library's settings for a composed ``actor.policy_loss``; None if it names a loss of another family.
 
@@ -152,7 +253,7 @@ def complete(config: DictConfig) -> dict[str, object]:
 def complete_loss(config: DictConfig) -> None:
     """Write every setting of the loss into ``actor.policy_loss``, so that ``config.yaml`` says what was run; in place.
 
-    A loss of the user's has its own fields (:mod:`recipe.fspo.own_loss`).
+    A loss of the user's has the fields of its own class.
     """
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     settings = policy_loss_settings(policy_loss)
@@ -164,9 +265,9 @@ def complete_loss(config: DictConfig) -> None:
         config.fspo.clip_values = "published" if why else "measured"
     if settings is not None:  # algo=grpo with loss_mode=fspo has verl's _target_, which knows none of these fields
         values = dataclasses.asdict(settings) | {"_target_": "recipe.fspo.config.SequencePolicyLossConfig"}
-    elif own_loss.is_users_loss(policy_loss):
-        values = own_loss.settings_of(policy_loss)
-        if note := own_loss.unknown_scale(config):
+    elif is_users_loss(policy_loss):
+        values = settings_of(policy_loss)
+        if note := unknown_scale(config):
             print(f"note: {note}", flush=True)
     else:
         return
@@ -210,7 +311,7 @@ def scales_with_length(policy_loss: DictConfig) -> bool:
     """
     if (settings := policy_loss_settings(policy_loss)) is not None:
         return settings.grad_scale == "1"
-    return own_loss.is_users_loss(policy_loss) and own_loss.settings_of(policy_loss).get("grad_scale") == "1"
+    return is_users_loss(policy_loss) and settings_of(policy_loss).get("grad_scale") == "1"
 
 
 def complete_mode(config: DictConfig) -> None:
@@ -275,8 +376,9 @@ def plain_problems(config: DictConfig) -> Iterator[str]:
         yield from _plain_loss_problems(config)
         yield from _correction_problems(config)
         yield from _advantage_problems(config)
-        if config.trainer.use_v1 and (problem := estimator_problem(config)):
-            yield problem
+        yield from correction_problems(config)
+        if config.trainer.use_v1:
+            yield from estimator_problems(config)
 
 
 def _plain_loss_problems(config: DictConfig) -> Iterator[str]:
@@ -362,7 +464,7 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
 
 
 def _correction_problems(config: DictConfig) -> Iterator[str]:
-    """A rollout correction that replaces the loss, acts on tokens of which the loss has none, or cannot be computed."""
+    """A rollout correction that replaces the loss, or acts on tokens of which the loss has none."""
     correction = config.algorithm.get("rollout_correction") or {}
     weights, rules = correction.get("rollout_is"), correction.get("rollout_rs")
     by_token = "token_" in str(rules)
@@ -373,17 +475,6 @@ def _correction_problems(config: DictConfig) -> Iterator[str]:
     ):
         if wrong and is_by_sequence(config):
             yield f"algorithm.rollout_correction.{key}={correction[key]} {why} (docs/async.md)"
-    # Here and not above: the module imports verl's engines. It reads the thresholds, in the first step otherwise.
-    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
-
-    mask_BT = torch.ones(1, 1)
-    try:
-        if rules is not None:
-            compute_rollout_rejection_mask(0 * mask_BT, mask_BT, rules, correction.get("rollout_rs_threshold"))
-        if weights is not None:
-            compute_rollout_correction_weights(0 * mask_BT, mask_BT, weights, correction.get("rollout_is_threshold"))
-    except (TypeError, ValueError) as error:
-        yield f"algorithm.rollout_correction: {error}"
 
 
 def _advantage_problems(config: DictConfig) -> Iterator[str]:
@@ -410,7 +501,7 @@ def _clip_problems(config: DictConfig) -> Iterator[str]:
     actor, length = config.actor_rollout_ref.actor, config.data.max_response_length
     loss_mode, settings = actor.policy_loss.loss_mode, policy_loss_settings(actor.policy_loss)
     values: dict[str, tuple[float | None, float]] = {}
-    if loss_mode == "gspo" and not own_loss.lacks_its_class(actor.policy_loss):
+    if loss_mode == "gspo" and not lacks_its_class(actor.policy_loss):
         loss = LOSSES["seq_gspo"]
         usual = eps_of_c(loss.settings.c_low, loss.settings.c_high)
         keys = ("clip_ratio_low", "clip_ratio_high")
@@ -447,7 +538,7 @@ def recorded_problems(settings: Mapping[str, Any]) -> Iterator[str]:
 
 #: The table.
 RULES: Final[tuple[Rule, ...]] = (
-    own_loss.problems,  # first, because it imports the module of an own loss, which may register more than a loss
+    _class_problems,  # first, because it imports the module of an own loss, which may register more than a loss
     _setting_problems,
     _correction_problems,
     _advantage_problems,

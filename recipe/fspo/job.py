@@ -17,6 +17,7 @@ from fspo.fairness.lre import lre_in_words
 
 
 def _problems(config: DictConfig) -> Iterator[str]:
+    import recipe.fspo.policy_loss  # the losses, which are tried
     import recipe.fspo.sqrt_mask  # noqa: F401  (a rule of our asynchronous modes)
     from recipe.fspo.config import problems  # imports verl: after the platform is exported
 

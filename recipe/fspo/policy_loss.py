@@ -92,12 +92,18 @@ def register(name: str, compute: Callable[..., SequenceLossOutput]) -> None:
         return mean_over_mini_batch(compute(tensors, config.policy_loss, rollout_is_weights), config)
 
 
+class Unmeasured(ValueError):
+    """A loss needs the state of a band, and nothing has sent one to this process."""
+
+    needs_worker = True  # of this recipe's trainer: see recipe.runner.launch.trial
+
+
 def _sequence_loss(
     tensors: tuple[torch.Tensor, ...], policy_loss: Any, rollout_is_weights: torch.Tensor | None
 ) -> SequenceLossOutput:
     settings, state = trained_settings(policy_loss), RECORDER.current_band_state()
     if state is None and settings.needs_state:  # a trainer that measures sends BandState() before it has data
-        raise ValueError(unmeasured(policy_loss.loss_mode, settings))
+        raise Unmeasured(unmeasured(policy_loss.loss_mode, settings))
     return sequence_policy_loss(*tensors, settings, state, rollout_is_weights)
 
 

@@ -178,9 +178,11 @@ assert "cpu" in PlatformRegistry.registered_names()
 assert "vllm" not in sys.modules, "the plugin must not make every process load vLLM"
 
 from recipe.fspo.job import compose
-from recipe.runner.launch.first_update import is_computed, problems
+from recipe.runner.launch.trial import estimator_problems, problems
 config = compose()
-assert is_computed(config, "grpo") and not is_computed(config, "remax") and not list(problems(config))
+assert not list(problems(config))
+config.algorithm.adv_estimator = "remax"
+assert list(estimator_problems(config))
 assert "verl.workers.engine" not in sys.modules, "the checks must not import every engine that is installed"
 
 from recipe.fspo.job import JOB

@@ -24,8 +24,7 @@ from recipe.fspo import config as method
 from recipe.fspo.compare.__main__ import parse
 from recipe.fspo.config import scales_with_length
 from recipe.fspo.job import JOB, choices
-from recipe.fspo.own_loss import problems
-from recipe.runner.launch import first_update, run_folder
+from recipe.runner.launch import run_folder, trial
 from recipe.runner.launch.commands import BadInput
 from recipe.runner.launch.prepare import on_this_machine
 
@@ -33,6 +32,11 @@ SEARCH = "hydra.searchpath=[conf]"
 KEY = "actor_rollout_ref.actor.policy_loss"
 #: The losses that verl registers.
 VERLS = sorted(name for name, loss in POLICY_LOSS_REGISTRY.items() if loss.__module__.startswith("verl."))
+
+
+def problems(config: DictConfig) -> list[str]:
+    """What the method and a tried update say."""
+    return [*method.problems(config), *trial.problems(config)]
 
 
 def configured(*overrides: str) -> DictConfig:
@@ -103,14 +107,14 @@ def test_what_is_wrong_is_said_before_ray_starts(own_loss: Path, overrides: list
 def test_a_loss_without_its_class_of_settings_is_told_what_works(loss_mode: str, named: str) -> None:
     """The remedy is taken from the message; with it, verl's own function computes a loss of a small batch."""
     mistake = [f"{KEY}.loss_mode={loss_mode}"] + ([f"~{KEY}._target_"] if named == "_target_" else [])
-    (problem,) = method.problems(composed(*mistake))
+    (problem,) = problems(composed(*mistake))
     assert f"{KEY}.loss_mode={loss_mode} " in problem and named in problem and "install" not in problem
     *_, remedies = problem.partition("give ")
     for remedy in remedies.split(" or "):
         # Of the mistaken command the name stays.
         config = on_this_machine(composed(mistake[0], *remedy.split(), "run.dir=/nowhere"))
         assert config.actor_rollout_ref.actor.policy_loss.loss_mode == loss_mode
-        assert list(method.problems(config)) == list(first_update.problems(config)) == []
+        assert problems(config) == []
         actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
         actor.global_batch_info.update(dp_size=1, batch_num_tokens=64, global_batch_size=64, loss_scale_factor=None)
         loss, _ = get_policy_loss_fn(loss_mode)(**batch(), loss_agg_mode=actor.loss_agg_mode, config=actor)
@@ -123,11 +127,11 @@ def test_other_settings_without_their_class_are_told_what_works() -> None:
         ("gspo_verl", "fsop", "fspo"),
         ("fspo", "fsop", "fspo"),
     ):
-        (problem,) = method.problems(composed(f"algo={algo}", f"{KEY}.loss_mode={loss_mode}"))
+        (problem,) = problems(composed(f"algo={algo}", f"{KEY}.loss_mode={loss_mode}"))
         assert f"{KEY}.loss_mode={loss_mode} " in problem and says in problem and "install" not in problem
-    (problem,) = method.problems(composed(f"~{KEY}._target_"))
+    (problem,) = problems(composed(f"~{KEY}._target_"))
     assert "loss_mode=fspo " in problem and f"~{KEY}._target_" in problem
-    (problem,) = method.problems(composed("algo=sapo", f"+{KEY}.tau_pos=1.0"))
+    (problem,) = problems(composed("algo=sapo", f"+{KEY}.tau_pos=1.0"))
     assert "'tau_pos'" in problem and "actor_rollout_ref.actor.tau_pos" in problem and "install" not in problem
 
 
@@ -148,7 +152,9 @@ def test_a_loss_that_does_not_say_how_it_scales_keeps_its_gradient_and_a_line_sa
 def test_a_loss_without_settings_is_a_library(own_loss: Path) -> None:
     library = [f"{KEY}._target_=verl.workers.config.PolicyLossConfig", f"~{KEY}.exponent", f"~{KEY}.clip"]
     config = configured(*library, "actor_rollout_ref.model.external_lib=my_loss")
-    assert list(problems(config)) == []
+    assert list(method.problems(config)) == []
+    (problem,) = trial.problems(config)  # this one reads a setting
+    assert f"{KEY}.loss_mode=fspo_power " in problem and "'exponent'" in problem
     JOB.complete(config)
     assert "exponent" not in config.actor_rollout_ref.actor.policy_loss
 

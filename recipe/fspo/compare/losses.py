@@ -30,8 +30,10 @@ def problems_of_own(overrides: Sequence[str]) -> list[str]:
         export_platform(config)
     except WrongMachineError as error:
         return [str(error)]
-    from recipe.fspo import own_loss
-    from recipe.fspo.config import problems
+    import recipe.fspo.policy_loss  # noqa: F401  (the losses, which are tried)
+    from recipe.fspo.config import problems, unknown_scale
+    from recipe.runner.launch import trial
 
     # A comparison of losses whose gradients differ by a factor would be one of learning rates.
-    return list(problems(config)) or list(filter(None, [own_loss.unknown_scale(config)]))
+    wrong = [*problems(config), *trial.problems(config)]
+    return wrong or list(filter(None, [unknown_scale(config)]))

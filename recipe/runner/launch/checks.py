@@ -19,11 +19,9 @@ from typing import Final
 
 from omegaconf import DictConfig, OmegaConf
 
-from fspo.names import did_you_mean
 from recipe.runner import SUPPORTED_VERL
 from recipe.runner.faults import node
-from recipe.runner.launch import first_update, inputs, loggers
-from recipe.runner.launch.first_update import is_computed
+from recipe.runner.launch import inputs, loggers, trial
 from recipe.runner.launch.machine import ray_folder, ray_parent, starts_ray
 from recipe.runner.launch.values import MachineProblem, PreflightError
 from recipe.runner.ray_worker import HOOK
@@ -305,43 +303,6 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
             yield f"{setting} {why}"
 
 
-def library_problem(config: DictConfig) -> str | None:
-    """Import the modules of ``external_lib``, which register losses and estimators; what is wrong if that fails."""
-    library = config.actor_rollout_ref.model.external_lib
-    try:
-        for module in library if OmegaConf.is_list(library) else [library] if library else []:
-            importlib.import_module(str(module))
-    except Exception as error:
-        return (
-            f"{_MODEL}.external_lib={library} cannot be imported ({type(error).__name__}: {error}): install its "
-            "package on every node, or start the command in the folder that holds it"
-        )
-    return None
-
-
-def estimator_problem(config: DictConfig) -> str | None:
-    """Why an advantage estimator cannot be computed; None if it can."""
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY as REGISTRY
-
-    estimator, is_broken = str(config.algorithm.adv_estimator), library_problem(config) is not None
-    if estimator not in REGISTRY:
-        if is_broken:  # it may be the one that registers it
-            return None
-        wrong = f"is not known{did_you_mean(estimator, REGISTRY)}"
-    elif is_computed(config, estimator):
-        return None
-    else:
-        wrong = "needs columns that verl's V1 trainer, which this run uses, does not have"
-    computed = [name for name in REGISTRY if is_computed(config, name)]
-    return f"algorithm.adv_estimator={estimator} {wrong}: choose one of {', '.join(computed)}"
-
-
-def advantage_problems(config: DictConfig) -> Iterator[str]:
-    """An advantage estimator that cannot be computed."""
-    if problem := estimator_problem(config):
-        yield problem
-
-
 #: The table.
 RULES: Final[tuple[Rule, ...]] = (
     package_problems,
@@ -354,8 +315,6 @@ RULES: Final[tuple[Rule, ...]] = (
     batch_problems,
     _shape_problems,
     setting_problems,
-    advantage_problems,
-    first_update.problems,
 )
 
 
@@ -374,7 +333,7 @@ def check(config: DictConfig, further: Rule, elsewhere: bool = False) -> list[st
         PreflightError: listing all other problems, not only the first.
     """
     problems = list(engine_problems(config))  # alone: the other rules read keys of the engines that are served
-    problems = problems or [problem for rule in (*RULES, further) for problem in rule(config)]
+    problems = problems or [problem for rule in (*RULES, further, trial.problems) for problem in rule(config)]
     unsettled = [problem for problem in problems if elsewhere and isinstance(problem, MachineProblem)]
     if len(unsettled) < len(problems):
         raise PreflightError(*(problem for problem in problems if problem not in unsettled))

@@ -1,7 +1,8 @@
-"""What verl computes first after a rollout: by its own trainer's code, and refused before Ray where that fails."""
+"""One update on a made-up batch: what fails in it is refused before Ray; by verl's own trainer's code."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,14 @@ import torch
 from composing import composed
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.v1 import trainer_base
 
+import recipe.fspo.policy_loss  # noqa: F401  (registers the losses)
 from recipe.fspo.config import plain_problems
-from recipe.runner.launch import first_update
-from recipe.runner.launch.checks import advantage_problems
+from recipe.fspo.job import choices
+from recipe.runner.launch import trial
+from recipe.runner.launch.trial import estimator_problems
 
 #: Every estimator that verl registers, and whether its V1 trainer computes it. A new pin's new name belongs here.
 COMPUTED = {
@@ -63,7 +66,7 @@ def test_every_estimator_of_verl_is_decided_about() -> None:
 def test_an_estimator_is_computed_by_verls_own_trainer_or_refused(estimator: str) -> None:
     chosen = [f"algorithm.adv_estimator={estimator}", "+algorithm.gdpo_reward_keys=[format]"]
     chosen.append("actor_rollout_ref.actor.calculate_sum_pi_squared=true")
-    problems = list(advantage_problems(composed("run.dir=/nowhere", *chosen)))
+    problems = list(estimator_problems(composed("run.dir=/nowhere", *chosen)))
     if COMPUTED[estimator]:
         assert problems == [] and advantages(*chosen).isfinite().all()
         return
@@ -91,12 +94,18 @@ def test_an_estimator_of_the_users_is_left_to_him_and_a_typing_error_is_not(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("verl.trainer.ppo.core_algos.ADV_ESTIMATOR_REGISTRY", dict(ADV_ESTIMATOR_REGISTRY))
     library = ("run.dir=/nowhere", "actor_rollout_ref.model.external_lib=my_estimator")
-    assert list(advantage_problems(composed(*library, "algorithm.adv_estimator=mine"))) == []
-    (problem,) = advantage_problems(composed(*library, "algorithm.adv_estimator=mien"))
+    assert list(estimator_problems(composed(*library, "algorithm.adv_estimator=mine"))) == []
+    (problem,) = estimator_problems(composed(*library, "algorithm.adv_estimator=mien"))
     assert "algorithm.adv_estimator=mien " in problem and "mine" in problem
 
 
-ACTOR = "actor_rollout_ref.actor"
+ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
+
+
+@pytest.mark.parametrize("algo", choices("algo"))
+def test_every_algorithm_makes_its_update(algo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(trial.problems(composed("run.dir=/nowhere", f"algo={algo}"))) == []
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -105,15 +114,73 @@ ACTOR = "actor_rollout_ref.actor"
         (f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_type=full", (f"{ACTOR}.kl_loss_type=full ", "low_var_kl, k3")),
         ("algorithm.use_kl_in_reward=true algorithm.kl_penalty=k9", ("algorithm.kl_penalty=k9 ", "low_var_kl, k3")),
         (f"algo=grpo {ACTOR}.policy_loss.loss_mode=dro", ("policy_loss.loss_mode=dro ", "policy_loss.dro_beta")),
+        (f"{ACTOR}.policy_loss.loss_mode=nobody", ("policy_loss.loss_mode=nobody ", "external_lib", "seq_gspo")),
+        (f"algo=gspo_verl {ACTOR}.policy_loss.loss_mode=gsop", ("policy_loss.loss_mode=gsop ", "did you mean gspo")),
+        (f"{CORRECTION}.rollout_rs=seq_mean_k3", (f"{CORRECTION}.rollout_rs=seq_mean_k3 ", "rollout_rs_threshold")),
+        (
+            f"{CORRECTION}.rollout_is=sequence {CORRECTION}.rollout_is_threshold=0",
+            (f"{CORRECTION}.rollout_is=sequence ", "rollout_is_threshold=0", "positive"),
+        ),
     ],
 )
-def test_what_verls_loss_cannot_compute_is_named(overrides: str, says: tuple[str, ...]) -> None:
-    (problem,) = first_update.problems(composed("run.dir=/nowhere", *overrides.split()))
+def test_what_an_update_cannot_compute_is_named(overrides: str, says: tuple[str, ...]) -> None:
+    (problem,) = trial.problems(composed("run.dir=/nowhere", *overrides.split()))
     assert all(part in problem for part in says), problem
 
 
 def test_what_verls_loss_can_compute_passes() -> None:
     for estimate in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "k3+"):
         chosen = [f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.kl_loss_type={estimate}", "run.dir=/nowhere"]
-        assert list(first_update.problems(composed(*chosen))) == []
-    assert list(first_update.problems(composed("run.dir=/nowhere", f"{ACTOR}.kl_loss_type=full"))) == []  # not used
+        assert list(trial.problems(composed(*chosen))) == []
+    assert list(trial.problems(composed("run.dir=/nowhere", f"{ACTOR}.kl_loss_type=full"))) == []  # not used
+
+
+LOSS = """
+import torch
+from verl.trainer.ppo.core_algos import register_policy_loss
+
+
+@register_policy_loss("mine")
+def mine({parameters}):
+    {body}
+    return (log_prob * advantages * response_mask).mean(){more}, {{}}
+"""
+VERLS = "old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "body", "more", "refused"),
+    [
+        (VERLS, "pass", "", None),
+        ("log_prob, advantages, response_mask, **others", "pass", "", None),
+        ("log_prob, advantages, response_mask", "pass", "", "old_log_prob"),
+        (f"{VERLS}, temperature", "pass", "", "temperature"),
+        (VERLS, "config.policy_loss.no_such_setting", "", "no_such_setting"),
+        (VERLS, "torch.distributed.get_rank(torch.distributed.new_group())", "", ""),
+        (VERLS, "import ray; ray.get_actor('band')", "", ""),
+        (VERLS, "torch.zeros(1, device='meta').item()", "", ""),
+        (VERLS, "raise RuntimeError('ask a worker')", "", ""),
+        (VERLS, "pass", " / 0 * log_prob.sum().log()", ""),
+    ],
+)
+def test_a_loss_of_the_users_is_refused_for_its_arguments_and_settings_only(
+    parameters: str,
+    body: str,
+    more: str,
+    refused: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """``refused``: what the sentence names; empty: a note, because a worker may have what is missing here."""
+    (tmp_path / "my_trial_loss.py").write_text(LOSS.format(parameters=parameters, body=body, more=more))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("verl.trainer.ppo.core_algos.POLICY_LOSS_REGISTRY", registry := dict(POLICY_LOSS_REGISTRY))
+    library = ["actor_rollout_ref.model.external_lib=my_trial_loss", f"{ACTOR}.policy_loss.loss_mode=mine"]
+    problems = list(trial.problems(composed("run.dir=/nowhere", "algo=grpo", *library)))
+    sys.modules.pop("my_trial_loss")
+    assert "mine" in registry
+    error = capsys.readouterr().err
+    assert len(problems) == bool(refused) and (f"{ACTOR}.policy_loss.loss_mode=mine" in error) == (refused == "")
+    if refused:
+        assert f"{ACTOR}.policy_loss.loss_mode=mine " in problems[0] and refused in problems[0]
