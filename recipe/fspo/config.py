@@ -134,15 +134,15 @@ def settings_of(policy_loss: DictConfig) -> dict[str, Any]:
 
 
 def unknown_scale(config: DictConfig) -> str | None:
-    """What ``match_scale=matched`` cannot do with an own loss that does not say how its gradient grows with L."""
+    """What ``fspo.match_scale=matched`` cannot do with an own loss that does not say how its gradient grows with L."""
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     if config.fspo.match_scale == "native" or not is_users_loss(policy_loss):
         return None
     if settings_of(policy_loss).get("grad_scale") in ("1", "1/L"):
         return None
     return (
-        f"match_scale=matched leaves the gradient of loss_mode={policy_loss.loss_mode} as it is, because nothing says "
-        "how it grows with the response's length: give match_scale=native, or let the class of its settings (_target_) "
+        f"fspo.match_scale=matched leaves the gradient of loss_mode={policy_loss.loss_mode} as it is, because nothing "
+        "says how it grows with the response's length: give fspo.match_scale=native, or let the class of its settings "
         'have the field grad_scale ("1" for a sum over tokens, "1/L" for a mean)'
     )
 
@@ -165,8 +165,8 @@ def _class_problems(config: DictConfig) -> Iterator[str]:
     """What is wrong with the class of settings of a loss that is none of this repository's.
 
     ``actor.policy_loss._target_`` names it (docs/extending.md). It says by fields what the rest of the recipe may do
-    with the loss: ``grad_scale``, how its gradient grows with L ("1": a sum over tokens, which ``match_scale=matched``
-    divides by a typical length; "1/L": a mean); ``band``, in words, for the report.
+    with the loss: ``grad_scale``, how its gradient grows with L ("1": a sum over tokens, which
+    ``fspo.match_scale=matched`` divides by a typical length; "1/L": a mean); ``band``, in words, for the report.
     """
     actor = config.actor_rollout_ref.actor
     loss_mode, target = actor.policy_loss.loss_mode, actor.policy_loss.get("_target_")
