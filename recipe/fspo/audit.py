@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from recipe.fspo.recorder import RECORDER, moves
-from recipe.runner.when_imported import WhenImported
 
 from fspo.audit import Audit, live_metrics
 from fspo.responses import Responses
 from fspo.table import read_table
+from fspo.when_imported import WhenImported
 
 #: Folder of the audit; what the driver tells all processes of the run, in JSON.
 FOLDER, RUN = "FSPO_AUDIT", "FSPO_AUDIT_RUN"

@@ -20,7 +20,8 @@ if RUN_ID_VARIABLE in os.environ:
 # isort: split
 import recipe.fspo.policy_loss  # noqa: F401
 from recipe.fspo.import_hook import check_before_ray
-from recipe.runner.when_imported import WhenImported
+
+from fspo.when_imported import WhenImported
 
 # A run of this recipe checks more by itself, and keeps an audit's sums in its own folder. In any other process nothing
 # of verl is changed, but that its driver checks a configuration with a loss of ours before it starts Ray.

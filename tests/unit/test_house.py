@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS: dict[str, set[str]] = {
     "recipe.runner.cpu": set(),
     "recipe.runner.faults": set(),
-    "recipe.runner.verl_patches": {"recipe.runner.faults", "recipe.runner.when_imported"},
+    "recipe.runner.verl_patches": {"recipe.runner.faults"},
     "recipe.runner.checkpoints": {"recipe.runner.cpu", "recipe.runner.faults"},
     "recipe.runner.launch": {
         *("recipe.runner.cpu", "recipe.runner.faults", "recipe.runner.verl_patches", "recipe.runner.checkpoints"),
@@ -31,7 +31,9 @@ LAYERS: dict[str, set[str]] = {
 #: What the other packages of the recipe may import of the library, each besides itself. The runner: files, names, a run
 #: folder's records and table. The task: files, names, intervals. So neither knows the other, or the method.
 MAY: dict[str, tuple[str, ...]] = {
-    "recipe.runner": ("fspo.files", "fspo.names", "fspo.reading", "fspo.records", "fspo.table"),
+    "recipe.runner": (
+        *("fspo.files", "fspo.names", "fspo.reading", "fspo.records", "fspo.table", "fspo.when_imported"),
+    ),
     "recipe.math": ("fspo.fairness.bootstrap", "fspo.files", "fspo.markdown", "fspo.names", "fspo.records"),
 }
 Graph = dict[str, set[str]]

@@ -17,9 +17,9 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 from fspo.audit import Audit
 from fspo.table import read_table
+from fspo.when_imported import WhenImported
 from recipe.fspo import audit, policy_loss
 from recipe.fspo.recorder import Recorder
-from recipe.runner.when_imported import WhenImported
 
 
 class Engine:

@@ -20,7 +20,7 @@ import hmac
 from collections.abc import Sequence
 from typing import Any, Final
 
-from recipe.runner.when_imported import WhenImported
+from fspo.when_imported import WhenImported
 
 #: What the key is for: another use of Ray's token has another key.
 _LABEL: Final = b"fspo TransferQueue frames"
