@@ -8,7 +8,9 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -41,6 +43,8 @@ STEP_FILES: Final = (METRICS_FILE, FUNNEL_FILE)
 INFO_FILE: Final = "run.json"
 CONFIG_FILE: Final = "config.yaml"
 GRID_FILE: Final = "grid.json"
+#: What a reward manager may say of a response, besides its score: of its tokens, equal for equal responses.
+RESPONSE_DIGEST: Final = "response_digest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,20 @@ def read_info(folder: Path, problems: list[str] | None = None) -> dict[str, Any]
     if problems is not None:
         problems += [f"{folder / INFO_FILE}: {name} {sentence}" for name, sentence in wrong.items()]
     return {name: value for name, value in info.items() if name not in wrong}
+
+
+def append_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Append records to a JSON Lines file, a line each, by one write: a kill costs at most the last line.
+
+    That line has no end then, and gets one here; readers name and skip it.
+    """
+    text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        if file.seek(0, os.SEEK_END) > 0:
+            file.seek(-1, os.SEEK_END)
+            text = text if file.read(1) == b"\n" else f"\n{text}"
+        file.write(text.encode())
 
 
 def numbered_lines(path: Path, problems: list[str] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -62,11 +62,12 @@ class Policy:
     """
 
     def __init__(self, config: Any, folder: Path, tokens: list[torch.Tensor], mini_batch: int) -> None:
-        from recipe.fspo.worker import FSPOWorker
+        from recipe.fspo.in_runner.worker import RunWorker
 
-        self.worker = FSPOWorker(config=config.actor_rollout_ref, role="actor")
+        self.worker = RunWorker(config=config.actor_rollout_ref, role="actor")
         self.worker.init_model()
-        self.worker.record(run_dir=str(folder))
+        self.worker.record()
+        self.worker.begin_run(str(folder))
         self.tokens, self.mini_batch = tokens, mini_batch
 
     def answer(self, question: Any) -> Any:

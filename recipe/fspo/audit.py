@@ -188,13 +188,20 @@ def _announce(config: Any) -> None:
 
 
 def _forward_environment(constants: Any) -> None:
-    """verl forwards a fixed list of variables to Ray's workers."""
+    """verl forwards a fixed list of variables to Ray's workers. A trainer of this recipe keeps a table itself."""
     environment = constants.get_ppo_ray_runtime_env
 
     @wraps(environment)
     def with_audit(config: Any = None, *args: Any, **kwargs: Any) -> Any:
         runtime_env = environment(config, *args, **kwargs)
         with Trial()():
+            from recipe.fspo.config import TRAINER_MODES
+
+            if (mode := _at(config, "trainer", "v1", "trainer_mode")) in TRAINER_MODES:
+                folder = _at(config, "trainer", "default_local_dir")
+                print(f"FSPO_AUDIT: no audit, because trainer_mode={mode} keeps a table itself: {folder}", flush=True)
+                del os.environ[FOLDER]  # before Ray's workers inherit it
+                return runtime_env
             _announce(config)
             runtime_env["env_vars"] |= {name: os.environ[name] for name in (FOLDER, RUN)}
         return runtime_env

@@ -31,8 +31,8 @@ _ACTOR: Final = "actor_rollout_ref.actor"
 _POLICY_LOSS: Final = f"{_ACTOR}.policy_loss"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 
-#: Values of ``trainer.v1.trainer_mode`` whose trainer keeps the run folder.
-_TRAINER_MODES: Final = ("fspo", "fspo_colocate_async", "fspo_separate_async")
+#: Values of ``trainer.v1.trainer_mode`` that name a trainer of this recipe.
+TRAINER_MODES: Final = ("fspo", "fspo_colocate_async", "fspo_separate_async")
 #: Advantage estimators that compare the responses to one prompt, and need at least two.
 GROUP_ESTIMATORS: Final = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg", "grpo_passk")
 #: Advantage estimators with a value per token.
@@ -250,6 +250,19 @@ def complete(config: DictConfig) -> dict[str, object]:
     }
 
 
+def complete_settings(config: DictConfig) -> None:
+    """Give ``fspo.*`` every setting that the configuration does not have, as verl's own has none; in place.
+
+    They are those of ``conf/base.yaml``, but for ``kl_to_start``: a reference policy takes memory, and a plain command
+    asks for none. Of a run's configuration all are there.
+    """
+    plain = {"kl_to_start": False, "match_scale": "matched", "clip_values": None}
+    with open_dict(config):
+        config.fspo = OmegaConf.merge(OmegaConf.load(CONF_DIR / "base.yaml").fspo, plain, config.get("fspo") or {})
+    if config.fspo.clip_values is None:
+        config.fspo.clip_values = "published" if _keeps_clip_values(config) else "measured"
+
+
 def complete_loss(config: DictConfig) -> None:
     """Write every setting of the loss into ``actor.policy_loss``, so that ``config.yaml`` says what was run; in place.
 
@@ -284,7 +297,7 @@ def _keeps_clip_values(config: DictConfig) -> str | None:
         return f"loss_mode={loss.loss_mode} has none that could be"
     if values := _clip_values_of(loss):
         return f"{_POLICY_LOSS} has {' and '.join(values)}"
-    if config.evaluate:
+    if config.get("evaluate"):
         return "evaluate=true trains nothing"
     return None
 
@@ -415,7 +428,7 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
     mini_batch = actor.ppo_mini_batch_size
     for wrong, setting, why in (
         (
-            mode not in _TRAINER_MODES,
+            mode not in TRAINER_MODES,
             f"trainer.v1.trainer_mode={mode}",
             "is a trainer of verl's that would leave the run folder empty, without metrics, checks or resume: give "
             "mode=sync, colocate_async or separate_async, or train with plain verl, which knows the losses too (python "

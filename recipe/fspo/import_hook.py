@@ -1,12 +1,31 @@
-"""Plain verl's driver checks its configuration before Ray.
+"""What plain verl does with this recipe when a process asks for it: find a trainer, check a configuration before Ray.
 
-Otherwise a run would fail in its first mini-batch, when models have been loaded and a batch has been generated.
+Without the check a run would fail in its first mini-batch, when models have been loaded and a batch has been generated.
 """
 
 from __future__ import annotations
 
 from functools import wraps
 from typing import Any
+
+
+def find_trainers(v1: Any) -> None:
+    """Import the trainers where verl is asked for one of them, and not in every process that imports verl's.
+
+    Args:
+        v1: verl's package ``verl.trainer.ppo.v1``.
+    """
+    get = v1.get_trainer_cls
+
+    @wraps(get)
+    def get_trainer_cls(name: str) -> Any:
+        from recipe.fspo.config import TRAINER_MODES
+
+        if name in TRAINER_MODES:
+            import recipe.fspo.trainer  # noqa: F401
+        return get(name)
+
+    v1.get_trainer_cls = get_trainer_cls
 
 
 def check_before_ray(constants: Any) -> None:

@@ -18,7 +18,7 @@ from fspo.fairness.lre import lre_in_words
 
 def _problems(config: DictConfig) -> Iterator[str]:
     import recipe.fspo.policy_loss  # the losses, which are tried
-    import recipe.fspo.sqrt_mask  # noqa: F401  (a rule of our asynchronous modes)
+    import recipe.fspo.sqrt_mask  # noqa: F401  (a rule of the asynchronous modes)
     from recipe.fspo.config import problems  # imports verl: after the platform is exported
 
     return problems(config)
@@ -62,7 +62,7 @@ def _conclude(config: DictConfig) -> None:
 JOB: Final = Job(
     command="recipe.fspo.main",
     config=CONF_DIR / "fspo.yaml",
-    modules=("recipe.fspo.trainer", "recipe.fspo.worker"),
+    modules=("recipe.fspo.in_runner.trainer",),
     problems=_problems,
     no_effect=Path(__file__).with_name("no_effect.yaml"),
     complete=_complete,

@@ -1,5 +1,5 @@
-"""Loaded by verl in every process that imports it, through the ``verl.plugins`` entry point: registers the losses,
-and in a run of this recipe a rule for verl's rollout correction.
+"""Loaded by verl in every process that imports it, through the ``verl.plugins`` entry point: registers the losses, and
+the trainers where verl is asked for one.
 
 verl logs a plugin's import error at DEBUG only; the workers of this recipe import :mod:`recipe.fspo.policy_loss`
 themselves, and so show it.
@@ -11,20 +11,15 @@ import recipe.runner.plugin
 # isort: split
 import os
 
+from recipe.fspo.import_hook import check_before_ray, find_trainers
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
-
-if RUN_ID_VARIABLE in os.environ:
-    # Before the losses: their import fails where a module of this recipe has imported verl and is half-loaded.
-    import recipe.fspo.sqrt_mask
-
-# isort: split
-import recipe.fspo.policy_loss  # noqa: F401
-from recipe.fspo.import_hook import check_before_ray
 
 from fspo.when_imported import WhenImported
 
+# Before the losses: their import fails where a module of this recipe has imported verl and is half-loaded.
+WhenImported("verl.trainer.ppo.v1", find_trainers)
 # A run of this recipe checks more by itself, and keeps an audit's sums in its own folder. In any other process nothing
-# of verl is changed, but that its driver checks a configuration with a loss of ours before it starts Ray.
+# of verl is changed, but that its driver checks a configuration with a loss or a trainer of ours before it starts Ray.
 if RUN_ID_VARIABLE not in os.environ:
     WhenImported("verl.trainer.constants_ppo", check_before_ray)
     if os.environ.get("FSPO_AUDIT"):
@@ -34,3 +29,6 @@ if RUN_ID_VARIABLE not in os.environ:
             install()
         except Exception as error:  # verl would say so at DEBUG only
             print(f"FSPO_AUDIT: {type(error).__name__}: {error}; this process audits nothing", flush=True)
+
+# isort: split
+import recipe.fspo.policy_loss  # noqa: E402, F401

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -101,7 +100,6 @@ class Recorder:
     """Collects a :class:`MiniBatch` per optimizer step, and holds what the trainer sends for the update."""
 
     def __init__(self) -> None:
-        self.run_dir: Path | None = None
         #: Records and counts the mini-batches of this rank; None (plain verl, without an audit) records nothing.
         self.audit: Audit | None = None
         #: Micro-batches handed over, so that a loss that calls another one is recorded once, as that one.
@@ -118,16 +116,15 @@ class Recorder:
         self._step = 0
         self._mini_batches: list[MiniBatch] = []
 
-    def enable(self, max_response_length: int, run_dir: Path | None = None, on_policy: bool = True) -> None:
+    def enable(self, max_response_length: int, on_policy: bool = True) -> None:
         """Start recording for a trainer of this recipe, which collects the mini-batches.
 
         Args:
             max_response_length: responses that end here or later count as truncated.
-            run_dir: the run's folder, for what a worker itself has to write.
             on_policy: see :class:`fspo.audit.Audit`.
         """
         self.audit = Audit(on_policy=on_policy)
-        self.max_response_length, self.run_dir, self._own_run = max_response_length, run_dir, True
+        self.max_response_length, self._own_run = max_response_length, True
 
     def begin_update(self, band_state: BandState | None, step: int, loss_scale: float = 1.0) -> None:
         """Set what the next update uses.

@@ -1,33 +1,32 @@
-"""What FSPO adds to verl's trainers: a row for each response, calibrated bands, the data loader's order in a batch.
+"""verl's trainers with FSPO: a row for each response, measured clip values and bands, metrics by length.
 
-:class:`FSPOHooks` extends :class:`recipe.runner.hooks.RunnerHooks` and is mixed into verl's three trainers. ``mode=``
-chooses one of them by the name that it is registered under, ``trainer.v1.trainer_mode=fspo...``.
+``trainer.v1.trainer_mode=fspo``, ``fspo_colocate_async`` or ``fspo_separate_async`` names them, in a command of
+``verl.trainer.main_ppo``, too. :class:`FSPOHooks` is mixed into verl's trainers: every method calls verl's own and adds
+to it. Nothing here imports the runner, whose trainers have the same names (:mod:`recipe.fspo.in_runner.trainer`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
 import transfer_queue as tq
-from omegaconf import DictConfig
-from recipe.fspo.accounting.cycle import Cycle
-from recipe.fspo.accounting.outcomes import kl_to_start, prompt_of, read_outcomes, read_responses, send_rows
+from omegaconf import DictConfig, open_dict
+from recipe.fspo.accounting.outcomes import kl_to_start, read_outcomes, read_responses, send_rows
 from recipe.fspo.accounting.replay_buffer import clear_trained, counting, training_prompts
+from recipe.fspo.accounting.steps import StepAccounts
+from recipe.fspo.config import complete_settings
 from recipe.fspo.recorder import join_ranks
+from recipe.fspo.reporter import Reporter
+from recipe.fspo.state import load_state, save_state
 from recipe.fspo.worker import FSPODetachedWorker, FSPOWorker
-from recipe.runner.checkpoints.state import Stateful
-from recipe.runner.hooks import RunnerHooks
-from recipe.runner.launch import run_folder
-from recipe.runner.launch.progress import PROGRESS
-from recipe.runner.reward_manager import raise_failure
 from transfer_queue import KVBatchMeta
 
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -35,13 +34,20 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 _ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
 
 
-class FSPOHooks(RunnerHooks):
-    """What this recipe adds to a trainer of verl, whatever its mode."""
+class FSPOHooks(PPOTrainer):
+    """What FSPO adds to a trainer of verl, whatever its mode."""
 
+    #: The name of verl's mode.
+    verl_mode: str
     worker_cls: type[FSPOWorker] = FSPOWorker
+    reporter_cls: type[Reporter] = Reporter
 
     def __init__(self, config: DictConfig) -> None:
-        self._cycle = Cycle(config)
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = self.verl_mode  # verl takes its asynchronous branches for any but sync
+            complete_settings(config)
+        self.reporter = self.reporter_cls(config)
+        self._accounts = StepAccounts(config, self.reporter)
         self._position: dict[str, int] = {}
         self._fetched = 0
         super().__init__(config)
@@ -49,17 +55,11 @@ class FSPOHooks(RunnerHooks):
         self._measures_kl = config.fspo.kl_to_start and not self.use_reference_policy
         self.use_reference_policy |= self._measures_kl
 
-    def stateful_parts(self) -> Mapping[str, Stateful | None]:
-        return self._cycle.stateful_parts()
-
-    def raise_failure(self) -> None:
-        raise_failure(self.reward_loop_manager.reward_loop_worker_handles or ())
-
     # ---------------------------------------------------------------- start-up
 
-    def replay_buffer_for(self, buffer: ReplayBuffer) -> ReplayBuffer:
+    def _build_replay_buffer(self) -> ReplayBuffer:
         responses = self.config.actor_rollout_ref.rollout.n
-        return counting(buffer, self._cycle.funnel, responses, self._position)
+        return counting(super()._build_replay_buffer(), self._accounts.funnel, responses, self._position)
 
     def _init_resource_pool_mgr(self) -> None:
         actor = self.config.actor_rollout_ref.actor
@@ -72,22 +72,33 @@ class FSPOHooks(RunnerHooks):
 
     def on_init_end(self) -> None:
         super().on_init_end()
-        run_dir = self.config.run.dir
-        self.actor_rollout_wg.record(run_dir=run_dir, on_policy=self.config.fspo.pi_old != "rollout")
-        # Runs of a comparison must begin with the same weights; this is how a reader can tell, of runs never resumed.
-        run_folder.note(run_dir, weights_at_start=self.actor_rollout_wg.parameter_norm())
+        self.actor_rollout_wg.record(on_policy=self.config.fspo.pi_old != "rollout")
 
     def fit(self, agent_loop_manager: Any) -> None:
         try:
             super().fit(agent_loop_manager)
         finally:
-            self._cycle.close()
+            self._accounts.close()
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def _save_checkpoint(self) -> None:
+        # Before verl's save, which ends by naming this checkpoint the latest: what is named must be complete.
+        root = Path(self.config.trainer.default_local_dir)
+        save_state(root / f"global_step_{self.global_steps}", self._accounts.stateful_parts())
+        super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
-        self._cycle.note()
-        if self.global_steps > 0 and self.verl_mode != "sync":
-            clear_trained()
+        trainer = self.config.trainer
+        if self.global_steps > 0:
+            folder = Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
+            folder = Path(trainer.resume_from_path) if trainer.resume_mode == "resume_path" else folder
+            if not self.config.get("evaluate"):  # which goes on with nothing but the weights
+                load_state(folder, self._accounts.stateful_parts())
+            if self.verl_mode != "sync":
+                clear_trained()
+        self._accounts.note()
 
     # ---------------------------------------------------------------- order of a batch
 
@@ -96,39 +107,23 @@ class FSPOHooks(RunnerHooks):
         batch = super()._fetch_one_gen_batch()
         self._position.update({uid: self._fetched + index for index, uid in enumerate(batch["uid"])})
         self._fetched += len(batch)
-        self._cycle.funnel.start(len(batch) * self.config.actor_rollout_ref.rollout.n)
+        self._accounts.funnel.start(len(batch) * self.config.actor_rollout_ref.rollout.n)
         return batch
 
     def _reissue_inflight_prompts(self, partition_id: str = "train") -> int:
         # After a resume verl stamps these prompts with the present step; how stale they are counts from their first.
         prompts = {} if self.verl_mode == "sync" else training_prompts()
         unfinished = [uid for uid, tag in prompts.items() if tag["status"] in ("pending", "running")]
-        first = self._cycle.funnel.first_issue
+        first = self._accounts.funnel.first_issue
         issued_again = {uid: prompts[uid]["global_steps"] for uid in unfinished}
-        self._cycle.funnel.first_issue = issued_again | {uid: first[uid] for uid in prompts if uid in first}
+        self._accounts.funnel.first_issue = issued_again | {uid: first[uid] for uid in prompts if uid in first}
         again = int(super()._reissue_inflight_prompts(partition_id))
         if prompts:
-            PROGRESS.say(
+            self.reporter.say(
                 f"{len(prompts)} prompts were under way when the checkpoint was saved: the responses to "
                 f"{len(prompts) - again} are kept, {again} are answered again"
             )
         return again
-
-    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
-        # verl returns the groups of a rollout batch in the order of random identifiers. In the data loader's order,
-        # runs with one seed form their mini-batches from the same prompts.
-        prompts = [prompt_of(key) for key in batch.keys]
-        expected = self.config.data.train_batch_size // self.parameter_sync_step
-        expected *= self.config.actor_rollout_ref.rollout.n
-        missing = expected - len({key.rpartition("_")[0] for key in batch.keys})
-        self._note_missing(missing, expected, f"step {self.global_steps}", "goes on without them")
-        position = [self._position.get(prompt, -1) for prompt in prompts]  # first: those from before a resume
-        batch.reorder(sorted(range(len(batch)), key=position.__getitem__))
-        for prompt in prompts:
-            self._position.pop(prompt, None)
-        batch = super()._balance_batch(batch, metrics, **options)
-        self._outcomes = read_outcomes(batch)  # before verl's rollout correction, which empties masks
-        return batch
 
     # ---------------------------------------------------------------- distance to the start
 
@@ -148,9 +143,8 @@ class FSPOHooks(RunnerHooks):
     # ---------------------------------------------------------------- pi_old
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self._outcomes = read_outcomes(batch)  # before verl's rollout correction, which empties masks
         if self.config.fspo.pi_old == "actor":
-            if not self.config.actor_rollout_ref.actor.shuffle:  # with it, verl's mini-batches are drawn at random
-                batch.extra_info["mini_batch_size"] = self.mini_batch
             return super()._compute_old_log_prob(batch, metrics)
         where = {"keys": batch.keys, "partition_id": batch.partition_id}
         data = tq.kv_batch_get(**where, select_fields=["rollout_log_probs"])
@@ -161,36 +155,36 @@ class FSPOHooks(RunnerHooks):
     # ---------------------------------------------------------------- update
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        self._enter("update")
-        cycle, outcomes = self._cycle, self._outcomes
-        cycle.loss_scale.measure(outcomes.length_B)
-        batch = send_rows(batch, outcomes, cycle.rows)
-        self.actor_rollout_wg.begin_update(cycle.band_state, self.global_steps, loss_scale=cycle.loss_scale.factor)
+        accounts, outcomes = self._accounts, self._outcomes
+        accounts.loss_scale.measure(outcomes.length_B)
+        batch = send_rows(batch, outcomes, accounts.rows)
+        scale = accounts.loss_scale.factor
+        self.actor_rollout_wg.begin_update(accounts.band_state, self.global_steps, loss_scale=scale)
         batch = super()._update_actor(batch, metrics)
-        cycle.add(batch, outcomes, join_ranks(self.actor_rollout_wg.pop_mini_batches()), self.global_steps)
+        accounts.add(batch, outcomes, join_ranks(self.actor_rollout_wg.pop_mini_batches()), self.global_steps)
         if self.local_trigger_step == self.parameter_sync_step - 1:
             read = functools.partial(read_responses, batch.partition_id, self.tokenizer)
-            metrics.update(cycle.end(self.global_steps, self._run_log, read))
+            metrics.update(accounts.end(self.global_steps, read))
         return batch
 
 
 @register_trainer("fspo")
 class FSPOTrainer(FSPOHooks, PPOTrainerSync):
-    """``mode=sync``: rollout, then update."""
+    """``sync``: rollout, then update."""
 
     verl_mode = "sync"
 
 
 @register_trainer("fspo_colocate_async")
 class FSPOColocateAsync(FSPOHooks, PPOTrainerColocateAsync):
-    """``mode=colocate_async``: rollout and update take turns, and unfinished responses are continued."""
+    """``colocate_async``: rollout and update take turns, and unfinished responses are continued."""
 
     verl_mode = "colocate_async"
 
 
 @register_trainer("fspo_separate_async")
 class FSPOSeparateAsync(FSPOHooks, PPOTrainerSeparateAsync):
-    """``mode=separate_async``: rollout and update at the same time, on ranks of their own."""
+    """``separate_async``: rollout and update at the same time, on ranks of their own."""
 
     verl_mode = "separate_async"
     worker_cls = FSPODetachedWorker

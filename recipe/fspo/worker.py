@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import recipe.fspo.sqrt_mask  # noqa: F401  (a rule that verl applies in the trainer, and here with bypass_mode)
 import torch
 from recipe.fspo.policy_loss import observe_losses
 from recipe.fspo.recorder import RECORDER, ROWS, MiniBatch
-from recipe.runner.faults.nonfinite import guarded_update
-from recipe.runner.verl_patches.packs import SamePacksWorker
-from recipe.runner.verl_patches.weight_copies import CopyingWorker
 
-from fspo.losses import UnusableRowsError
 from fspo.types import BandState
+from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
-from verl.workers.engine_workers import ActorRolloutRefWorker
-
-if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-    import recipe.runner.cpu.attention
-    import recipe.runner.cpu.engine  # noqa: F401  (both register what they are named for)
-    from recipe.runner.cpu.patches import log_probs_of_many_tokens_at_once
-
-    log_probs_of_many_tokens_at_once()
-
-#: How many steps in a row a gradient scaler may skip: it halves its scale of 65,536 each time.
-_SKIPPED_STEPS = 20
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 
 def _with_rows(loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_group: Any = None) -> Any:
@@ -42,56 +27,32 @@ def _with_rows(loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_gro
     return loss_fn(model_output=model_output, data=data, dp_group=dp_group)
 
 
-class RecordingTrainingWorker(SamePacksWorker):
-    """``SamePacksWorker`` that tells the recorder where one mini-batch ends, and which rows its sequences are."""
-
-    _skipped = 0
+class RecordingTrainingWorker(TrainingWorker):
+    """``TrainingWorker`` that tells the recorder where one mini-batch ends, and which rows its sequences are."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn: Callable[..., Any]) -> None:
         super().set_loss_fn(partial(_with_rows, loss_fn))
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Moments and position in the schedule are the checkpoint's; learning rate, weight decay and schedule are the
-        configuration's. Loading alone would bring back the settings of the optimizer that was saved.
-        """
-        optimizer, schedule = self.engine.optimizer, self.engine.lr_scheduler
-        own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-        base_lrs = schedule.base_lrs
-        super().load_checkpoint(*args, **kwargs)
-        schedule.base_lrs = base_lrs
-        factors = [of_step(schedule.last_epoch) for of_step in schedule.lr_lambdas]
-        for group, settings, base_lr, factor in zip(optimizer.param_groups, own, base_lrs, factors, strict=True):
-            group |= settings | {"lr": base_lr * factor}
-
     def train_batch(self, data: Any) -> Any:
         RECORDER.begin_mini_batch()
         learning_rate = float(self.engine.optimizer.param_groups[0]["lr"])
-        # With fp16, verl's gradient scaler leaves out steps that overflow until it has found its scale.
-        may_skip = _SKIPPED_STEPS if getattr(self.engine, "scaler", None) is not None else 0
-        with guarded_update(data, RECORDER.run_dir, self.rank, UnusableRowsError, self._skipped < may_skip) as metrics:
-            output = super().train_batch(data)
-            if output is not None:
-                metrics |= tu.get(output, "metrics")
-        grad_norm = metrics.get("grad_norm")
-        self._skipped = 0 if grad_norm is None or math.isfinite(grad_norm) else self._skipped + 1
-        RECORDER.end_mini_batch(grad_norm, learning_rate)
+        output = super().train_batch(data)
+        metrics = {} if output is None else tu.get(output, "metrics")
+        RECORDER.end_mini_batch(metrics.get("grad_norm"), learning_rate)
         return output
 
 
 class FSPOWorker(ActorRolloutRefWorker):
-    """``ActorRolloutRefWorker`` with the calls that the trainer adds: rows out, band state in, weights' fingerprint."""
+    """``ActorRolloutRefWorker`` with the calls that the trainer adds: rows out, band state in."""
 
     actor_worker_cls = RecordingTrainingWorker
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def record(self, run_dir: str, on_policy: bool = True) -> None:
-        """Record from now on, as at the start of a run; all losses are registered by then."""
+    def record(self, on_policy: bool = True) -> None:
+        """Record from now on, as at the start of a training; all losses are registered by then."""
         observe_losses()
-        RECORDER.enable(self.config.rollout.response_length, Path(run_dir), on_policy)
-        # NCCL ends a rank that waits in a collective for half an hour, and writes what each rank has entered before.
-        os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(Path(run_dir) / "collectives_rank")  # and the number of the rank
+        RECORDER.enable(self.config.rollout.response_length, on_policy)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_update(self, band_state: BandState | None, step: int, **options: Any) -> None:
@@ -107,15 +68,6 @@ class FSPOWorker(ActorRolloutRefWorker):
         recorded = RECORDER.pop()
         return recorded if self.actor.engine.is_mp_src_rank_with_outputs() else None
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def parameter_norm(self) -> float:
-        """Euclidean norm of this rank's parameter shards, in float64; changes whenever a weight does."""
-        total = 0.0
-        for parameter in self.actor.engine.module.parameters():
-            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-            total += float(local.detach().to(torch.float64).square().sum())
-        return total**0.5
 
-
-class FSPODetachedWorker(FSPOWorker, CopyingWorker):
-    """The worker of ``mode=separate_async``, which keeps copies of the weights: pi_old of a cycle, and the newest."""
+class FSPODetachedWorker(FSPOWorker, DetachActorWorker):
+    """The worker of ``separate_async``, which keeps copies of the weights: pi_old of a step, and the newest."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +33,6 @@ from recipe.runner.checkpoints.integrity import (
     step_folder,
     unsound,
 )
-from recipe.runner.checkpoints.state import STATE_FILE, Stateful, load_state, save_state
 from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, write_phase
 from recipe.runner.faults.preemption import NOTHING_TO_SAVE, STOP, Preempted
@@ -42,6 +41,7 @@ from recipe.runner.launch import loggers, run_folder
 from recipe.runner.launch.end_of_turn import STOPS
 from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
+from recipe.runner.reward_manager import raise_failure
 from recipe.runner.verl_patches import server_slots
 from recipe.runner.verl_patches.frames import are_signed
 from recipe.runner.verl_patches.packs import rows_of_ranks
@@ -89,18 +89,9 @@ class RunnerHooks(PPOTrainer):
         self.global_steps = 0  # verl sets it when it looks for a checkpoint
         super().__init__(config)
 
-    # ---------------------------------------------------------------- for a recipe
-
-    def stateful_parts(self) -> Mapping[str, Stateful | None]:
-        """What a recipe adds to a checkpoint, by name."""
-        return {}
-
-    def replay_buffer_for(self, buffer: ReplayBuffer) -> ReplayBuffer:
-        """The buffer to use in place of one that verl has just built."""
-        return buffer
-
     def raise_failure(self) -> None:
-        """Raise what a recipe's reward workers could not do; verl would go on without those responses."""
+        """Raise what a reward worker could not do; verl would go on without those responses."""
+        raise_failure(self.reward_loop_manager.reward_loop_worker_handles or ())
 
     # ---------------------------------------------------------------- what it is doing
 
@@ -140,6 +131,10 @@ class RunnerHooks(PPOTrainer):
         return int(self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n)
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
+        expected = self.config.data.train_batch_size // self.parameter_sync_step
+        expected *= self.config.actor_rollout_ref.rollout.n
+        missing = expected - len({key.rpartition("_")[0] for key in batch.keys})
+        self._note_missing(missing, expected, f"step {self.global_steps}", "goes on without them")
         # After verl's, which fills up the last mini-batch with rows of its own.
         place = {key: index for index, key in enumerate(batch.keys)}
         batch = super()._balance_batch(batch, metrics, **options)
@@ -197,7 +192,7 @@ class RunnerHooks(PPOTrainer):
                 )
 
     def _build_replay_buffer(self) -> ReplayBuffer:
-        replay_buffer = self.replay_buffer_for(super()._build_replay_buffer())
+        replay_buffer = super()._build_replay_buffer()
         # verl polls every 2 s and offers no setting, so every generation would take a multiple of 2 s. A poll of the 8B
         # job moves half a megabyte.
         replay_buffer.poll_interval = 0.05 if self.config.trainer.device == "cpu" else 0.5
@@ -368,7 +363,6 @@ class RunnerHooks(PPOTrainer):
         if keep := self.config.trainer.max_actor_ckpt_to_keep:
             remove_old(folder.parent, self.global_steps, keep)
         with room_for_save(folder.parent, self.global_steps):
-            save_state(folder, self.stateful_parts())
             super()._save_checkpoint()
         self._saved_step = self.global_steps
         PROGRESS.say(f"saved {folder} in {time.monotonic() - started:.1f} s")
@@ -386,7 +380,7 @@ class RunnerHooks(PPOTrainer):
             for name, group, role in groups
             for worker in group.workers
         ]
-        own = [path for path in (folder / "data.pt", folder / STATE_FILE) if path.exists()]
+        own = sorted(folder.glob("*.pt"))
         damage = [sentence for of_rank in ray.get(asked) for sentence in of_rank] + unsound(own, whole=True)
         if damage:
             remedy = "restore the file, or give an older checkpoint (trainer.resume_mode=resume_path)"
@@ -403,6 +397,4 @@ class RunnerHooks(PPOTrainer):
         super()._load_checkpoint()
         self._saved_step = self.global_steps  # nothing new until a step is done
         if self.global_steps > 0 and resumed is not None:
-            if not self.config.get("evaluate"):  # which goes on with nothing but the weights
-                load_state(resumed, self.stateful_parts())
             PROGRESS.say(f"resumed from {resumed}")

@@ -16,11 +16,10 @@ import torch
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
+from fspo.records import RESPONSE_DIGEST
 from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.launch.reward_function import BadReward, describe, result_problem
 
-#: Of the response's tokens: equal for equal responses.
-RESPONSE_DIGEST: Final = "response_digest"
 _SHOWN: Final = 300  # characters of a response and a ground truth in a message
 _ASK_S: Final = 30.0
 

@@ -55,8 +55,8 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
 from verl.workers.utils.padding import response_from_nested  # noqa: E402
 
+from recipe.fspo.in_runner.worker import RunTrainingWorker, RunWorker  # noqa: E402
 from recipe.fspo.recorder import join_ranks  # noqa: E402
-from recipe.fspo.worker import FSPOWorker, RecordingTrainingWorker  # noqa: E402
 from recipe.runner.launch.prepare import on_this_machine  # noqa: E402
 
 SEQUENCES, MINI_BATCHES, PROMPT, LONGEST = 32, 2, 8, 48
@@ -68,7 +68,7 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
     return whole.detach().to(torch.float64).flatten()
 
 
-class KeepingWorker(RecordingTrainingWorker):
+class KeepingWorker(RunTrainingWorker):
     """Keeps the whole gradient of each mini-batch, before it is clipped."""
 
     def reset(self) -> None:
@@ -84,7 +84,7 @@ class KeepingWorker(RecordingTrainingWorker):
         self.engine.optimizer_step = keep_and_step
 
 
-class ProbeWorker(FSPOWorker):
+class ProbeWorker(RunWorker):
     """The recipe's worker, asked for its gradients and weights."""
 
     actor_worker_cls = KeepingWorker
@@ -106,7 +106,7 @@ class OtherLoss:
         object.__setattr__(loss_fn.keywords["config"].policy_loss, "loss_mode", name)
 
 
-class RecipeWorker(OtherLoss, FSPOWorker):
+class RecipeWorker(OtherLoss, RunWorker):
     """Of the recipe."""
 
 
@@ -232,7 +232,8 @@ def main() -> None:
     start_ray(config)
     workers = start_workers(config)
     if KIND != "verl":
-        workers.record(run_dir=str(FOLDER))
+        workers.record()
+        workers.begin_run(str(FOLDER))
     rows = torch.load(BATCH) if BATCH.exists() else record(workers)
     if LOSSES:
         update_with_other_losses(workers, rows)

@@ -6,12 +6,14 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.starts import SMALL, Start
 from benchmarks.versus_verl import STEPS_FILE, plain_verl
-from fspo.records import complete_lines
+from fspo.records import FUNNEL_FILE, complete_lines
 from fspo.table import read_table
+from recipe.fspo.reporter import NOTES_FILE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -72,19 +74,47 @@ def test_verls_own_grpo_trains_in_the_runners_care(tmp_path: Path) -> None:
     assert "of the recipe: []" in start.output()
 
 
-@pytest.mark.parametrize("loss", ["fspo", "gspo", "vanilla"])
-def test_verls_own_trainer_trains_with_fspo_and_an_audit(
-    loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is left of the recipe is its loss and the audit: trainer, workers and settings of the loss are verl's."""
+def test_verls_own_command_trains_with_the_recipe_s_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve steps in two starts: a table, measured values and metrics, none of them twice, without a run folder."""
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")  # what it sets is undone
+    folder = tmp_path / "saved"
+    settings = (*SMALL, "trainer.save_freq=8", "trainer.logger=[file]")
+    words, environment = plain_verl(tmp_path, *settings)
+    words += ["actor_rollout_ref.actor.policy_loss.loss_mode=fspo", "trainer.v1.trainer_mode=fspo"]
+    words += [f"trainer.default_local_dir={folder}", "++trainer.resume_mode=auto"]
+    notes = []
+    for steps in (8, 12):
+        more = f"trainer.total_training_steps={steps}"
+        start = Start(tmp_path, *words, more, **environment, VERL_USE_EXTERNAL_PLUGINS="fspo")
+        try:
+            assert start.process.wait(600) == 0, start.output()[-6000:]
+        finally:
+            start.stop()
+        notes.append(json.loads((folder / NOTES_FILE).read_text()))
+    assert notes[0] == notes[1], "a resumed training goes on with the values of its checkpoint"
+    (measured,) = notes[0]["clip_values_measured"]
+    assert 0 < measured["c_low"] == measured["c_high"] and notes[0]["loss_divided_by"] > 1
+    table = read_table(folder)
+    assert (table.problems, table.meta["loss"], table.meta["rule"]) == ([], "fspo", "known")
+    assert len(table) == 12 * 8 * 8 and np.unique(table.columns["step"]).tolist() == [*range(1, 13)]
+    assert [line["step"] for line in complete_lines(folder / FUNNEL_FILE)] == [*range(1, 13)]
+    logged = {entry["step"]: entry["data"] for entry in complete_lines(tmp_path / STEPS_FILE)}
+    assert {"fspo/clip_frac", "fspo/funnel/length_trained", "fspo/grad_norm/max"} <= logged[12].keys()
+    assert "fspo/kl_to_start" not in logged[12], "nobody has asked for a reference policy"
+    assert not (tmp_path / "run.json").exists() and not (folder / "run.json").exists()
+
+
+@pytest.mark.parametrize("loss", ["gspo", "vanilla"])
+def test_verls_own_trainer_trains_with_an_audit(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of the recipe is the audit: trainer, workers and loss are verl's."""
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # what it sets is undone
     settings = (*SMALL, "trainer.save_freq=-1", "trainer.logger=[file]")
     words, environment = plain_verl(tmp_path, *settings)
     words += [f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}"]
     if loss == "gspo":
         words += ["actor_rollout_ref.actor.clip_ratio_low=3e-3", "actor_rollout_ref.actor.clip_ratio_high=4e-3"]
-    audit = {} if loss == "fspo" else {"FSPO_AUDIT": str(tmp_path / "audit")}
-    start = Start(tmp_path, *words, **environment, **audit, VERL_USE_EXTERNAL_PLUGINS="fspo")
+    audit = {"FSPO_AUDIT": str(tmp_path / "audit"), "VERL_USE_EXTERNAL_PLUGINS": "fspo"}
+    start = Start(tmp_path, *words, **environment, **audit)
     try:
         assert start.process.wait(600) == 0, start.output()[-6000:]
     finally:
@@ -93,9 +123,7 @@ def test_verls_own_trainer_trains_with_fspo_and_an_audit(
     assert sorted(steps) == [1, 2]
     for metrics in steps.values():
         assert math.isfinite(metrics["actor/pg_loss"])
-        assert ("actor/seq_outside_band" in metrics) == (loss == "fspo")  # only this package's losses report it
-    if loss == "fspo":
-        return
+        assert "actor/seq_outside_band" not in metrics  # only this package's losses report it
     assert start.output().count("FSPO_AUDIT: ") == 1 and f"loss {loss}" in start.output()
     table = read_table(tmp_path / "audit")
     assert (table.problems, table.meta["loss"], table.meta["rule"]) == ([], loss, "known")

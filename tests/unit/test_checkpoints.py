@@ -1,24 +1,16 @@
-"""Checkpoints: the one about to be resumed (whole, damaged, half-written, of another size), our state in it, export."""
+"""Checkpoints: the one about to be resumed (whole, damaged, half-written, of another size), export."""
 
 from __future__ import annotations
 
-import os
-import random
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from batches import loss_output, responses_of
 from omegaconf import DictConfig, OmegaConf
 
-from fspo.calibration import BandController
-from fspo.diagnostics import LengthDiagnostics
-from fspo.losses import ALGORITHMS
-from fspo.responses import Responses
 from recipe.runner.checkpoints.integrity import (
     DAMAGE_FILE,
     TRACKER_FILE,
@@ -32,7 +24,6 @@ from recipe.runner.checkpoints.integrity import (
     resumed_from,
     unsound,
 )
-from recipe.runner.checkpoints.state import STATE_FILE, load_state, save_state
 from recipe.runner.export import actor_folder, export
 
 KINDS = ("model", "optimizer", "extra")
@@ -149,21 +140,6 @@ def test_a_file_that_cannot_be_read_for_a_moment_is_no_noted_damage(
     assert not note_damage(folder, damage) and not (folder / DAMAGE_FILE).exists()
 
 
-class Pickled:
-    """What runs code where a pickle is loaded as one."""
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return os.mkdir, ("pwned",)
-
-
-def test_our_own_state_is_loaded_without_running_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    torch.save({"random": Pickled()}, tmp_path / STATE_FILE)
-    with pytest.raises(ValueError, match=STATE_FILE):
-        load_state(tmp_path, {})
-    assert not (tmp_path / "pwned").exists()
-
-
 def test_what_is_not_loaded_is_not_needed(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, 10)
     (folder / "fspo_state.pt").unlink()  # plain verl saves none
@@ -171,6 +147,10 @@ def test_what_is_not_loaded_is_not_needed(tmp_path: Path) -> None:
     (folder / "actor" / "optim_world_size_2_rank_0.pt").unlink()
     assert checkpoint_damage(folder, 2, ("model", "extra")) == []
     assert len(checkpoint_damage(folder, 2, KINDS)) == 1
+    cut(folder / "data.pt")  # every file of the trainer's own is
+    (folder / "data.pt").rename(folder / "a_recipe_s.pt")
+    torch.save({}, folder / "data.pt")
+    assert [str(folder / "a_recipe_s.pt") in each for each in checkpoint_damage(folder, 2, ("model",))] == [True]
 
 
 @pytest.mark.parametrize("left", [b"", b"\xff\xfe", None])
@@ -285,39 +265,6 @@ def test_a_half_written_checkpoint_is_not_kept_in_place_of_a_whole_one(tmp_path:
     cut(tmp_path / "global_step_20" / "data.pt")
     remove_old(tmp_path, 30, 2)
     assert (tmp_path / "global_step_20").exists(), "nothing whole would be left"
-
-
-def responses(seed: int) -> Responses:
-    return responses_of(*(loss_output(4, 8, seed=one) for one in (seed, seed + 10)))
-
-
-def test_trainer_state_survives_a_restart(tmp_path: Path) -> None:
-    def parts() -> tuple[LengthDiagnostics, BandController]:
-        return LengthDiagnostics(bins=2, window=3), BandController(ALGORITHMS["fspo_quantile"], min_count=1)
-
-    diagnostics, controller = parts()
-    for step in range(3):
-        diagnostics.update(responses(step))
-        controller.update(responses(step))
-    save_state(tmp_path, {"diagnostics": diagnostics, "band_controller": controller})
-    drawn = (random.random(), np.random.rand(), torch.rand(1).item())
-    restored, restored_controller = parts()
-    load_state(tmp_path, {"diagnostics": restored, "band_controller": restored_controller})
-    assert restored_controller.state == controller.state
-    assert drawn == (random.random(), np.random.rand(), torch.rand(1).item())
-    following = responses(5)
-    assert restored.update(following) == diagnostics.update(following)
-
-
-def test_damaged_or_foreign_trainer_state_is_refused(tmp_path: Path) -> None:
-    fixed = {"diagnostics": LengthDiagnostics(), "band_controller": None}
-    load_state(tmp_path, fixed)  # a checkpoint of plain verl has no such file
-    save_state(tmp_path, fixed)
-    with pytest.raises(ValueError, match="band_controller"):
-        load_state(tmp_path, fixed | {"band_controller": BandController(ALGORITHMS["fspo_quantile"])})
-    (tmp_path / STATE_FILE).write_bytes((tmp_path / STATE_FILE).read_bytes()[:100])
-    with pytest.raises(ValueError, match=STATE_FILE):
-        load_state(tmp_path, fixed)
 
 
 def test_export_finds_the_latest_finished_checkpoint(tmp_path: Path) -> None:

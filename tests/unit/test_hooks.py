@@ -105,7 +105,7 @@ def train(
         _compute_metrics = _open_run_log = _add_async_warmup_batches = _reissue_inflight_prompts = _nothing
         _add_batch_to_generate = _nothing
         add_replicas_to_balancer = remove_replicas_from_balancer = clear_sticky_cache = _nothing
-        _shutdown_dump_executor = _reseed_sampling = raise_failure = stateful_parts = _nothing
+        _shutdown_dump_executor = _reseed_sampling = raise_failure = _nothing
 
     trainer: Any = object.__new__(Trainer)
     write_phase(folder, Phase(0, "start-up"))

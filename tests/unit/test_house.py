@@ -193,13 +193,30 @@ assert not [problem for problem in JOB.problems(asynchronous) if "rollout_rs" in
 """
 
 VERL_ON_GPUS = """
-import sys, verl, recipe.fspo.worker
+import sys, verl, recipe.fspo.in_runner.worker
 from verl.plugin.platform import PlatformRegistry
 assert "cpu" not in PlatformRegistry.registered_names()
 present = [name for name in sys.modules if name.startswith("recipe.runner.cpu")]
 assert not present, present
 """
 
+#: A run's trainers replace the plain ones.
+PLAIN_TRAINERS = """
+import sys, verl
+from verl.trainer.ppo.v1 import get_trainer_cls
+assert "recipe.fspo.trainer" not in sys.modules, "every agent loop's process imports this package of verl's"
+names = ("fspo", "fspo_colocate_async", "fspo_separate_async")
+assert {get_trainer_cls(name).__module__ for name in names} == {"recipe.fspo.trainer"}
+import recipe.fspo.in_runner.trainer
+assert {get_trainer_cls(name).__module__ for name in names} == {"recipe.fspo.in_runner.trainer"}
+"""
+TRAINERS_OF_A_RUN = """
+import recipe.fspo.in_runner.trainer
+import recipe.fspo.trainer
+from verl.trainer.ppo.v1 import get_trainer_cls
+names = ("fspo", "fspo_colocate_async", "fspo_separate_async")
+assert {get_trainer_cls(name).__module__ for name in names} == {"recipe.fspo.in_runner.trainer"}
+"""
 
 AUDIT_IN_A_PROCESS_THAT_TRAINS_NOTHING = """
 import sys, verl
@@ -223,6 +240,8 @@ for method in (Tracking.log, TrainingWorker.train_batch, TrainingWorker.train_mi
             id="an audit waits for what it wraps",
             marks=pytest.mark.slow,
         ),
+        pytest.param(PLAIN_TRAINERS, ON_CPUS, id="plain trainers, then a run's", marks=pytest.mark.slow),
+        pytest.param(TRAINERS_OF_A_RUN, ON_CPUS, id="a run's trainers, then plain ones", marks=pytest.mark.slow),
         pytest.param(VERL_ON_GPUS, {}, id="a GPU run imports nothing of CPUs", marks=pytest.mark.slow),
     ],
 )

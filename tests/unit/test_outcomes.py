@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from fspo.diagnostics import LengthDiagnostics
+from fspo.records import RESPONSE_DIGEST
 from recipe.fspo.accounting import outcomes
 from recipe.fspo.accounting.outcomes import (
     Outcomes,
@@ -25,7 +26,6 @@ from recipe.fspo.accounting.outcomes import (
     read_outcomes,
     read_responses,
 )
-from recipe.runner.reward_manager import RESPONSE_DIGEST
 
 TOKENS = {"a_0_0": [5, 6, 7], "a_1_0": [5, 6, 7], "b_0_0": [8], "b_1_0": [8, 9]}
 REWARD = {"a_0_0": 1.0, "a_1_0": 1.0, "b_0_0": 0.0, "b_1_0": 0.5}

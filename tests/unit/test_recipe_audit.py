@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -223,6 +224,19 @@ def test_rays_workers_get_the_variables_and_the_driver_says_where(
     assert run["max_response_length"] == 96
     output = capsys.readouterr().out
     assert "gspo" in output and str(tmp_path) in output and output.count("\n") == 1
+
+
+def test_a_trainer_of_this_recipe_is_not_audited_beside_its_own_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Both would write what one recorder collects; workers on this machine inherit the driver's variables."""
+    monkeypatch.setenv(audit.FOLDER, str(tmp_path))
+    constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {"A": "1"}})
+    audit._forward_environment(constants)
+    config = {"trainer": {"v1": {"trainer_mode": "fspo_colocate_async"}, "default_local_dir": "saved/here"}}
+    assert constants.get_ppo_ray_runtime_env(config)["env_vars"] == {"A": "1"} and audit.FOLDER not in os.environ
+    output = capsys.readouterr().out
+    assert "fspo_colocate_async" in output and "saved/here" in output
 
 
 def test_the_logger_is_wrapped_when_a_process_imports_it(

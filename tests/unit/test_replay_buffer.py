@@ -43,6 +43,18 @@ def test_what_is_removed_counts_by_the_models_tokens(monkeypatch: pytest.MonkeyP
     assert set(cleared) == {"a", "b", *MASKS}
 
 
+def test_a_rollout_batch_has_the_data_loader_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl hands out the groups in the order in which they ended; ``d``, from before a resume, comes first."""
+    monkeypatch.setattr(replay_buffer.tq, "kv_clear", lambda **_: None)
+    position = {"a": 1, "b": 0, "c": 2, "later": 3}
+    sampler = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}
+    buffer = counting(ReplayBufferAsync("separate_async", {}, **sampler), LengthFunnel(), 1, position)
+    ended = {f"{prompt}_{index}_0": {"response_len": 1} for prompt in "cadb" for index in range(2)}
+    batch = buffer._materialize_batch("train", ["a", "b", "c", "d"], ended)
+    assert batch.keys == [f"{prompt}_{index}_0" for prompt in "dbac" for index in range(2)]
+    assert position == {"later": 3}
+
+
 def test_what_is_trained_on_counts_by_the_models_tokens() -> None:
     tag = {"response_len": 4, "global_steps": 1, "min_global_steps": 1, "max_global_steps": 2}
     batch = KVBatchMeta([*MASKS, "pad_0_0"], [tag] * 4 + [tag | {"is_padding": True}], "train")

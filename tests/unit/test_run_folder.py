@@ -298,9 +298,6 @@ def test_run_log_appends_and_writes_only_numbers_on_whole_lines(tmp_path: Path) 
     run_folder.RunLog(config, total_steps=2).log({"a": 2.0}, step=2)  # a resumed run
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == [{"step": 1, "metrics": {"a": 1.5, "b": None, "c": 2}}, {"step": 2, "metrics": {"a": 2.0}}]
-    (tmp_path / "x.jsonl").write_text('{"step": 1}\n{"st')  # cut by a kill
-    log.append("x.jsonl", [{"step": 2}])
-    assert (tmp_path / "x.jsonl").read_text() == '{"step": 1}\n{"st\n{"step":2}\n'
 
 
 def test_lines_leave_out_what_was_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,13 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from recipe.fspo.accounting import outcomes
-from recipe.fspo.accounting.cycle import Cycle
 from recipe.fspo.accounting.funnel import LengthFunnel
+from recipe.fspo.accounting.steps import StepAccounts
 from recipe.fspo.config import complete_loss
+from recipe.fspo.in_runner.trainer import RunTrainer
+from recipe.fspo.in_runner.worker import RunTrainingWorker
+from recipe.fspo.reporter import Reporter
 from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
-from recipe.fspo.worker import RecordingTrainingWorker
 from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.hooks import RunnerHooks
 from recipe.runner.launch.end_of_turn import STOPS
@@ -34,13 +36,13 @@ from recipe.runner.launch.progress import PROGRESS
 def load_data(monkeypatch: pytest.MonkeyPatch, folder: Path, train: int, val: list[int]) -> None:
     """As a trainer does it whose filter leaves so many prompts, and these for validation."""
 
-    def dataloader(self: FSPOTrainer) -> None:
+    def dataloader(self: RunTrainer) -> None:
         self.train_dataset, self.val_dataset = range(train), val
         self.steps_per_epoch, self.total_training_steps = train // 32, 20
         torch.utils.data.DataLoader(val, batch_size=len(val))  # as verl does
 
     monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", dataloader)
-    trainer = object.__new__(FSPOTrainer)
+    trainer = object.__new__(RunTrainer)
     data = {"max_prompt_length": 16, "train_batch_size": 32}
     epochs = {"total_epochs": 20}
     trainer.config = OmegaConf.create({"data": data, "run": {"dir": str(folder)}, "trainer": epochs})
@@ -151,7 +153,7 @@ def test_after_loading_the_optimizer_has_the_settings_of_the_configuration(lr: f
     for engine in (saved, never_stopped):
         for _ in range(5):
             engine.step()
-    worker = object.__new__(RecordingTrainingWorker)
+    worker = object.__new__(RunTrainingWorker)
     worker.engine = Engine(lr, decay, steps)
     worker.load_checkpoint(saved)
     (group,) = worker.engine.optimizer.param_groups
@@ -166,12 +168,12 @@ def test_single_prompts_keep_the_data_loader_s_order(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(PPOTrainerSync, "_fetch_one_gen_batch", lambda self: {"uid": [next(prompts)]})
     trainer = object.__new__(FSPOTrainer)
     trainer._position, trainer._fetched = {}, 0
-    trainer._cycle = SimpleNamespace(funnel=LengthFunnel())
+    trainer._accounts = SimpleNamespace(funnel=LengthFunnel())
     trainer.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": 8}}})
     for _ in range(3):
         trainer._fetch_one_gen_batch()
     assert trainer._position == {"c": 0, "a": 1, "b": 2}
-    assert trainer._cycle.funnel.state_dict()["started"] == 24
+    assert trainer._accounts.funnel.state_dict()["started"] == 24
 
 
 def test_a_gradient_scale_counts_the_models_tokens_and_responses_that_are_rejected(
@@ -195,24 +197,22 @@ def test_a_gradient_scale_counts_the_models_tokens_and_responses_that_are_reject
 
     monkeypatch.setattr(outcomes.tq, "kv_batch_get", read)
     monkeypatch.setattr(outcomes.tq, "kv_batch_put", lambda **_: KVBatchMeta([*masks], tags, "train"))
-    monkeypatch.setattr(RunnerHooks, "_balance_batch", lambda self, batch, metrics, **_: batch)
-    monkeypatch.setattr(RunnerHooks, "_update_actor", lambda self, batch, metrics: batch)
-    monkeypatch.setattr(FSPOTrainer, "_enter", lambda *_: None)
-    monkeypatch.setattr(FSPOTrainer, "_note_missing", lambda *_: None)
+    for name in ("_compute_old_log_prob", "_update_actor"):
+        monkeypatch.setattr(PPOTrainerSync, name, lambda self, batch, metrics: batch)
     sent: list[dict[str, Any]] = []
     trainer = object.__new__(FSPOTrainer)
-    trainer.config, trainer.global_steps, trainer._position, trainer._cycle = config, 1, {}, Cycle(config)
+    trainer.config, trainer.global_steps, trainer._accounts = config, 1, StepAccounts(config, Reporter(config))
     trainer.local_trigger_step, trainer.parameter_sync_step = 0, 2  # not the last of its cycle
     trainer.actor_rollout_wg = SimpleNamespace(
         begin_update=lambda *_, **options: sent.append(options), pop_mini_batches=lambda: [[]]
     )
     tags = [{"response_len": len(mask), "global_steps": 1} for mask in masks.values()]
-    batch = trainer._balance_batch(KVBatchMeta([*masks], tags, "train"), {})
+    batch = trainer._compute_old_log_prob(KVBatchMeta([*masks], tags, "train"), {})
     masks["b_0_0"] = [0] * 9
     trainer._update_actor(batch, {})
     assert [options["loss_scale"] for options in sent] == [pytest.approx(1 / 6)]
-    assert trainer._cycle._outcomes[0].length_B.tolist() == [3, 9]
-    metrics, _ = trainer._cycle.funnel.end_step(1)
+    assert trainer._accounts._outcomes[0].length_B.tolist() == [3, 9]
+    metrics, _ = trainer._accounts.funnel.end_step(1)
     assert metrics["fspo/funnel/length_trained"] == 6
 
 
@@ -220,9 +220,9 @@ def test_one_warning_each_where_most_responses_of_a_validation_or_a_rollout_batc
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("on_validate_begin", "on_validate_end", "raise_failure", "_enter", "_open_run_log"):
-        owner = PPOTrainerSync if name.startswith("on_") else FSPOTrainer
+        owner = PPOTrainerSync if name.startswith("on_") else RunTrainer
         monkeypatch.setattr(owner, name, lambda self, *_: None)
-    trainer = object.__new__(FSPOTrainer)
+    trainer = object.__new__(RunTrainer)
     trainer.config, trainer.global_steps = composed("experiment=demo", "data.max_response_length=64"), 3
     trainer._warned, trainer._validated = set(), []
     batches: list[tuple[str, list[int]]] = []

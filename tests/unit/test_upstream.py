@@ -66,9 +66,12 @@ NAMES: dict[str, dict[str, str]] = {
         f"{_BUFFER}:ReplayBuffer._wait_for_next_poll(partition_id, last_debug_time)": "notes progress; counts its rows",
         f"{_BASE}:PPOTrainer._init_dataloader": "the only place that knows how many prompts are left",
         f"{_BASE}:PPOTrainer._init_resource_pool_mgr": "a bounded wait for resources",
+        "verl.experimental.reward_loop.reward_loop:RewardLoopManager.reward_loop_worker_handles": (
+            "asked for what a reward raised, which verl only logs"
+        ),
         f"{_BASE}:PPOTrainer._val_metrics_update": "how many responses of a validation are missing",
-        f"{_BASE}:PPOTrainer._save_checkpoint": "our state must be complete before verl names it",
-        f"{_BASE}:PPOTrainer._load_checkpoint": "a recipe's state is restored with the weights",
+        f"{_BASE}:PPOTrainer._save_checkpoint": "room for it, and what is removed before it",
+        f"{_BASE}:PPOTrainer._load_checkpoint": "its files are read whole before it is loaded",
         "verl.checkpoint_engine.base:CheckpointEngineManager.abort_replicas|sleep_replicas": "before a save of ours",
         f"{_SEPARATE}:PPOTrainerSeparateAsync.switch_to_trainer": "the same",
         f"{_SEPARATE}:HybridEngineMode.ROLLOUT": "the same",
@@ -116,13 +119,11 @@ NAMES: dict[str, dict[str, str]] = {
         f"{_BASE}:PPOTrainer._compute_ref_log_prob(batch, metrics)": "only at steps that validate",
         f"{_BASE}:PPOTrainer._init_resource_pool_mgr": "our worker class",
         f"{_BASE}:PPOTrainer._fetch_one_gen_batch": "the data loader's order of prompts",
-        f"{_BASE}:PPOTrainer._balance_batch(batch, metrics)": "verl orders groups by random ids",
+        f"{_BASE}:PPOTrainer._build_replay_buffer": "the buffer counts what it removes",
         f"{_BASE}:PPOTrainer._update_actor(batch, metrics)": "no hook before and after the update",
+        f"{_BASE}:PPOTrainer._save_checkpoint": "our state must be complete before verl names it",
         f"{_BASE}:PPOTrainer._load_checkpoint": "our state is restored with the weights",
-        "transfer_queue.metadata:KVBatchMeta.reorder": "order of a batch",
-        "verl.experimental.reward_loop.reward_loop:RewardLoopManager.reward_loop_worker_handles": (
-            "asked for what a reward raised, which verl only logs"
-        ),
+        f"{_BASE}:register_trainer(name)": PUBLIC,
     },
     "recipe/fspo/accounting/replay_buffer.py": {
         f"{_BUFFER}:ReplayBuffer._evict_terminal_groups(global_steps, partition_id, eviction_reasons)": (
@@ -133,14 +134,25 @@ NAMES: dict[str, dict[str, str]] = {
         ),
         f"{_BUFFER}:ReplayBuffer._clear_groups(partition_id, uids)": "surplus",
         f"{_BUFFER}:ReplayBuffer._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)": (
-            "responses missing in a batch"
+            "responses missing in a batch; verl orders groups by random ids"
         ),
+        "transfer_queue.metadata:KVBatchMeta.reorder": "order of a batch",
     },
     "recipe/fspo/worker.py": {
         f"{_WORKERS}:ActorRolloutRefWorker.actor_worker_cls": "class attribute made for it",
         f"{_WORKERS}:TrainingWorker.train_batch(data)": "where a mini-batch begins and ends",
-        f"{_WORKERS}:TrainingWorker.load_checkpoint": "brings back the optimizer's settings with its state",
         f"{_WORKERS}:TrainingWorker.set_loss_fn(loss_fn)": "columns that verl does not hand to a loss",
+    },
+    "recipe/fspo/in_runner/trainer.py": {
+        f"{_BASE}:TRAINER_REGISTRY": "replaced in it: register_trainer refuses a name that is taken",
+    },
+    "recipe/fspo/in_runner/worker.py": {
+        f"{_WORKERS}:TrainingWorker.train_batch(data)": "around it an update that is not finite is caught",
+        f"{_WORKERS}:TrainingWorker.load_checkpoint": "brings back the optimizer's settings with its state",
+    },
+    "recipe/fspo/import_hook.py": {
+        f"{_BASE}:get_trainer_cls(name)": "wrapped: imports the trainers where one of them is asked for",
+        "verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)": "what the driver asks for before it starts Ray",
     },
     "recipe/fspo/policy_loss.py": {
         "verl.trainer.ppo.core_algos:register_policy_loss(name)": PUBLIC,
@@ -216,6 +228,9 @@ TEXTS: dict[str, dict[str, str]] = {
     "recipe/fspo/accounting/outcomes.py": {
         f'{_QUEUE}: {{uid}}_{{session_id}}_{{i}}"': "keys of responses",
         f"{_QUEUE}: reward_extra_info": "what a reward returned",
+    },
+    "recipe/fspo/import_hook.py": {
+        "verl.trainer.main_ppo: from verl.trainer.ppo.v1 import get_trainer_cls": "looked up when it is called",
     },
     "recipe/runner/verl_patches/weight_copies.py": {
         "verl.utils.fsdp_utils: local_cpu_tensor = local_gpu_tensor.detach().cpu()": "no copy on CPUs",

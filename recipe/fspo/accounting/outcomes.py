@@ -16,11 +16,11 @@ import torch
 import transfer_queue as tq
 from recipe.fspo.recorder import ROWS
 from recipe.math.answers import status_rates
-from recipe.runner.reward_manager import RESPONSE_DIGEST
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from fspo.diagnostics import LengthDiagnostics
+from fspo.records import RESPONSE_DIGEST
 
 #: Characters of a response in a warning: about two lines.
 _SHOWN: Final = 200

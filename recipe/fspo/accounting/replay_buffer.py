@@ -21,7 +21,7 @@ _Reasons = tuple[set[str], set[str], set[str], Counter[float]]
 
 
 class CountingBuffer(ReplayBuffer):  # type: ignore[misc]
-    """Counts in ``funnel`` what it removes, and hands out the prompts of one step in the data loader's order.
+    """Counts in ``funnel`` what it removes, and hands out prompts in the data loader's order.
 
     Args:
         funnel: Counts responses.
@@ -58,6 +58,12 @@ class CountingBuffer(ReplayBuffer):  # type: ignore[misc]
     ) -> KVBatchMeta:
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
         if partition_id == "train":
+            # verl returns the groups of a rollout batch in the order of random identifiers. In the data loader's order,
+            # runs with one seed form their mini-batches from the same prompts.
+            position = [self.position.get(prompt_of(key), -1) for key in batch.keys]  # first: those before a resume
+            batch.reorder(sorted(range(len(batch)), key=position.__getitem__))
+            for prompt in selected_prompt_uids:
+                self.position.pop(prompt, None)
             # A group of which some responses failed is trained on as far as it goes.
             there = len({_response_of(key) for key in batch.keys})
             self.funnel.end("failed", [], unknown=len(selected_prompt_uids) * self.responses - there)

@@ -25,8 +25,6 @@ from fspo.files import atomic_path, remove_folder
 from fspo.reading import read_text
 
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
-#: Written by :mod:`recipe.runner.checkpoints.state`, which imports torch; this module does not.
-STATE_FILE = "fspo_state.pt"
 _FOLDER = re.compile(r"global_step_(\d+)")
 #: File name of each kind of content (``actor.checkpoint.load_contents``) in verl's FSDP checkpoints.
 _PREFIXES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
@@ -138,7 +136,7 @@ def checkpoint_damage(folder: Path, world_size: int, contents: Sequence[str]) ->
         ]
     names = [prefix for kind, prefix in _PREFIXES.items() if kind in contents]
     files = [folder / f"actor/{n}_world_size_{world_size}_rank_{rank}.pt" for rank in range(world_size) for n in names]
-    files += [folder / "data.pt", *folder.glob(STATE_FILE)]  # a checkpoint of plain verl has no state of ours
+    files += sorted({folder / "data.pt", *folder.glob("*.pt")})  # a recipe may keep files of its own
     damaged = unsound(files)
     if QUEUE in contents and not (folder / QUEUE / "metadata.json").is_file():
         damaged.append(f"{folder / QUEUE} is missing")

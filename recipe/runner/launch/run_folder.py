@@ -7,7 +7,6 @@ import fcntl
 import importlib.metadata
 import json
 import math
-import os
 import platform
 import socket
 import sys
@@ -22,7 +21,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.files import atomic_path, write_json
-from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE
+from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, append_records
 from recipe.runner.checkpoints.integrity import step_of
 from recipe.runner.faults.phase import read_phase
 from recipe.runner.faults.texts import masked_text
@@ -206,41 +205,37 @@ def _json_number(value: Any) -> float | int | None:
     return value if not isinstance(value, float) or math.isfinite(value) else None
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Around a write to a file or folder of the run.
+
+    Raises:
+        ExplainedError: if the disk is full or fails.
+    """
+    try:
+        yield path
+    except OSError as error:
+        from recipe.runner.faults.errors import ExplainedError  # imports Ray
+
+        raise ExplainedError(
+            f"{path} cannot be written ({error.strerror or error}): make room, or mend the file system, before you "
+            "continue"
+        ) from error
+
+
 class RunLog:
-    """A logger beside verl's own (it has their ``log(data, step)``), whose files are always there."""
+    """A logger beside verl's own (it has their ``log(data, step)``), whose file is always there."""
 
     def __init__(self, config: DictConfig, total_steps: int) -> None:
         self._folder = Path(config.run.dir)
-        self._folder.mkdir(parents=True, exist_ok=True)
         self._total_steps = total_steps
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         """Append one line of metrics and tell the person who watches."""
         metrics = {name: _json_number(value) for name, value in data.items()}
-        self.append(METRICS_FILE, [{"step": step, "metrics": metrics}])
+        with writing(self._folder / METRICS_FILE) as path:
+            append_records(path, [{"step": step, "metrics": metrics}])
         if "timing_s/step" in metrics:
             PROGRESS.say(step_line(step, self._total_steps, metrics))
         if validation := validation_line(step, metrics):
             PROGRESS.say(validation)
-
-    def append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append records to one of the folder's files, a line each.
-
-        Raises:
-            ExplainedError: if the disk is full or fails.
-        """
-        # One write per call: a kill costs at most the last line, which readers name and skip. It has no end then.
-        text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
-        try:
-            with (self._folder / name).open("ab+") as file:
-                if file.seek(0, os.SEEK_END) > 0:
-                    file.seek(-1, os.SEEK_END)
-                    text = text if file.read(1) == b"\n" else f"\n{text}"
-                file.write(text.encode())
-        except OSError as error:
-            from recipe.runner.faults.errors import ExplainedError  # imports Ray
-
-            raise ExplainedError(
-                f"{self._folder / name} cannot be written ({error.strerror}): make room, or mend the file system, "
-                "before you continue"
-            ) from error

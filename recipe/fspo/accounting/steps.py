@@ -1,11 +1,10 @@
-"""What the mini-batches of one step add up to: metrics, records in the run folder, and the next step's band."""
+"""What the mini-batches of one step add up to: metrics, records in a folder, and the next step's band."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 from omegaconf import DictConfig
@@ -16,11 +15,8 @@ from recipe.fspo.accounting.outcomes import EqualRewardsWatch, Outcomes, outcome
 from recipe.fspo.accounting.replay_buffer import train_on
 from recipe.fspo.config import GROUP_ESTIMATORS, policy_loss_settings
 from recipe.fspo.recorder import MiniBatch
-from recipe.runner.checkpoints.state import Stateful
-from recipe.runner.faults.errors import ExplainedError
-from recipe.runner.launch import run_folder
-from recipe.runner.launch.progress import PROGRESS
-from recipe.runner.launch.run_folder import RunLog
+from recipe.fspo.reporter import Reporter
+from recipe.fspo.state import Stateful
 from transfer_queue import KVBatchMeta
 
 from fspo.calibration import BandController
@@ -31,15 +27,16 @@ from fspo.table import FOLDER, Rows, TableWriter, join_rows
 from fspo.types import BandState
 
 
-class Cycle:
-    """The mini-batches between two transfers of the weights to vLLM: what verl counts as one step.
+class StepAccounts:
+    """Metrics and records of one verl step, and the band of the next.
 
-    ``mode=sync`` and ``colocate_async`` update the actor once in a cycle, with all of them; ``separate_async`` once for
-    each. What lasts longer than a cycle (the window of the diagnostics, measured bands, the funnel) is kept here too.
+    A step has the mini-batches between two transfers of the weights to vLLM: verl's modes ``sync`` and
+    ``colocate_async`` update the actor once with all of them, ``separate_async`` once for each. What lasts longer than
+    a step (the window of the diagnostics, measured bands, the funnel) is kept here too.
     """
 
-    def __init__(self, config: DictConfig) -> None:
-        self._config = config
+    def __init__(self, config: DictConfig, reporter: Reporter) -> None:
+        self._config, self._reporter = config, reporter
         self._settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
         self._band_controller: BandController | None = None
         if self._settings is not None and self._settings.needs_state:
@@ -66,7 +63,7 @@ class Cycle:
 
     @property
     def band_state(self) -> BandState | None:
-        """What the updates of this cycle use; None where nothing of the band has been measured."""
+        """What the updates of this step use; None where nothing of the band has been measured."""
         state = None if self._band_controller is None else self._band_controller.state
         return state if self._clip_values is None else self._clip_values.placed(state)
 
@@ -81,14 +78,14 @@ class Cycle:
         }
 
     def note(self) -> None:
-        """Write the measured values into run.json: those of this start, or of the checkpoint that it resumes."""
+        """Note the measured values: those of this start, or of the checkpoint that it resumes."""
         facts: dict[str, object] = {}
         if self.loss_scale.length is not None:
             facts["loss_divided_by"] = self.loss_scale.length
         if self._clip_values is not None and self._clip_values.values:
             facts["clip_values_measured"] = self._clip_values.values
         if facts:
-            run_folder.note(self._config.run.dir, **facts)
+            self._reporter.note(**facts)
 
     def add(self, batch: KVBatchMeta, outcomes: Outcomes, mini_batches: Sequence[MiniBatch], step: int) -> None:
         """Take in one update of the actor."""
@@ -96,15 +93,15 @@ class Cycle:
         self._outcomes.append(outcomes)
         train_on(self.funnel, batch, outcomes, step)
 
-    def end(self, step: int, log: RunLog, read: Callable[[list[str]], list[str]]) -> dict[str, float]:
-        """Metrics of the cycle; its records go to the run folder, its statistics into the next cycle's band.
+    def end(self, step: int, read: Callable[[list[str]], list[str]]) -> dict[str, float]:
+        """Metrics of the step; its records go to the reporter's folder, its statistics into the next step's band.
 
         ``read`` gives the text of responses of the last update, by their keys; verl may have removed earlier ones.
         """
         mini_batches, outcomes, last = self._mini_batches, Outcomes.join(self._outcomes), self._outcomes[-1]
         self._mini_batches, self._outcomes = [], []
         if self.loss_scale.settle():
-            PROGRESS.say(
+            self._reporter.say(
                 f"gradient scale: the loss is divided by {self.loss_scale.length:.4g}, the mean length of the first "
                 "rollout batch (fspo.match_scale=matched)"
             )
@@ -118,30 +115,30 @@ class Cycle:
         if self._clip_values is not None:
             line = self._clip_values.add(mini_batches, self.band_state, step)
         if line is not None:
-            PROGRESS.say(line)
+            self._reporter.say(line)
             self.note()
         drifts = None
         if self._settings is not None and not self._warned_drift:
             drifts = self._diagnostics.drift_warning(self._settings, self.band_state)
         if drifts is not None:
             self._warned_drift = True
-            PROGRESS.say(drifts)
+            self._reporter.say(drifts)
         if self._band_controller is not None and responses.moved_B.any():
             self._band_controller.update(responses)
         metrics |= outcome_metrics(outcomes, self._diagnostics)
         without_gradient = len(responses) > 0 and not responses.advantage_B.any()
         if (warning := self._equal_rewards.warning(step, outcomes, last, without_gradient, read)) is not None:
-            PROGRESS.say(warning)
+            self._reporter.say(warning)
         if norms := [part.grad_norm for part in mini_batches if part.grad_norm is not None]:
             metrics["fspo/grad_norm/max"] = max(norms)
             # The share of the mini-batches in which the norm clip binds.
             bound = sum(not norm <= self._norm_clip.clip for norm in norms)
             metrics["fspo/grad_norm/clipped_share"] = bound / len(norms)
             if (warning := self._norm_clip.warning(min(norms))) is not None:
-                PROGRESS.say(warning)
+                self._reporter.say(warning)
         self._record(step, mini_batches, rows, outcomes)
         funnel_metrics, ends = self.funnel.end_step(step)
-        log.append(FUNNEL_FILE, [ends])
+        self._reporter.append(FUNNEL_FILE, [ends])
         return metrics | funnel_metrics
 
     def _noise_floor_metrics(self, unmoved: Responses) -> dict[str, float]:
@@ -149,17 +146,12 @@ class Cycle:
         floor = noise_floor(unmoved, self._diagnostics.bins, self._settings, self.band_state)
         if (warning := floor.warning()) is not None and floor.margin < self._warned_margin / 2:
             self._warned_margin = floor.margin
-            PROGRESS.say(f"{warning} (actor_rollout_ref.actor.shuffle=false gives the same packs)")
+            self._reporter.say(f"{warning} (actor_rollout_ref.actor.shuffle=false gives the same packs)")
         return floor.metrics()
 
     def _record(self, step: int, mini_batches: Sequence[MiniBatch], rows: Rows, outcomes: Outcomes) -> None:
-        """Append the cycle's responses to the run's table.
-
-        Raises:
-            ExplainedError: If the disk is full or fails, or what an earlier start has written is damaged.
-        """
-        folder = Path(self._config.run.dir) / FOLDER
-        try:
+        """Append the step's responses to the table."""
+        with self._reporter.writing(self._reporter.folder / FOLDER) as folder:
             if self._table is None:
                 loss = str(self._config.actor_rollout_ref.actor.policy_loss.loss_mode)
                 known = self._settings is not None or "inside" in rows
@@ -171,11 +163,6 @@ class Cycle:
             for update, mini_batch in enumerate(mini_batches):  # a correction has rejected every response
                 place = {"step": step, "update": update, "minibatch": mini_batch.number}
                 self._table.append(place | {"S": np.empty(0), "L": np.empty(0)})
-        except OSError as error:
-            raise ExplainedError(
-                f"{folder} cannot be written ({error.strerror or error}): make room, or mend the file system, before "
-                "you continue"
-            ) from error
 
     def close(self) -> None:
         """Close the table at the end of the run."""

@@ -1,4 +1,4 @@
-"""What this recipe adds to verl's checkpoint: the state of its own parts, and the trainer's random states."""
+"""What this recipe adds to verl's checkpoints: the state of its own parts, and the trainer's random states."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from fspo.files import atomic_path
-from recipe.runner.checkpoints.integrity import STATE_FILE
 
+STATE_FILE: Final = "fspo_state.pt"
 _KINDS: Final = ("bool", "int32", "int64", "uint32", "float32", "float64")
 #: What a pickled array or number of numpy is made of.
 _ARRAYS: Final = [
@@ -47,7 +47,7 @@ def load_state(folder: Path, parts: Mapping[str, Stateful | None]) -> None:
     """
     path = folder / STATE_FILE
     if not path.exists():
-        # A checkpoint of plain verl: the weights are good, the statistics begin afresh.
+        # A checkpoint of another trainer: the weights are good, the statistics begin afresh.
         return
     try:
         # Without a pickle's code. Torch has to be told of numpy's arrays.

@@ -17,10 +17,12 @@ from fspo.losses import sequence_policy_loss
 from fspo.responses import rows_of
 from fspo.table import read_table
 from fspo.types import BandState
-from recipe.fspo.accounting.cycle import Cycle
 from recipe.fspo.accounting.outcomes import Outcomes
+from recipe.fspo.accounting.steps import StepAccounts
 from recipe.fspo.config import complete_loss, policy_loss_settings
+from recipe.fspo.in_runner.trainer import RunReporter
 from recipe.fspo.recorder import MiniBatch
+from recipe.fspo.reporter import Reporter
 from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
@@ -52,18 +54,19 @@ class Steps:
 
     def __init__(self, folder: Path, *overrides: str) -> None:
         config = composed(f"run.dir={folder}", "fspo.clip_values=published", "fspo.match_scale=native", *overrides)
-        self.cycle, self.log, self.step = Cycle(config), RunLog(config, total_steps=9), 0
+        reporter = RunReporter(config)
+        self.accounts, self.log, self.step = StepAccounts(config, reporter), RunLog(config, total_steps=9), 0
 
     def __call__(self, rewards: list[float], advantage: float = 0.0) -> dict[str, float]:
         self.step += 1
-        self.cycle._outcomes.append(outcomes(rewards))
+        self.accounts._outcomes.append(outcomes(rewards))
         for number, scale in enumerate((0.0, advantage)):
             output = loss_output(N, 20, seed=self.step, scale=0.3 * scale, shortest=1)
             output = dataclasses.replace(output, advantage_B=advantage * torch.ones(N))
             place = {"step": self.step, "update": number, "minibatch": number, "row": np.arange(N)}
             rows = {name: np.broadcast_to(np.asarray(value), N) for name, value in place.items()}
-            self.cycle._mini_batches.append(MiniBatch(number, rows_of(output) | rows, 0.5, 1e-3))
-        metrics = self.cycle.end(self.step, self.log, read)
+            self.accounts._mini_batches.append(MiniBatch(number, rows_of(output) | rows, 0.5, 1e-3))
+        metrics = self.accounts.end(self.step, read)
         self.log.log(metrics | {"timing_s/step": 1.0}, step=self.step)
         return metrics
 
@@ -79,7 +82,7 @@ def test_a_measured_band_trains_from_the_first_batch_on(overrides: tuple[str, ..
     """Nothing is measured then, and the workers get the state that says so; without any the loss would refuse."""
     config = composed(f"run.dir={tmp_path}", *overrides)
     complete_loss(config)
-    state, loss = Cycle(config).band_state, config.actor_rollout_ref.actor.policy_loss
+    state, loss = StepAccounts(config, Reporter(config)).band_state, config.actor_rollout_ref.actor.policy_loss
     settings = policy_loss_settings(loss)
     assert settings is not None and settings.needs_state
     assert dataclasses.replace(state, clip_scale=1.0) == BandState()
@@ -90,8 +93,10 @@ def test_a_measured_band_trains_from_the_first_batch_on(overrides: tuple[str, ..
     )
     for config in (fixed, measured):
         complete_loss(config)
-    assert Cycle(fixed).band_state is None, "nothing of its band is measured"
-    assert Cycle(measured).band_state == BandState(clip_scale=float("inf")), "it begins without a clip"
+    assert StepAccounts(fixed, Reporter(fixed)).band_state is None, "nothing of its band is measured"
+    assert StepAccounts(measured, Reporter(measured)).band_state == BandState(clip_scale=float("inf")), (
+        "it begins without a clip"
+    )
 
 
 def test_the_responses_of_each_step_are_rows_of_the_run_s_table(tmp_path: Path) -> None:
@@ -99,7 +104,7 @@ def test_the_responses_of_each_step_are_rows_of_the_run_s_table(tmp_path: Path) 
     rewards = [0.0, 1.0, 0.0, 1.0, 0.5, 0.0, 1.0, 0.25]
     steps(rewards, advantage=1.0)
     steps(rewards, advantage=1.0)
-    steps.cycle.close()
+    steps.accounts.close()
     table = read_table(tmp_path)
     assert not table.problems and len(table) == 4 * N and table.meta["loss"] == "fspo" and table.meta["rule"] == "known"
     columns = table.columns
@@ -113,13 +118,13 @@ def test_the_responses_of_each_step_are_rows_of_the_run_s_table(tmp_path: Path) 
 def test_a_step_of_which_every_response_was_rejected_is_recorded_as_one_without_rows(tmp_path: Path) -> None:
     steps = Steps(tmp_path)
     steps([0.0, 1.0] * 4, advantage=1.0)
-    steps.cycle._outcomes.append(outcomes([0.0, 1.0] * 4))
+    steps.accounts._outcomes.append(outcomes([0.0, 1.0] * 4))
     empty = {"S": np.empty(0), "L": np.empty(0), **{name: np.empty(0, int) for name in ("step", "update", "minibatch")}}
-    steps.cycle._mini_batches += [MiniBatch(number, dict(empty), 0.5, 1e-3) for number in range(2)]
-    steps.cycle.end(2, steps.log, read)
+    steps.accounts._mini_batches += [MiniBatch(number, dict(empty), 0.5, 1e-3) for number in range(2)]
+    steps.accounts.end(2, read)
     steps.step = 2
     steps([0.0, 1.0] * 4, advantage=1.0)
-    steps.cycle.close()
+    steps.accounts.close()
     table = read_table(tmp_path)
     assert table.problems == [] and table.batches.tolist() == [[s, u] for s in (1, 2, 3) for u in (0, 1)]
     assert np.unique(table.columns["step"]).tolist() == [1, 3]
