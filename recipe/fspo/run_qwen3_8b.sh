@@ -23,6 +23,7 @@ python3 -m verl.trainer.main_ppo \
     actor_rollout_ref.model.use_remove_padding=true \
     actor_rollout_ref.model.enable_gradient_checkpointing=true \
     actor_rollout_ref.actor.strategy=fsdp2 \
+    actor_rollout_ref.actor.fsdp_config.strategy=fsdp2 \
     actor_rollout_ref.actor.optim.lr=1e-6 \
     actor_rollout_ref.actor.optim.weight_decay=0.1 \
     actor_rollout_ref.actor.optim.lr_warmup_steps=10 \
@@ -47,7 +48,7 @@ python3 -m verl.trainer.main_ppo \
     actor_rollout_ref.rollout.val_kwargs.do_sample=true \
     actor_rollout_ref.rollout.val_kwargs.temperature=1.0 \
     actor_rollout_ref.rollout.val_kwargs.top_p=1.0 \
-    reward.custom_reward_function.path=pkg://recipe.fspo.reward \
+    reward.custom_reward_function.path=pkg://recipe.math.reward \
     reward.custom_reward_function.name=compute_score \
     trainer.project_name=fspo \
     trainer.experiment_name=qwen3_8b \
