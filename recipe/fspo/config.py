@@ -7,6 +7,7 @@ request N of verl).
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
@@ -20,9 +21,9 @@ from recipe.fspo import CONF_DIR
 from recipe.runner.launch.checks import Rule
 from recipe.runner.launch.trial import correction_problems, estimator_problems, library_problem
 from recipe.runner.launch.values import Count, Positive, Share, type_problems, types_of
-from recipe.runner.verl_patches.server_slots import asynchronous_mode
 
 from fspo.losses import ALGORITHMS, LOSSES, resolve_settings
+from fspo.names import did_you_mean
 from fspo.types import NO_CLIP, SequenceLossSettings, eps_of_c
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import PolicyLossConfig
@@ -234,7 +235,7 @@ def unmeasured(loss_mode: str, settings: SequenceLossSettings) -> str:
         remedy = "leave it out"
     return (
         f"{_POLICY_LOSS}.{setting} needs a band that is measured during training, and nothing here measures it: "
-        f"{remedy}, or train with this recipe's trainer, which does (python -m recipe.fspo.main)"
+        f"{remedy}, or train with this recipe's trainer, which does: trainer.v1.trainer_mode=fspo"
     )
 
 
@@ -256,9 +257,9 @@ def complete_settings(config: DictConfig) -> None:
     They are those of ``conf/base.yaml``, but for ``kl_to_start``: a reference policy takes memory, and a plain command
     asks for none. Of a run's configuration all are there.
     """
-    plain = {"kl_to_start": False, "match_scale": "matched", "clip_values": None}
+    defaults = OmegaConf.load(CONF_DIR / "base.yaml").fspo
     with open_dict(config):
-        config.fspo = OmegaConf.merge(OmegaConf.load(CONF_DIR / "base.yaml").fspo, plain, config.get("fspo") or {})
+        config.fspo = OmegaConf.merge(defaults, {"kl_to_start": False}, config.get("fspo") or {})
     if config.fspo.clip_values is None:
         config.fspo.clip_values = "published" if _keeps_clip_values(config) else "measured"
 
@@ -291,7 +292,7 @@ def complete_loss(config: DictConfig) -> None:
 def _keeps_clip_values(config: DictConfig) -> str | None:
     """Why a run keeps the clip values that it begins with; None if it measures them. Of a loss not yet completed."""
     loss = config.actor_rollout_ref.actor.policy_loss
-    if config.fspo.get("clip_values") == "published":
+    if OmegaConf.select(config, "fspo.clip_values") == "published":
         return "fspo.clip_values=published"
     if not _can_be_measured(loss):
         return f"loss_mode={loss.loss_mode} has none that could be"
@@ -370,12 +371,21 @@ def _never_clips(config: DictConfig) -> bool:
     return settings.needs_state or min(settings.c_low, settings.c_high) < NO_CLIP
 
 
+def _is_ours(config: DictConfig) -> bool:
+    """Whether verl's own command names a trainer of this recipe."""
+    return config.trainer.v1.trainer_mode in TRAINER_MODES
+
+
 def plain_notes(config: DictConfig) -> Iterator[str]:
-    """Settings with which a loss of this repository clips nothing under plain verl."""
+    """What a plain command with a loss or a trainer of this repository measures or clips not, and why."""
+    loss = config.actor_rollout_ref.actor.policy_loss
+    measures_a_band = is_by_sequence(config) and not _can_be_measured(loss)
+    if _is_ours(config) and not measures_a_band and (why := _keeps_clip_values(config)):
+        yield f"clip values are not measured: {why}"
     correction = config.algorithm.get("rollout_correction") or {}
     mode = config.trainer.v1.trainer_mode if config.trainer.use_v1 else "sync"
     # separate_async trains several batches between two transfers of the weights, and S starts from the first.
-    if mode != "separate_async" and not correction.get("bypass_mode") and _never_clips(config):
+    if not mode.endswith("separate_async") and not correction.get("bypass_mode") and _never_clips(config):
         mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
         yield (
             f"{_ACTOR}.ppo_mini_batch_size={mini_batch} is data.train_batch_size: a rollout batch has one update, in "
@@ -384,7 +394,17 @@ def plain_notes(config: DictConfig) -> Iterator[str]:
 
 
 def plain_problems(config: DictConfig) -> Iterator[str]:
-    """Problems of a loss of this repository that plain verl would meet only in the first mini-batch, or never."""
+    """Problems of a loss or a trainer of ours that plain verl would meet only in the first mini-batch, or never."""
+    if _is_ours(config):
+        import recipe.fspo.sqrt_mask  # noqa: F401  (a rule that the trainer adds)
+
+        if problems := list(_plain_trainer_problems(config)):
+            yield from problems
+            return
+        config = copy.deepcopy(config)
+        complete_settings(config)
+        yield from _ratio_problems(config)
+        yield from _clip_problems(config)
     if is_by_sequence(config):
         yield from _plain_loss_problems(config)
         yield from _correction_problems(config)
@@ -408,23 +428,65 @@ def _plain_loss_problems(config: DictConfig) -> Iterator[str]:
         except ValueError as error:
             yield f"{_POLICY_LOSS}.{error}"
             return
-    if settings.needs_state:
+    if settings.needs_state and not _is_ours(config):
         yield unmeasured(policy_loss.loss_mode, settings)
 
 
-def _setting_problems(config: DictConfig) -> Iterator[str]:
-    """Settings that contradict each other, or that make S, L or the importance ratios wrong."""
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    mode = config.trainer.v1.trainer_mode
-    correction = config.algorithm.get("rollout_correction") or {}
+def _plain_trainer_problems(config: DictConfig) -> Iterator[str]:
+    """Settings ``fspo.*`` that a command has added to verl's, and what else a trainer of this recipe needs there."""
+    if not config.trainer.use_v1:
+        yield f"trainer.use_v1=false reads no trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}: leave it out"
+    known = [field.name for field in dataclasses.fields(FspoSettings)]
+    settings = config.get("fspo") or {}
+    for name in settings:
+        if name not in known:
+            yield f"fspo.{name} does not exist{did_you_mean(name, known)}; there are {', '.join(known)}"
+    yield from type_problems(OmegaConf.to_container(OmegaConf.create(settings)), types_of(FspoSettings), "fspo.")
+    if settings.get("clip_values") == "measured" and not _can_be_measured(config.actor_rollout_ref.actor.policy_loss):
+        loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
+        yield (
+            f"fspo.clip_values=measured: loss_mode={loss_mode} has none that could be measured: leave it out, or give "
+            f"{_POLICY_LOSS}.loss_mode=fspo"
+        )
+
+
+def _ratio_problems(config: DictConfig) -> Iterator[str]:
+    """Settings that make S or the importance ratios wrong, whoever trains."""
+    rollout, correction = config.actor_rollout_ref.rollout, config.algorithm.get("rollout_correction") or {}
     corrects = correction.get("rollout_is") is not None or correction.get("rollout_rs") is not None
     by_rollout = config.fspo.pi_old == "rollout"
     needs = "fspo.pi_old=rollout" if by_rollout else "algorithm.rollout_correction"
-    unit = "max_token_len" if actor.use_dynamic_bsz else "micro_batch_size"
-    new, old = f"ppo_{unit}_per_gpu", f"log_prob_{unit}_per_gpu"
     truncated = [
         f"{_ROLLOUT}.{name}={rollout[name]}" for name, off in (("top_p", 1), ("top_k", -1)) if rollout[name] != off
     ]
+    if (corrects or by_rollout) and not rollout.calculate_log_probs:
+        yield f"{_ROLLOUT}.calculate_log_probs=false: {needs} needs vLLM's log-probabilities; set it to true"
+    if corrects and by_rollout:
+        yield (
+            "algorithm.rollout_correction has no effect with fspo.pi_old=rollout: it compares vLLM's log-probabilities "
+            "with themselves; set fspo.pi_old to actor, or rollout_is and rollout_rs to null"
+        )
+    asynchronous = str(config.trainer.v1.trainer_mode).endswith("_async")
+    if asynchronous and not (corrects or by_rollout or config.fspo.accept_uncorrected):
+        yield (
+            "algorithm.rollout_correction.rollout_rs=null uses responses of old weights, though S is measured from "
+            "newer ones, however far apart: set it to seq_sqrt_k1, fspo.pi_old to rollout, or accept it by "
+            "fspo.accept_uncorrected=true (docs/async.md)"
+        )
+    # Truncated sampling: the log-probabilities are those of another distribution (trl#6789).
+    if truncated:
+        yield (
+            f"{', '.join(truncated)} cuts the sampling distribution, so importance ratios are biased: set top_p=1 and "
+            "top_k=-1 (val_kwargs has its own)"
+        )
+
+
+def _setting_problems(config: DictConfig) -> Iterator[str]:
+    """Settings that contradict each other in a run, or make L wrong."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    mode = config.trainer.v1.trainer_mode
+    unit = "max_token_len" if actor.use_dynamic_bsz else "micro_batch_size"
+    new, old = f"ppo_{unit}_per_gpu", f"log_prob_{unit}_per_gpu"
     mini_batch = actor.ppo_mini_batch_size
     for wrong, setting, why in (
         (
@@ -434,30 +496,6 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
             "mode=sync, colocate_async or separate_async, or train with plain verl, which knows the losses too (python "
             "-m verl.trainer.main_ppo)",
         ),
-        (
-            (corrects or by_rollout) and not rollout.calculate_log_probs,
-            f"{_ROLLOUT}.calculate_log_probs=false:",
-            f"{needs} needs vLLM's log-probabilities; set it to true",
-        ),
-        (
-            corrects and by_rollout,
-            "algorithm.rollout_correction",
-            "has no effect with fspo.pi_old=rollout: it compares vLLM's log-probabilities with themselves; set "
-            "fspo.pi_old to actor, or rollout_is and rollout_rs to null",
-        ),
-        (
-            asynchronous_mode(config) is not None and not (corrects or by_rollout or config.fspo.accept_uncorrected),
-            "algorithm.rollout_correction.rollout_rs=null",
-            "uses responses of old weights, though S is measured from newer ones, however far apart: set it to "
-            "seq_sqrt_k1, fspo.pi_old to rollout, or accept it by fspo.accept_uncorrected=true (docs/async.md)",
-        ),
-        # Truncated sampling: the log-probabilities are those of another distribution (trl#6789).
-        (
-            truncated,
-            ", ".join(truncated),
-            "cuts the sampling distribution, so importance ratios are biased: set top_p=1 and top_k=-1 (val_kwargs has "
-            "its own)",
-        ),
         # 1e-3 per token of spurious drift dwarfs a band of 3e-4 (verl#6280).
         (
             is_by_sequence(config) and actor[new] != rollout[old],
@@ -466,7 +504,7 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
             "differently; set them equal",
         ),
         (
-            mode == "fspo" and not by_rollout and not config.evaluate and _never_clips(config),
+            mode == "fspo" and config.fspo.pi_old != "rollout" and not config.evaluate and _never_clips(config),
             f"{_ACTOR}.ppo_mini_batch_size={mini_batch}",
             f"is data.train_batch_size={config.data.train_batch_size}: a rollout batch has one update, in which S is 0 "
             "and nothing is ever clipped. Set it to a smaller divisor of the batch, or take algo=unclipped",
@@ -553,6 +591,7 @@ def recorded_problems(settings: Mapping[str, Any]) -> Iterator[str]:
 RULES: Final[tuple[Rule, ...]] = (
     _class_problems,  # first, because it imports the module of an own loss, which may register more than a loss
     _setting_problems,
+    _ratio_problems,
     _correction_problems,
     _advantage_problems,
     _clip_problems,

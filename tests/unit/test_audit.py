@@ -297,7 +297,7 @@ def test_plain_verl_refuses_before_ray_a_band_that_nothing_measures_there(
     if not says:
         assert constants.get_ppo_ray_runtime_env(config) == {"env_vars": {}}
         return
-    remedy = ("recipe.fspo.main",) if says[0].startswith(("loss_mode", "drift", "band")) else ()
+    remedy = ("trainer.v1.trainer_mode=fspo",) if says[0].startswith(("loss_mode", "drift", "band")) else ()
     with pytest.raises(ValueError, match=holds(f"{key}.{says[0]}", *says[1:], *remedy)):
         constants.get_ppo_ray_runtime_env(config)
 

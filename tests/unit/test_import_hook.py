@@ -1,0 +1,105 @@
+"""What verl's own command says of a trainer of this recipe, before it starts Ray."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hydra import compose, initialize_config_module
+from messages import holds
+
+from recipe.fspo.import_hook import check_before_ray
+
+LOSS = "actor_rollout_ref.actor.policy_loss"
+TYPED = f"{LOSS}._target_=recipe.fspo.config.SequencePolicyLossConfig"
+NO_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=false"
+CORRECTED = (
+    "algorithm.rollout_correction.rollout_rs=seq_sqrt_k1",
+    "algorithm.rollout_correction.rollout_rs_threshold=0.9_1.1",
+    "actor_rollout_ref.rollout.calculate_log_probs=true",
+)
+
+
+def ask(*overrides: str, loss: str = "fspo", mode: str = "fspo") -> dict[str, object]:
+    """What verl's driver gets where it asks for the environment of Ray's workers."""
+    constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {}})
+    check_before_ray(constants)
+    own = (f"{LOSS}.loss_mode={loss}", f"trainer.v1.trainer_mode={mode}", "algorithm.adv_estimator=grpo")
+    mini_batches = ("actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=256")
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", [*own, *mini_batches, *overrides])
+    before = config.copy()
+    environment: dict[str, object] = constants.get_ppo_ray_runtime_env(config)
+    assert config == before, "the workers get the configuration that was given"
+    return environment
+
+
+@pytest.mark.parametrize(
+    ("loss", "overrides"),
+    [
+        ("fspo", ()),
+        ("fspo_v1", ()),
+        ("fspo_quantile", ("+fspo.calibration_rounds=4",)),
+        ("fspo", (TYPED, f"+{LOSS}.drift=kl")),
+        ("fspo", ("+fspo.accept=0.9", "+fspo.kl_to_start=true", "+fspo.clip_values=measured")),
+        ("seq_gspo", ("+fspo.match_scale=native",)),
+        ("fspo", ("+fspo.pi_old=rollout", "actor_rollout_ref.rollout.calculate_log_probs=true")),
+        ("fspo", CORRECTED),
+    ],
+)
+def test_what_is_measured_is_no_problem_and_needs_no_note(
+    loss: str, overrides: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(*overrides, loss=loss) == {"env_vars": {}}
+    assert "note" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mode", ["fspo_colocate_async", "fspo_separate_async"])
+def test_asynchronous_modes_need_a_rule_for_old_responses(mode: str) -> None:
+    with pytest.raises(ValueError, match=holds("rollout_rs=null ", "seq_sqrt_k1", "fspo.accept_uncorrected=true")):
+        ask(mode=mode)
+    for enough in (CORRECTED, ("+fspo.accept_uncorrected=true",)):
+        assert ask(*enough, mode=mode) == {"env_vars": {}}
+
+
+@pytest.mark.parametrize(
+    ("loss", "overrides", "says"),
+    [
+        (
+            "vanilla",
+            ("+fspo.clip_values=measured",),
+            ("fspo.clip_values=measured", "vanilla", f"{LOSS}.loss_mode=fspo"),
+        ),
+        ("fspo_quantile", ("+fspo.clip_values=measured",), ("fspo.clip_values=measured", "fspo_quantile")),
+        ("fspo", (TYPED, f"+{LOSS}.c_low=0.05", "+fspo.clip_values=measured"), ("measured", "c_low=0.05", "leave one")),
+        ("fspo", ("+fspo.window=3",), ("fspo.window ", "window_steps")),
+        ("fspo", ("+fspo.accept=1.5",), ("fspo.accept=1.5 ",)),
+        ("fspo", ("+fspo.kl_to_start=maybe",), ("fspo.kl_to_start=maybe ",)),
+        ("fspo", ("trainer.use_v1=false",), ("trainer.use_v1=false ", "trainer_mode=fspo")),
+        ("fspo", ("actor_rollout_ref.rollout.top_p=0.9",), ("rollout.top_p=0.9 ", "top_p=1")),
+        ("fspo", ("+fspo.pi_old=rollout", NO_LOG_PROBS), ("calculate_log_probs=false", "fspo.pi_old=rollout", "true")),
+        ("fspo", ("algorithm.adv_estimator=gae",), ("adv_estimator=gae ",)),
+        ("fspo", (TYPED, f"+{LOSS}.c_low=30.0"), (f"{LOSS}.c_low=30.0 ",)),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_with_the_key_and_the_remedy(
+    loss: str, overrides: tuple[str, ...], says: tuple[str, ...]
+) -> None:
+    with pytest.raises(ValueError, match=holds(*says)):
+        ask(*overrides, loss=loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "overrides", "says"),
+    [
+        ("vanilla", (), ("loss_mode=vanilla ",)),
+        ("fspo", (TYPED, f"+{LOSS}.c_low=0.05"), (f"{LOSS} has c_low=0.05",)),
+        ("fspo", ("actor_rollout_ref.actor.ppo_mini_batch_size=1024",), ("ppo_mini_batch_size=1024 ",)),
+    ],
+)
+def test_a_note_says_what_is_not_measured(
+    loss: str, overrides: tuple[str, ...], says: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(*overrides, loss=loss)
+    (note,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note: "))
+    assert all(text in note for text in says)
