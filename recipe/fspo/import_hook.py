@@ -39,7 +39,7 @@ def check_before_ray(constants: Any) -> None:
     @wraps(environment)
     def checked(config: Any = None, *args: Any, **kwargs: Any) -> Any:
         if config is not None and "actor_rollout_ref" in config:
-            from recipe.fspo.config import plain_notes, plain_problems
+            from recipe.fspo.rules import plain_notes, plain_problems
 
             if problems := list(plain_problems(config)):
                 raise ValueError("\n".join(problems))

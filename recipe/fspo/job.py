@@ -19,13 +19,13 @@ from fspo.fairness.lre import lre_in_words
 def _problems(config: DictConfig) -> Iterator[str]:
     import recipe.fspo.policy_loss  # the losses, which are tried
     import recipe.fspo.sqrt_mask  # noqa: F401  (a rule of the asynchronous modes)
-    from recipe.fspo.config import problems  # imports verl: after the platform is exported
+    from recipe.fspo.rules import problems  # imports verl: after the platform is exported
 
     return problems(config)
 
 
 def _recorded(settings: Mapping[str, Any]) -> Iterator[str]:
-    from recipe.fspo.config import recorded_problems
+    from recipe.fspo.rules import recorded_problems
 
     return recorded_problems(settings)
 

@@ -80,7 +80,7 @@ def test_every_row_is_run_or_refused() -> None:
 @pytest.mark.parametrize("feature", REFUSED)
 def test_what_is_not_served_is_refused(feature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # before verl is imported by what follows
-    from recipe.fspo.config import problems
+    from recipe.fspo.rules import problems
     from recipe.runner.launch import checks
     from recipe.runner.launch.prepare import on_this_machine
     from recipe.runner.launch.values import PreflightError

@@ -13,7 +13,7 @@ from hydra.utils import instantiate
 from messages import holds
 
 from fspo.losses import ALGORITHMS
-from recipe.fspo import config as method
+from recipe.fspo import rules as method
 from recipe.fspo.config import complete_loss
 from recipe.fspo.job import JOB, choices
 from recipe.runner import SUPPORTED_VERL

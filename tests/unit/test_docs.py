@@ -32,8 +32,8 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 import recipe.fspo.sqrt_mask  # noqa: F401  (adds a rule to verl's; in a run the plugin imports it)
 from fspo.table import TableWriter
 from fspo.types import SequenceLossSettings
-from recipe.fspo.config import problems as problems_of_settings
 from recipe.fspo.job import JOB, choices
+from recipe.fspo.rules import problems as problems_of_settings
 from recipe.math.answers import Status
 from recipe.runner.launch.compose import verl_config_dir
 from recipe.runner.launch.progress import STEP_COLUMNS
@@ -217,7 +217,7 @@ def check_plain_verl(*arguments: str) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    from recipe.fspo.config import plain_problems
+    from recipe.fspo.rules import plain_problems
 
     if arguments[0] == "...":  # the reader's own command; the page's complete one will do, without its loss
         own = next(split_commands(blocks(DOCS / "from-main-ppo.md", "bash")[0]))[3:]

@@ -20,7 +20,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from fspo.losses import sequence_policy_loss
 from fspo.types import SequenceLossOutput, SequenceLossSettings
-from recipe.fspo import config as method
+from recipe.fspo import rules as method
 from recipe.fspo.compare.__main__ import parse
 from recipe.fspo.config import scales_with_length
 from recipe.fspo.job import JOB, choices

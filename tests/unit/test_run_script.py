@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
-from recipe.fspo.config import plain_notes, plain_problems
+from recipe.fspo.rules import plain_notes, plain_problems
 
 SCRIPT = Path(__file__).resolve().parents[2] / "recipe/fspo/run_qwen3_8b.sh"
 #: Where the script's own paths and loggers stand.

@@ -10,8 +10,8 @@ from omegaconf import DictConfig
 from verl.trainer.config import AlgoConfig
 from verl.workers.config import FSDPActorConfig, FSDPCriticConfig, FSDPOptimizerConfig, RewardModelConfig, RolloutConfig
 
-from recipe.fspo.config import FspoSettings
 from recipe.fspo.job import choices
+from recipe.fspo.rules import FspoSettings
 from recipe.runner.launch.values import NULL_TOO, problem_of, types_of, value_problems
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

@@ -31,7 +31,8 @@ def problems_of_own(overrides: Sequence[str]) -> list[str]:
     except WrongMachineError as error:
         return [str(error)]
     import recipe.fspo.policy_loss  # noqa: F401  (the losses, which are tried)
-    from recipe.fspo.config import problems, unknown_scale
+    from recipe.fspo.config import unknown_scale
+    from recipe.fspo.rules import problems
     from recipe.runner.launch import trial
 
     # A comparison of losses whose gradients differ by a factor would be one of learning rates.
