@@ -90,7 +90,7 @@ MISTAKES = (
     ("actor_rollout_ref.model.path=/no/such/model", "model.path='/no/such/model'", "hub"),
     ("+actor_rollout_ref.model.tokenizer_path=./none", "model.tokenizer_path='./none'", "copy its files"),
     ("data.val_files=file:///no/such.parquet", "data.val_files", "/no/such.parquet"),
-    ("data.val_files=null", "data.val_files", "0 rows", "prepare"),
+    ("data.val_files=null", "data.val_files", "0 rows", "give more data"),
     ("data.train_max_samples=8", "data.train_files: 32 rows", "8 ", "data.train_max_samples", "data.train_batch_size"),
     ("run.dir=/dev/null/run", "run.dir=/dev/null/run", "give another"),
     ("trainer.max_actor_ckpt_to_keep=9999999", "9999999 checkpoint(s)", "make room"),
