@@ -145,13 +145,10 @@ def trajectory_of(both: Loss, controller: BandController | None = None) -> Traje
 
 def trajectories() -> dict[str, Trajectory]:
     """Those of all variants, then of the losses that are not of the family."""
-    from benchmarks.relatives import CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss  # imports verl
-    from recipe.fspo.check_losses import actors, policy_loss
+    from recipe.fspo.check_losses import actors, policy_loss  # imports verl
     from recipe.fspo.policy_loss import UNCLIPPED_WEIGHTS
 
     recorded = {name: trajectory(settings) for name, settings in VARIANTS.items()}
-    recorded["vespo"] = trajectory_of(of_library(vespo_loss, VespoSettings()))
-    recorded["ctpo_la"] = trajectory_of(of_library(ctpo_la_loss, CtpoSettings()))
     for algo, clips in VERLS.items():
         actor = actors()[algo] | clips
         weight = UNCLIPPED_WEIGHTS[actor["policy_loss"]["loss_mode"]]

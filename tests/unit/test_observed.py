@@ -1,4 +1,4 @@
-"""verl's own losses: observed without being changed, and each of the league against a plain formula."""
+"""verl's own losses: observed without being changed, and each against a plain formula."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,9 +13,8 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
-from benchmarks.relatives import CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
 from fspo.losses import ALGORITHMS, sequence_policy_loss
-from fspo.types import BandState, SequenceLossOutput
+from fspo.types import BandState
 from recipe.fspo import policy_loss
 from recipe.fspo.config import SequencePolicyLossConfig
 from recipe.fspo.recorder import Recorder
@@ -43,11 +41,6 @@ def random_batch() -> dict[str, torch.Tensor]:
 
 #: The losses whose band is measured during training.
 NEED_STATE = [name for name, settings in ALGORITHMS.items() if settings.needs_state]
-LOSSES: dict[str, tuple[Callable[..., SequenceLossOutput], object]] = {
-    **{name: (sequence_policy_loss, settings) for name, settings in ALGORITHMS.items()},
-    "vespo": (vespo_loss, VespoSettings()),
-    "ctpo_la": (ctpo_la_loss, CtpoSettings()),
-}
 
 
 @pytest.fixture
@@ -59,7 +52,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 @pytest.mark.parametrize(
     ("name", "cls"),
-    [*((name, PolicyLossConfig) for name in LOSSES), *((name, SequencePolicyLossConfig) for name in ALGORITHMS)],
+    [(name, cls) for name in ALGORITHMS for cls in (PolicyLossConfig, SequencePolicyLossConfig)],
 )
 def test_registered_loss_is_the_mean_of_the_library_loss(
     name: str, cls: type[PolicyLossConfig], recorder: Recorder
@@ -70,9 +63,10 @@ def test_registered_loss_is_the_mean_of_the_library_loss(
     value, metrics = core_algos.get_policy_loss_fn(name)(
         **batch, loss_agg_mode="token-mean", config=config, a_future_keyword=None
     )
-    loss, settings = LOSSES[name]
+    settings = ALGORITHMS[name]
     names = ("log_prob", "old_log_prob", "advantages", "response_mask")
-    expected = loss(*(batch[name] for name in names), settings, *([BandState()] if name in NEED_STATE else []))
+    state = [BandState()] if name in NEED_STATE else []
+    expected = sequence_policy_loss(*(batch[name] for name in names), settings, *state)
     assert torch.equal(value, expected.loss_B.sum() / 20 * 2)
     lost = float(expected.clipped_high_B.sum() + expected.clipped_low_B.sum())
     assert metrics == {  # 5 of 6 rows have tokens
@@ -98,7 +92,7 @@ def test_a_band_that_nobody_measures_does_not_become_another_one(
     cls = SequencePolicyLossConfig if typed or fields else PolicyLossConfig
     config = actor_config(cls(loss_mode=loss_mode, **fields), global_batch_size=6, dp_size=1)
     loss = core_algos.get_policy_loss_fn(loss_mode)
-    with pytest.raises(ValueError, match=holds(f"policy_loss.{key} ", "recipe.fspo.main")):
+    with pytest.raises(ValueError, match=holds(f"policy_loss.{key} ", "trainer_mode=fspo")):
         loss(**random_batch(), config=config)
     recorder.begin_update(BandState(), step=1)
     assert loss(**random_batch(), config=config)[0].isfinite()
