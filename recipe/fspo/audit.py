@@ -71,6 +71,8 @@ class AuditedWorkers:
 
     def begin_mini_batch(self, worker: Any) -> None:
         """Before a mini-batch, of whatever model."""
+        if RECORDER.is_of_a_trainer:  # which keeps the table itself
+            return
         from recipe.fspo.policy_loss import observe_losses
 
         observe_losses()
@@ -91,7 +93,7 @@ class AuditedWorkers:
 
     def end_mini_batch(self, grad_norm: float | None) -> None:
         """After a mini-batch, on a rank that reports it: write its rows."""
-        if RECORDER.audit is None or RECORDER.audit.micro_batches == 0:
+        if RECORDER.is_of_a_trainer or RECORDER.audit is None or RECORDER.audit.micro_batches == 0:
             return  # of a critic
         self._updates += not self._in_update
         self._in_update = True

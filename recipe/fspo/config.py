@@ -20,7 +20,6 @@ from verl.workers.config import PolicyLossConfig
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _POLICY_LOSS: Final = f"{_ACTOR}.policy_loss"
-_ROLLOUT: Final = "actor_rollout_ref.rollout"
 
 #: Values of ``trainer.v1.trainer_mode`` that name a trainer of this recipe.
 TRAINER_MODES: Final = ("fspo", "fspo_colocate_async", "fspo_separate_async")

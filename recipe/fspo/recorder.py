@@ -111,7 +111,8 @@ class Recorder:
         self.loss_scale = 1.0
         #: Responses that end here or later count as truncated; None: not known.
         self.max_response_length: int | None = None
-        self._own_run = False
+        #: Whether a trainer of this recipe collects the mini-batches.
+        self.is_of_a_trainer = False
         self._band_state: BandState | None = None
         self._step = 0
         self._mini_batches: list[MiniBatch] = []
@@ -124,7 +125,7 @@ class Recorder:
             on_policy: see :class:`fspo.audit.Audit`.
         """
         self.audit = Audit(on_policy=on_policy)
-        self.max_response_length, self._own_run = max_response_length, True
+        self.max_response_length, self.is_of_a_trainer = max_response_length, True
 
     def begin_update(self, band_state: BandState | None, step: int, loss_scale: float = 1.0) -> None:
         """Set what the next update uses.
@@ -170,12 +171,16 @@ class Recorder:
         with self.guard():
             self.audit.loss = loss
             log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT = tensors
-            if self._own_run and output is not None and not torch.isfinite(output.log_ratio_B[output.valid_B]).all():
+            if (
+                self.is_of_a_trainer
+                and output is not None
+                and not torch.isfinite(output.log_ratio_B[output.valid_B]).all()
+            ):
                 return  # a gradient that is not finite stops the run, and the batch is kept (faults/nonfinite.py)
             truncated_B = None
             if self.max_response_length is not None:
                 truncated_B = end_of_response(mask_BT) >= self.max_response_length
-            row_B = self.row_B if self._own_run else None
+            row_B = self.row_B if self.is_of_a_trainer else None
             of_rows = (output, truncated_B, row_B, rollout_is_weights)
             self.audit.add(log_prob_BT, old_log_prob_BT, mask_BT, advantages_BT, *of_rows)
 

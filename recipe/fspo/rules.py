@@ -12,6 +12,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from hydra.errors import InstantiationException
@@ -38,6 +39,7 @@ from recipe.runner.launch.values import Count, Positive, Share, type_problems, t
 
 from fspo.losses import ALGORITHMS, LOSSES, resolve_settings
 from fspo.names import did_you_mean
+from fspo.table import FOLDER, holds_table
 from fspo.types import NO_CLIP, eps_of_c
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
@@ -159,11 +161,13 @@ def _never_clips(config: DictConfig) -> bool:
 
 def _is_ours(config: DictConfig) -> bool:
     """Whether verl's own command names a trainer of this recipe."""
-    return config.trainer.v1.trainer_mode in TRAINER_MODES
+    return OmegaConf.select(config, "trainer.v1.trainer_mode") in TRAINER_MODES
 
 
 def plain_notes(config: DictConfig) -> Iterator[str]:
     """What a plain command with a loss or a trainer of this repository measures or clips not, and why."""
+    if not (_is_ours(config) or is_by_sequence(config)):
+        return
     loss = config.actor_rollout_ref.actor.policy_loss
     measures_a_band = is_by_sequence(config) and not can_be_measured(loss)
     if _is_ours(config) and not measures_a_band and (why := keeps_clip_values(config)):
@@ -228,6 +232,26 @@ def _plain_trainer_problems(config: DictConfig) -> Iterator[str]:
         if name not in known:
             yield f"fspo.{name} does not exist{did_you_mean(name, known)}; there are {', '.join(known)}"
     yield from type_problems(OmegaConf.to_container(OmegaConf.create(settings)), types_of(FspoSettings), "fspo.")
+    folder = Path(config.trainer.default_local_dir)
+    begins = config.trainer.resume_mode == "disable" or not (folder / "latest_checkpointed_iteration.txt").exists()
+    if begins and config.trainer.resume_mode != "resume_path" and holds_table(folder / FOLDER):
+        yield (
+            f"trainer.default_local_dir={folder} holds {FOLDER}/ of a training that saved no checkpoint, or is not "
+            "resumed: move it away, or give another trainer.experiment_name"
+        )
+    actor = config.actor_rollout_ref.actor
+    on_host = (
+        any(OmegaConf.select(actor, f"fsdp_config.{name}") for name in ("param_offload", "offload_policy"))
+        or OmegaConf.select(config, "trainer.device") == "cpu"
+    )
+    if config.trainer.v1.trainer_mode == "fspo_separate_async" and on_host and settings.get("pi_old") != "rollout":
+        # A run of recipe.fspo.main has what mends it: recipe/runner/verl_patches/weight_copies.py.
+        yield (
+            "trainer.v1.trainer_mode=fspo_separate_async with weights on the host "
+            f"({_ACTOR}.fsdp_config.param_offload or offload_policy, or a CPU): verl 0.9.1 keeps no copy of these, so "
+            "S would be 0 in every mini-batch: set param_offload and offload_policy to false, give "
+            "+fspo.pi_old=rollout, or train with python -m recipe.fspo.main mode=separate_async"
+        )
     if settings.get("clip_values") == "measured" and not can_be_measured(config.actor_rollout_ref.actor.policy_loss):
         loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
         yield (
@@ -362,8 +386,16 @@ def _clip_problems(config: DictConfig) -> Iterator[str]:
             )
 
 
+#: Settings ``fspo.*`` that have gone.
+_FORMER: Final = ("drop", "advantage")
+
+
 def recorded_problems(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Why a run with these recorded settings cannot go on: those of its loss have another meaning now, or none."""
+    """Why a run with these recorded settings cannot go on: some have another meaning now, or none."""
+    own = settings.get("fspo")
+    for name in _FORMER if isinstance(own, Mapping) else ():
+        if name in own:
+            yield f"fspo.{name}={own[name]} is no setting any more"
     loss: Any = settings
     for name in _POLICY_LOSS.split("."):
         loss = loss.get(name) if isinstance(loss, Mapping) else None

@@ -20,7 +20,7 @@ from recipe.fspo.accounting.steps import StepAccounts
 from recipe.fspo.config import complete_settings
 from recipe.fspo.recorder import join_ranks
 from recipe.fspo.reporter import Reporter
-from recipe.fspo.state import load_state, save_state
+from recipe.fspo.state import STATE_FILE, load_state, save_state
 from recipe.fspo.worker import FSPODetachedWorker, FSPOWorker
 from transfer_queue import KVBatchMeta
 
@@ -95,6 +95,8 @@ class FSPOHooks(PPOTrainer):
             folder = Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
             folder = Path(trainer.resume_from_path) if trainer.resume_mode == "resume_path" else folder
             if not self.config.get("evaluate"):  # which goes on with nothing but the weights
+                if not (folder / STATE_FILE).exists():
+                    self.reporter.say(f"note: {folder} has no {STATE_FILE}: clip values and statistics begin afresh")
                 load_state(folder, self._accounts.stateful_parts())
             if self.verl_mode != "sync":
                 clear_trained()

@@ -75,7 +75,7 @@ def _main(job: Job, usage: Callable[[], str], several: str, arguments: Sequence[
             problems.append(f"{what}: one command is one run; for several use {several}")
             overrides = [override for override in overrides if override not in sweeps]
         new = len(overrides)
-        overrides = with_settings_of_run(overrides)
+        overrides = with_settings_of_run(overrides, job)
         if kept := overrides[: len(overrides) - new]:
             print(f"note: the run folder keeps {' '.join(kept)}", file=sys.stderr)
         try:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hydra import compose, initialize_config_module
 from messages import holds
+from omegaconf import OmegaConf
 
+from fspo.table import FOLDER, TableWriter
 from recipe.fspo.import_hook import check_before_ray
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -60,6 +63,35 @@ def test_asynchronous_modes_need_a_rule_for_old_responses(mode: str) -> None:
         ask(mode=mode)
     for enough in (CORRECTED, ("+fspo.accept_uncorrected=true",)):
         assert ask(*enough, mode=mode) == {"env_vars": {}}
+
+
+@pytest.mark.parametrize("name", ["param_offload", "offload_policy"])
+def test_weights_on_the_host_have_no_copy_in_separate_async(name: str) -> None:
+    offload = (*CORRECTED, f"actor_rollout_ref.actor.fsdp_config.{name}=true")
+    with pytest.raises(ValueError, match=holds("fspo_separate_async", name, "+fspo.pi_old=rollout")):
+        ask(*offload, mode="fspo_separate_async")
+    assert ask(*offload, mode="fspo_colocate_async") == {"env_vars": {}}
+
+
+def test_the_table_of_another_training_is_not_replaced(tmp_path: Path) -> None:
+    """verl's default folder is that of every command with the default names, and by default it saves nothing."""
+    here = f"trainer.default_local_dir={tmp_path}"
+    writer = TableWriter(tmp_path / FOLDER, {}, run="run")
+    writer.append({"step": [1], "update": [0], "minibatch": [0], "S": [0.1], "L": [3]})
+    writer.close()
+    for begins in ((), ("trainer.resume_mode=disable",)):
+        with pytest.raises(ValueError, match=holds(here, "trainer.experiment_name")):
+            ask(here, *begins)
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("1")
+    assert ask(here) == {"env_vars": {}}
+
+
+def test_a_driver_without_verls_groups_is_left_alone() -> None:
+    constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {}})
+    check_before_ray(constants)
+    loss = {"policy_loss": {"loss_mode": "vanilla"}}
+    config = OmegaConf.create({"actor_rollout_ref": {"actor": loss}, "trainer": {"use_v1": False}})
+    assert constants.get_ppo_ray_runtime_env(config) == {"env_vars": {}}
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,7 @@ def test_caches_are_private_and_of_the_home_if_that_can_be_written_to(
         "TRITON_CACHE_DIR": "/mine",
         "FLASHINFER_WORKSPACE_BASE": "/p",
         "TORCHINDUCTOR_CACHE_DIR": "/p/inductor",
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
     }
     assert node.cache_environment(Path("/p")) == kernels
     (tmp_path / "file").touch()  # a home that nobody can write to, not even an administrator

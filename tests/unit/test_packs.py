@@ -42,7 +42,9 @@ def mini_batches_of_ranks(ranks: int) -> list[list[list[int]]]:
     actor = {"ppo_mini_batch_size": MINI_BATCH // 8}
     trainer.config = OmegaConf.create(
         {"actor_rollout_ref": {"actor": actor, "rollout": {"n": 8}}, "trainer": {"critic_warmup": 0}}
+        | {"data": {"train_batch_size": 0}}  # so that none is missing
     )
+    trainer.parameter_sync_step = 1
     trainer.global_steps, trainer.use_critic, trainer.tokenizer = 1, False, SimpleNamespace(eos_token_id=0)
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
     tags = [{"seq_len": length} for length in lengths()]

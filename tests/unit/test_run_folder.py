@@ -175,6 +175,19 @@ def test_a_former_clip_value_is_refused_where_it_stands(tmp_path: Path) -> None:
     assert contents(folder) == before
 
 
+def test_a_run_with_a_setting_that_has_gone_is_refused_in_its_own_words(tmp_path: Path) -> None:
+    """Its recorded words could not be composed, and nobody could take them out of the command."""
+    folder = begun(tmp_path)
+    info = json.loads((folder / "run.json").read_text())
+    info["overrides"] += ["clip_values=measured", "match_scale=matched"]
+    (folder / "run.json").write_text(json.dumps(info))
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("fspo:\n", "fspo:\n  drop: stale\n"))
+    for words in ([], ["evaluate=true"]):
+        with pytest.raises(PreflightError, match=holds("config.yaml", "fspo.drop=stale", "run.dir", "export")):
+            with_settings_of_run([f"resume={folder}", *words], JOB)
+
+
 def test_another_exponent_is_another_run(tmp_path: Path) -> None:
     key = "actor_rollout_ref.actor.policy_loss.exponent"
     begun(tmp_path, f"{key}=0.43")

@@ -6,6 +6,7 @@ rows: ``python -m recipe.runner.check_data`` does that. A JSON file has no colum
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -27,7 +28,7 @@ from recipe.runner.launch.data_files import (
     truth_problem,
 )
 from recipe.runner.launch.job import Job
-from recipe.runner.launch.reward_function import class_problem, problem_of, reads_text
+from recipe.runner.launch.reward_function import BadReward, class_problem, problem_of, reads_text
 from recipe.runner.launch.values import MachineProblem, PreflightError
 
 #: A folder with one of these has a tokenizer.
@@ -184,7 +185,10 @@ def data_problems(config: DictConfig) -> Iterator[str]:
         return
     generated, prompts = generated_files(config.data), config.data.get("prompt_key", "prompt")
     reward = config.reward.custom_reward_function.path or ""
-    of_text = reward.startswith(_RECIPES) and reads_text(reward)
+    of_text = False
+    if reward.startswith(_RECIPES):
+        with contextlib.suppress(BadReward):  # reward_problems says so
+            of_text = reads_text(reward)
     for name, needed in (("train_files", config.data.train_batch_size), ("val_files", 1)):
         key, rows, schemas = f"data.{name}", 0, {}
         files = data_files(config.data, name)

@@ -75,9 +75,8 @@ def _prepared(config: DictConfig, job: Job, overrides: Sequence[str], elsewhere:
         # An evaluation needs the stop tokens only, and may have other settings.
         with contextlib.nullcontext() if goes_on else contextlib.suppress(PreflightError):
             before = run_settings.recorded_settings(folder) if info is not None else None
-        if goes_on and before is not None and (former := list(job.recorded(before))):
-            remedy = "take another run.dir, or go on in the checkout that began this run"
-            raise PreflightError(*(f"{folder / run_settings.CONFIG_FILE}: {problem}; {remedy}" for problem in former))
+        if goes_on and before is not None:
+            run_settings.refuse_former(folder, job)
     checkpoint = integrity.resumed_from(trainer)
     note = add_stop_tokens(config, before, elsewhere)
     if evaluates:

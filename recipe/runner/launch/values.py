@@ -199,10 +199,11 @@ def _walk(
             if defaults is None or _refers(defaults, key):
                 continue
             value = _container(OmegaConf.select(config, key))
-        kind = _BY_HAND.get(key, types.get(name, _ABSENT))
+        kind, default = _BY_HAND.get(key, types.get(name, _ABSENT)), _default(defaults, key)
         if kind is _ABSENT:
-            kind = _BY_DEFAULT.get(type(_default(defaults, key)), Any)
-        if value != "???" and (problem := problem_of(key, value, kind)):
+            kind = _BY_DEFAULT.get(type(default), Any)
+        is_verls = value is None and default is None and name in types  # its engines have null where a hint forbids it
+        if value != "???" and not is_verls and (problem := problem_of(key, value, kind)):
             yield problem
         elif isinstance(value, dict):
             yield from _walk(config, value, defaults, classes, f"{key}.")
