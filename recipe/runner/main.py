@@ -26,6 +26,7 @@ from recipe.runner.launch.compose import Refused, compose, parsed
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import WrongMachineError, export_platform
 from recipe.runner.launch.masking import mask_command_line, masked, masked_output, references
+from recipe.runner.launch.old_keys import OLD_KEYS
 from recipe.runner.launch.run_settings import with_settings_of_run
 from recipe.runner.launch.values import PreflightError
 
@@ -75,7 +76,7 @@ def _main(job: Job, usage: Callable[[], str], several: str, arguments: Sequence[
             problems.append(f"{what}: one command is one run; for several use {several}")
             overrides = [override for override in overrides if override not in sweeps]
         new = len(overrides)
-        overrides = with_settings_of_run(overrides, job)
+        overrides = with_settings_of_run(overrides, {**OLD_KEYS, **job.old_keys})
         if kept := overrides[: len(overrides) - new]:
             print(f"note: the run folder keeps {' '.join(kept)}", file=sys.stderr)
         try:

@@ -181,11 +181,13 @@ def test_a_run_with_a_setting_that_has_gone_is_refused_in_its_own_words(tmp_path
     info = json.loads((folder / "run.json").read_text())
     info["overrides"] += ["clip_values=measured", "match_scale=matched"]
     (folder / "run.json").write_text(json.dumps(info))
+    for words in ([], ["evaluate=true"]):
+        with pytest.raises(PreflightError, match=holds("run.json", "clip_values=measured", "run.dir", "export")):
+            with_settings_of_run([f"resume={folder}", *words], JOB.old_keys)
     text = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(text.replace("fspo:\n", "fspo:\n  drop: stale\n"))
-    for words in ([], ["evaluate=true"]):
-        with pytest.raises(PreflightError, match=holds("config.yaml", "fspo.drop=stale", "run.dir", "export")):
-            with_settings_of_run([f"resume={folder}", *words], JOB)
+    with pytest.raises(PreflightError, match=holds("config.yaml", "fspo.drop=stale", "run.dir", "export")):
+        prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK), JOB)
 
 
 def test_another_exponent_is_another_run(tmp_path: Path) -> None:

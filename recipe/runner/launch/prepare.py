@@ -76,7 +76,7 @@ def _prepared(config: DictConfig, job: Job, overrides: Sequence[str], elsewhere:
         with contextlib.nullcontext() if goes_on else contextlib.suppress(PreflightError):
             before = run_settings.recorded_settings(folder) if info is not None else None
         if goes_on and before is not None:
-            run_settings.refuse_former(folder, job)
+            run_settings.refuse_former(folder, job, before)
     checkpoint = integrity.resumed_from(trainer)
     note = add_stop_tokens(config, before, elsewhere)
     if evaluates:

@@ -111,30 +111,31 @@ def has_results(folder: Path) -> bool:
 # ---------------------------------------------------------------- the overrides of a run
 
 
-def refuse_former(folder: Path, job: Job) -> None:
+_OF_BEFORE: Final = (
+    "take another run.dir, or go on in the checkout that began this run; its weights can be exported (python -m "
+    "recipe.runner.export)"
+)
+
+
+def refuse_former(folder: Path, job: Job, before: Mapping[str, Any]) -> None:
     """Refuse a folder whose run was begun with settings that have another meaning now, or none.
 
     Raises:
-        PreflightError: if it was, or if the run's configuration is damaged.
+        PreflightError: if it was.
     """
-    before = recorded_settings(folder)
-    if before is not None and (former := list(job.recorded(before))):
-        remedy = (
-            "take another run.dir, or go on in the checkout that began this run; its weights can be exported (python "
-            "-m recipe.runner.export)"
-        )
-        raise PreflightError(*(f"{folder / CONFIG_FILE}: {problem}; {remedy}" for problem in former))
+    if former := list(job.recorded(before)):
+        raise PreflightError(*(f"{folder / CONFIG_FILE}: {problem}; {_OF_BEFORE}" for problem in former))
 
 
-def with_settings_of_run(arguments: Sequence[str], job: Job | None = None) -> list[str]:
+def with_settings_of_run(arguments: Sequence[str], old_keys: Mapping[str, str] | None = None) -> list[str]:
     """The command line of a run, with the overrides that its folder keeps before those of the command itself.
 
     ``resume=FOLDER`` and ``run.dir=FOLDER`` name the folder; without one, or for a new one, nothing changes. Secrets
     and what belongs to one start are not taken from the folder.
 
     Raises:
-        PreflightError: if ``resume`` names a folder without a run, or one of a run that ``job`` cannot go on with, or
-            the command lacks a secret of the run's.
+        PreflightError: if ``resume`` names a folder without a run, or a run was begun with one of ``old_keys``, which
+            nobody could take out of its words, or the command lacks a secret of the run's.
         hydra.errors.HydraException: for an argument that is no override.
     """
     new = {_key(override): override for override in parsed(arguments)}
@@ -163,11 +164,13 @@ def with_settings_of_run(arguments: Sequence[str], job: Job | None = None) -> li
                 f"{folder / INFO_FILE}: {name} {sentence}: mend it, or begin again with another run.dir"
             )
         print(f"note: {folder / INFO_FILE}: {name} {sentence}: left out", file=sys.stderr)
-    if info is not None and job is not None and (folder / CONFIG_FILE).is_file():
-        refuse_former(folder, job)  # its words may be none that could be composed
     kept, missing = [], []
     for override in parsed((info or {}).get("overrides", [])):
         key, line = _key(override), str(override.input_line)
+        if old := next((old for old in old_keys or () if _is_below(key, [old])), None):
+            raise PreflightError(
+                f"{folder / INFO_FILE}: the run was begun with {line}, and there is no {old}; {_OF_BEFORE}"
+            )
         if key in (*new, *_NOT_KEPT):
             continue
         of_environment = is_secret(key) and is_reference(override.value())
