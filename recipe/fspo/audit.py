@@ -65,14 +65,17 @@ class AuditedWorkers:
         self._updates, self._in_update = 0, False
         self._learning_rate: float | None = None
 
+    @property
+    def audits(self) -> bool:
+        """Whether this process audits: nothing has failed in it, and no trainer of this recipe keeps the table."""
+        return not (self.trial.failed or RECORDER.is_of_a_trainer)
+
     def begin_update(self) -> None:
         """Before an update, of whatever model."""
         self._in_update = False
 
     def begin_mini_batch(self, worker: Any) -> None:
         """Before a mini-batch, of whatever model."""
-        if RECORDER.is_of_a_trainer:  # which keeps the table itself
-            return
         from recipe.fspo.policy_loss import observe_losses
 
         observe_losses()
@@ -93,7 +96,7 @@ class AuditedWorkers:
 
     def end_mini_batch(self, grad_norm: float | None) -> None:
         """After a mini-batch, on a rank that reports it: write its rows."""
-        if RECORDER.is_of_a_trainer or RECORDER.audit is None or RECORDER.audit.micro_batches == 0:
+        if RECORDER.audit is None or RECORDER.audit.micro_batches == 0:
             return  # of a critic
         self._updates += not self._in_update
         self._in_update = True
@@ -113,14 +116,14 @@ class AuditedWorkers:
 
         @wraps(train_batch)
         def mini_batch(worker: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self.trial.failed:
+            if self.audits:
                 with self.trial():
                     self.begin_mini_batch(worker)
             return train_batch(worker, *args, **kwargs)
 
         @wraps(postprocess)
         def reported(worker: Any, output: Any, *args: Any, forward_only: bool, **kwargs: Any) -> Any:
-            if not forward_only and not self.trial.failed:
+            if not forward_only and self.audits:
                 with self.trial():
                     norm = output["metrics"].get("grad_norm")
                     self.end_mini_batch(None if norm is None else float(norm))

@@ -33,6 +33,7 @@ from recipe.fspo.config import (
     trained_settings,
     unmeasured,
 )
+from recipe.runner.checkpoints.integrity import TRACKER_FILE
 from recipe.runner.launch.checks import Rule
 from recipe.runner.launch.trial import correction_problems, estimator_problems, library_problem
 from recipe.runner.launch.values import Count, Positive, Share, type_problems, types_of
@@ -233,7 +234,7 @@ def _plain_trainer_problems(config: DictConfig) -> Iterator[str]:
             yield f"fspo.{name} does not exist{did_you_mean(name, known)}; there are {', '.join(known)}"
     yield from type_problems(OmegaConf.to_container(OmegaConf.create(settings)), types_of(FspoSettings), "fspo.")
     folder = Path(config.trainer.default_local_dir)
-    begins = config.trainer.resume_mode == "disable" or not (folder / "latest_checkpointed_iteration.txt").exists()
+    begins = config.trainer.resume_mode == "disable" or not (folder / TRACKER_FILE).exists()
     if begins and config.trainer.resume_mode != "resume_path" and holds_table(folder / FOLDER):
         yield (
             f"trainer.default_local_dir={folder} holds {FOLDER}/ of a training that saved no checkpoint, or is not "
@@ -252,11 +253,10 @@ def _plain_trainer_problems(config: DictConfig) -> Iterator[str]:
             "S would be 0 in every mini-batch: set param_offload and offload_policy to false, give "
             "+fspo.pi_old=rollout, or train with python -m recipe.fspo.main mode=separate_async"
         )
-    if settings.get("clip_values") == "measured" and not can_be_measured(config.actor_rollout_ref.actor.policy_loss):
-        loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    if settings.get("clip_values") == "measured" and not can_be_measured(actor.policy_loss):
         yield (
-            f"fspo.clip_values=measured: loss_mode={loss_mode} has none that could be measured: leave it out, or give "
-            f"{_POLICY_LOSS}.loss_mode=fspo"
+            f"fspo.clip_values=measured: loss_mode={actor.policy_loss.loss_mode} has none that could be measured: "
+            f"leave it out, or give {_POLICY_LOSS}.loss_mode=fspo"
         )
 
 

@@ -39,16 +39,15 @@ def save_state(folder: Path, parts: Mapping[str, Stateful | None]) -> None:
         torch.save(state, temporary)
 
 
-def load_state(folder: Path, parts: Mapping[str, Stateful | None]) -> None:
-    """Restore what :func:`save_state` wrote, in place.
+def load_state(folder: Path, parts: Mapping[str, Stateful | None]) -> bool:
+    """Restore what :func:`save_state` wrote, in place; False if it has written nothing there.
 
     Raises:
         ValueError: if the file is damaged, or only one of checkpoint and run has a part.
     """
     path = folder / STATE_FILE
     if not path.exists():
-        # A checkpoint of another trainer: the weights are good, the statistics begin afresh.
-        return
+        return False  # a checkpoint of another trainer: the weights are good, the statistics begin afresh
     try:
         # Without a pickle's code. Torch has to be told of numpy's arrays.
         with torch.serialization.safe_globals(_ARRAYS):
@@ -73,3 +72,4 @@ def load_state(folder: Path, parts: Mapping[str, Stateful | None]) -> None:
     random.setstate(state["random"]["python"])
     np.random.set_state(state["random"]["numpy"])
     torch.set_rng_state(state["random"]["torch"])
+    return True

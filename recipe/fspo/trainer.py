@@ -94,10 +94,9 @@ class FSPOHooks(PPOTrainer):
         if self.global_steps > 0:
             folder = Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
             folder = Path(trainer.resume_from_path) if trainer.resume_mode == "resume_path" else folder
-            if not self.config.get("evaluate"):  # which goes on with nothing but the weights
-                if not (folder / STATE_FILE).exists():
-                    self.reporter.say(f"note: {folder} has no {STATE_FILE}: clip values and statistics begin afresh")
-                load_state(folder, self._accounts.stateful_parts())
+            # An evaluation goes on with nothing but the weights.
+            if not self.config.get("evaluate") and not load_state(folder, self._accounts.stateful_parts()):
+                self.reporter.say(f"note: {folder} has no {STATE_FILE}: clip values and statistics begin afresh")
             if self.verl_mode != "sync":
                 clear_trained()
         self._accounts.note()

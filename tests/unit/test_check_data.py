@@ -7,26 +7,18 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from data_rows import ROW, Row
 from messages import holds
 from transformers import AutoTokenizer
 
 from benchmarks.models.demo_model import shipped_model
 from recipe.runner.check_data import check, main
 from recipe.runner.launch.data_files import join_problems, read_table
-
-Row = dict[str, Any]
-ROW: Row = {
-    "data_source": "own/task",
-    "prompt": [{"role": "user", "content": "150%44"}],
-    "reward_model": {"style": "rule", "ground_truth": "18"},
-    "extra_info": {"index": 0},
-}
 
 
 def rows(number: int) -> list[Row]:

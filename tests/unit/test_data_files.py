@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import datasets
 import pyarrow as pa
 import pytest
+from data_rows import ROW, Row
 
 from recipe.runner.launch.data_files import column_problems, join_problems
-
-Row = dict[str, Any]
-ROW: Row = {
-    "data_source": "own/task",
-    "prompt": [{"role": "user", "content": "150%44"}],
-    "reward_model": {"style": "rule", "ground_truth": "18"},
-    "extra_info": {"index": 0},
-}
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,15 @@ def _wrong_keys(job: Job, values: Mapping[str, Override], own: Collection[str], 
     return wrong
 
 
+def leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Keys and values of a group, and of those inside it; a missing value (``???``) is null."""
+    if OmegaConf.is_dict(value):
+        for name in value:
+            yield from leaves(f"{key}.{name}", value.get(name))
+    else:
+        yield key, value
+
+
 def has_key(config: DictConfig, key: str) -> bool:
     """Whether a configuration has a key, whatever its value, a missing one (``???``) included."""
     group, _, name = key.rpartition(".")

@@ -19,6 +19,7 @@ from typing import Any, Final
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from fspo.names import did_you_mean
+from recipe.runner.launch.compose import leaves
 from recipe.runner.launch.data_files import (
     NO_ROWS,
     PAGE,
@@ -261,7 +262,7 @@ def migrate_rewards(config: DictConfig) -> str | None:
 
     if _LEGACY[0] not in config:  # moved before
         return None
-    moved = [key for old in _LEGACY for key, value in _leaves(old, config[old]) if value is not None]
+    moved = [key for old in _LEGACY for key, value in leaves(old, config[old]) if value is not None]
     marked = copy.deepcopy(config)
     with open_dict(config), open_dict(marked):
         for key in moved:
@@ -275,14 +276,6 @@ def migrate_rewards(config: DictConfig) -> str | None:
             raise PreflightError(f"{', '.join(lost)}: verl's main_ppo no longer reads this; leave it out")
         migrate_legacy_reward_impl(config)
     return f"verl's migration has moved {', '.join(moved)} to reward.*" if moved else None
-
-
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Keys and values of a group, and of those inside it."""
-    for name in value if OmegaConf.is_dict(value) else ():
-        yield from _leaves(f"{key}.{name}", value[name])
-    if not OmegaConf.is_dict(value):
-        yield key, value
 
 
 def reward_problems(config: DictConfig) -> Iterator[str]:

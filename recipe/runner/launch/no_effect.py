@@ -11,14 +11,14 @@ import functools
 import inspect
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from recipe.runner.launch import inputs
 from recipe.runner.launch.compose import (
@@ -27,6 +27,7 @@ from recipe.runner.launch.compose import (
     SEARCH_PATH,
     compose,
     has_key,
+    leaves,
     parsed,
     select,
     verl_config_dir,
@@ -165,15 +166,8 @@ def _is_switched_off(key: str, config: DictConfig) -> bool:
 def values_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
     """Key and value of every override; those of groups of the configuration are left out."""
     keys = (str(override.key_or_group) for override in parsed(overrides))
-    return dict(leaf for key in keys if "." in key for leaf in _leaves(key, select(config, key, _ABSENT)))
-
-
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if OmegaConf.is_dict(value):
-        for name in value:
-            yield from _leaves(f"{key}.{name}", value.get(name))  # null where ??? is missing
-    elif value is not _ABSENT:  # removed with ~
-        yield key, value
+    values = {key: select(config, key, _ABSENT) for key in keys if "." in key}
+    return dict(leaf for key, value in values.items() if value is not _ABSENT for leaf in leaves(key, value))
 
 
 def judged(

@@ -7,6 +7,7 @@ has. So it is refused for its arguments and for a setting that is not there. Any
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib
@@ -26,6 +27,11 @@ _ACTOR: Final = "actor_rollout_ref.actor"
 _LOSS: Final = f"{_ACTOR}.policy_loss.loss_mode"
 #: verl's names for an estimate of the KL divergence; it has "full" in its documentation only.
 _KL_ESTIMATES: Final = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full")
+#: What verl raises for settings of the actor that it refuses.
+_REFUSALS: Final = (
+    *(AssertionError, AttributeError, KeyError, TypeError, ValueError),
+    *(InstantiationException, OmegaConfBaseException),
+)
 #: Its functions need nothing but their arguments.
 _CERTAIN: Final = "verl."
 
@@ -86,17 +92,9 @@ def _is_certain(function: Callable[..., Any], arguments: Mapping[str, Any], erro
         return True
     except ValueError:  # of a compiled function
         return False
-    settings = arguments.get("config")
-    missing = getattr(error, "obj", None)
-    return (
-        isinstance(error, AttributeError)
-        and missing is not None
-        and missing
-        in (
-            settings,
-            getattr(settings, "policy_loss", None),
-        )
-    )
+    settings, lacking = arguments.get("config"), getattr(error, "obj", None)
+    of_settings = lacking in (settings, getattr(settings, "policy_loss", None))
+    return isinstance(error, AttributeError) and lacking is not None and of_settings
 
 
 def _in_words(error: Exception) -> str:
@@ -214,12 +212,8 @@ def _loss_problems(config: DictConfig) -> Iterator[str]:
             importlib.import_module(has_class.rpartition(".")[0])
     except Exception:  # the job's rules say so; it may be the one that registers the loss
         return
-    try:
+    with contextlib.suppress(*_REFUSALS):
         settings = omega_conf_to_dataclass(actor)
-    except (AssertionError, AttributeError, KeyError, TypeError, ValueError):
-        pass
-    except (InstantiationException, OmegaConfBaseException):
-        pass
     if loss_mode not in POLICY_LOSS_REGISTRY:
         known = sorted(POLICY_LOSS_REGISTRY)
         yield (
