@@ -15,13 +15,16 @@ import ast
 import functools
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from checking import check_all
 from messages import holds
 
 ROOT = Path(__file__).resolve().parents[2]
+Check = tuple[str, Callable[[], None]]
 PUBLIC = "public hook"
 #: What our code imports of these is looked up.
 WATCHED = ("verl", "vllm", "transfer_queue", "transformers", "hydra", "ray")
@@ -303,8 +306,8 @@ TEXTS: dict[str, dict[str, str]] = {
 }
 
 
-def names() -> Iterator[object]:
-    """Our file, and of each name in :data:`NAMES` its module, name, parameters, what our file calls it, and why."""
+def names() -> Iterator[Check]:
+    """A check of each name in :data:`NAMES`."""
     for file, entries in NAMES.items():
         for text, why in entries.items():
             match = re.fullmatch(r"([\w.]+):([\w.|]+)(?:\((.*)\))?(?: as (.+))?", text)
@@ -313,11 +316,18 @@ def names() -> Iterator[object]:
             owner, _, last = several.rpartition(".")
             for name in last.split("|"):
                 whole = f"{owner}.{name}" if owner else name
-                yield pytest.param(file, module, whole, takes, seen_as or name, why, id=f"{file}: {module}:{whole}")
+                yield f"{file} ({why})", partial(check_name, file, module, whole, takes, seen_as or name)
 
 
-def imports() -> Iterator[object]:
-    """Each module and name of a watched package that our code imports; no name for a module."""
+def texts() -> Iterator[Check]:
+    """A check of each text in :data:`TEXTS`."""
+    for file, entries in TEXTS.items():
+        for text, why in entries.items():
+            yield f"{file} ({why})", partial(check_text, file, *text.split(": ", 1))
+
+
+def imports() -> Iterator[Check]:
+    """A check of each module and name of a watched package that our code imports."""
     pairs = {
         (module, name)
         for path in (ROOT / "recipe").rglob("*.py")
@@ -325,7 +335,7 @@ def imports() -> Iterator[object]:
         for module, name in imported_by(node)
         if module.partition(".")[0] in WATCHED and module != "ray._raylet"  # which is compiled
     }
-    return (pytest.param(*pair, id=".".join(filter(None, pair))) for pair in sorted(pairs))
+    return (("an import", partial(check_import, *pair)) for pair in sorted(pairs))
 
 
 def imported_by(node: ast.AST) -> list[tuple[str, str]]:
@@ -385,27 +395,21 @@ def definition(module: str, name: str) -> ast.AST:
     return node
 
 
-@pytest.mark.parametrize(("file", "module", "name", "takes", "seen_as", "why"), [*names()])
-def test_the_name_is_still_there(file: str, module: str, name: str, takes: str | None, seen_as: str, why: str) -> None:
+def check_name(file: str, module: str, name: str, takes: str | None, seen_as: str) -> None:
     node = definition(module, name)
     if takes is not None:
-        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef), f"{name} is no function"
         taken = {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
-        assert set(filter(None, takes.split(", "))) <= taken, f"{name} takes {sorted(taken)} now: {why}"
-    assert seen_as in (ROOT / file).read_text(encoding="utf-8"), f"{file} no longer uses {name}"
+        assert set(filter(None, takes.split(", "))) <= taken, f"{name} takes {sorted(taken)} now"
+    assert seen_as in (ROOT / file).read_text(encoding="utf-8"), f"the file no longer uses {name}"
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "why"), [(file, text, why) for file, entries in TEXTS.items() for text, why in entries.items()]
-)
-def test_the_text_is_still_there(file: str, text: str, why: str) -> None:
-    module, _, wanted = text.partition(": ")
-    assert wanted in source_of(module).read_text(encoding="utf-8"), f"{file}: {why}"
+def check_text(file: str, module: str, text: str) -> None:
+    assert text in source_of(module).read_text(encoding="utf-8"), f"{module} no longer has {text!r}"
     assert (ROOT / file).is_file()
 
 
-@pytest.mark.parametrize(("module", "name"), [*imports()])
-def test_what_our_code_imports_is_still_there(module: str, name: str) -> None:
+def check_import(module: str, name: str) -> None:
     path = source_of(module)
     if path.name != "__init__.py":
         assert not name or definition(module, name)
@@ -417,10 +421,19 @@ def test_what_our_code_imports_is_still_there(module: str, name: str) -> None:
     ), f"{module} no longer has {name}"
 
 
+def test_what_is_used_of_other_projects_is_still_there() -> None:
+    check_all([*names(), *texts(), *imports()])
+
+
 def test_a_name_that_moves_is_named() -> None:
     with pytest.raises(AssertionError, match=holds("trainer_base", "PPOTrainer._no_such_method")):
         definition(_BASE, "PPOTrainer._no_such_method")
     with pytest.raises(AssertionError, match=holds("verl.trainer.nowhere")):
         source_of("verl.trainer.nowhere")
-    with pytest.raises(AssertionError, match=holds("verl.workers.config", "NoSuchConfig")):
-        test_what_our_code_imports_is_still_there("verl.workers.config", "NoSuchConfig")
+    with pytest.raises(pytest.fail.Exception, match=holds("one.py", "NoSuchConfig", "two.py", "no_such_text")):
+        check_all(
+            [
+                ("one.py", partial(check_import, "verl.workers.config", "NoSuchConfig")),
+                ("two.py", partial(check_text, "README.md", "verl.trainer.main_ppo", "no_such_text")),
+            ]
+        )
