@@ -17,12 +17,12 @@ import re
 import runpy
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
+from checking import check_all
 from composing import composed, composed_from
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -81,8 +81,11 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         assert not re.search(loads, file.read_text(encoding="utf-8")), file
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_files_modules_and_targets_that_a_page_names_exist(page: Path) -> None:
+def test_files_modules_and_targets_that_pages_name_exist() -> None:
+    check_all((name_of(page), functools.partial(check_page, page)) for page in PAGES)
+
+
+def check_page(page: Path) -> None:
     text = text_of(page)
     # A block without a language would not be seen by the tests of commands and examples.
     assert set(re.findall(r"^ *```(.*)$", text, re.M)[::2]) <= {"bash", "python", "text", "json", "yaml"}
@@ -132,23 +135,25 @@ def write_run(folder: Path) -> None:
     (folder / "rollouts/1.jsonl").write_text('{"uid": "removed", "output": "42"}\n')
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
-def test_python_examples_run(
-    page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_examples_run(tmp_path: Path) -> None:
+    pages = [page for page in PAGES if blocks(page, "python")]
+    check_all((name_of(page), functools.partial(run_examples, page, tmp_path / str(i))) for i, page in enumerate(pages))
+
+
+def run_examples(page: Path, folder: Path) -> None:
     """A page's blocks run in order, in one namespace, beside a run folder with records."""
-    monkeypatch.chdir(tmp_path)  # some write files
-    write_run(tmp_path / "RUN")
-    before = dict(POLICY_LOSS_REGISTRY)
-    module = ModuleType(page.stem)
-    monkeypatch.setitem(sys.modules, page.stem, module)  # dataclasses look it up
-    try:
-        for block in blocks(page, "python"):
-            exec(compile(block, str(page), "exec"), module.__dict__)
-    finally:
-        POLICY_LOSS_REGISTRY.clear()
-        POLICY_LOSS_REGISTRY.update(before)
-    assert capsys.readouterr().out
+    write_run(folder / "RUN")
+    module, before = ModuleType(page.stem), dict(POLICY_LOSS_REGISTRY)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.chdir(folder)  # some write files
+        patch.setitem(sys.modules, page.stem, module)  # dataclasses look it up
+        try:
+            for block in blocks(page, "python"):
+                exec(compile(block, str(page), "exec"), module.__dict__)
+        finally:
+            POLICY_LOSS_REGISTRY.clear()
+            POLICY_LOSS_REGISTRY.update(before)
+    assert printed.getvalue()
 
 
 #: Commands that belong to the system: nothing of this project could make them wrong.
@@ -167,12 +172,8 @@ def split_commands(block: str) -> Iterator[list[str]]:
                 yield list(words)
 
 
-def commands() -> Iterator[Any]:
-    """Those that a newcomer meets first are checked always, the other pages' in a slow test."""
-    for page in PAGES:
-        marks = () if name_of(page) in ("README.md", "docs/index.md") else (pytest.mark.slow,)
-        for command in {shlex.join(words): None for block in blocks(page, "bash") for words in split_commands(block)}:
-            yield pytest.param(command, marks=marks, id=f"{name_of(page)}: {command}")
+#: What a newcomer meets first.
+FIRST = (ROOT / "README.md", DOCS / "index.md")
 
 
 @functools.cache
@@ -306,16 +307,22 @@ def check(command: str) -> None:
         assert program in OF_THE_SYSTEM, f"{command!r}: no test knows this kind of command"
 
 
-@pytest.fixture
-def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "pages",
+    [
+        pytest.param(FIRST, id="first"),
+        pytest.param([page for page in PAGES if page not in FIRST], id="others", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.usefixtures("own_loss")  # which a page lets its reader write
+def test_commands_are_right(pages: Sequence[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("fspo.compare.__main__", "fspo.compare.losses"):
         monkeypatch.setattr(f"recipe.{module}.compose", composed_from)
     monkeypatch.setattr("recipe.runner.plan.command.compose", lambda _, *rest: composed_from(*rest))
-
-
-@pytest.mark.usefixtures("_fast")
-@pytest.mark.parametrize("command", [*commands()])
-def test_documented_command(command: str, request: pytest.FixtureRequest) -> None:
-    if "hydra.searchpath" in command:
-        request.getfixturevalue("own_loss")  # which the page lets its reader write
-    check(command)
+    commands = {
+        f"{name_of(page)}: {command}": functools.partial(check, command)
+        for page in pages
+        for block in blocks(page, "bash")
+        for command in map(shlex.join, split_commands(block))
+    }
+    check_all(commands.items())
