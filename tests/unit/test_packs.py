@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from composing import composed
 from tensordict import TensorDict
 
 MINI_BATCH, MINI_BATCHES = 64, 4
@@ -38,14 +38,11 @@ def mini_batches_of_ranks(ranks: int) -> list[list[list[int]]]:
 
     from recipe.runner.trainer import RunnerTrainer
 
-    trainer = object.__new__(RunnerTrainer)
-    actor = {"ppo_mini_batch_size": MINI_BATCH // 8}
-    trainer.config = OmegaConf.create(
-        {"actor_rollout_ref": {"actor": actor, "rollout": {"n": 8}}, "trainer": {"critic_warmup": 0}}
-        | {"data": {"train_batch_size": 0}}  # so that none is missing
-    )
-    trainer.parameter_sync_step = 1
-    trainer.global_steps, trainer.use_critic, trainer.tokenizer = 1, False, SimpleNamespace(eos_token_id=0)
+    sizes = (f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH // 8}", "actor_rollout_ref.rollout.n=8")
+    with pytest.MonkeyPatch.context() as patch:  # of the whole process
+        patch.setattr("recipe.runner.launch.loggers.point_into", lambda run_dir: None)
+        trainer = RunnerTrainer(composed("run.dir=/nowhere", f"data.train_batch_size={len(lengths()) // 8}", *sizes))
+    trainer.tokenizer = SimpleNamespace(eos_token_id=0)
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
     tags = [{"seq_len": length} for length in lengths()]
     metrics: dict[str, Any] = {}
@@ -116,9 +113,13 @@ def test_weights_are_loaded_once_for_all_mini_batches(monkeypatch: pytest.Monkey
         return data
 
     monkeypatch.setattr(TrainingWorker, "infer_batch", infer)
-    worker = object.__new__(SamePacksWorker)
-    worker.engine = SimpleNamespace(eval_mode=eval_mode, get_data_parallel_size=lambda: 1)
-    worker.engine_config = SimpleNamespace(use_dynamic_bsz=True, infer_micro_batch_size_per_gpu=None)
+
+    class Worker(SamePacksWorker):
+        def __init__(self) -> None:
+            self.engine = SimpleNamespace(eval_mode=eval_mode, get_data_parallel_size=lambda: 1)
+            self.engine_config = SimpleNamespace(use_dynamic_bsz=True, infer_micro_batch_size_per_gpu=None)
+
+    worker = Worker()
     data = TensorDict({"row": torch.arange(6)}, batch_size=6)
     tu.assign_non_tensor(data, mini_batch_size=2)
     assert worker.infer_batch(data)["row"].tolist() == list(range(6))

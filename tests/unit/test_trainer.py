@@ -14,23 +14,24 @@ import pytest
 import torch
 from composing import composed
 from messages import holds
-from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from recipe.fspo.accounting import outcomes
-from recipe.fspo.accounting.funnel import LengthFunnel
-from recipe.fspo.accounting.steps import StepAccounts
-from recipe.fspo.config import complete_loss
 from recipe.fspo.in_runner.trainer import RunTrainer
-from recipe.fspo.in_runner.worker import RunTrainingWorker
-from recipe.fspo.reporter import Reporter
+from recipe.fspo.in_runner.worker import GuardedWorker
 from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
 from recipe.runner.faults.errors import ExplainedError
-from recipe.runner.hooks import RunnerHooks
 from recipe.runner.launch.end_of_turn import STOPS
 from recipe.runner.launch.progress import PROGRESS
+from recipe.runner.trainer import RunnerTrainer
+
+
+@pytest.fixture(autouse=True)
+def _no_loggers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer points the loggers of its whole process into its run folder."""
+    monkeypatch.setattr("recipe.runner.launch.loggers.point_into", lambda run_dir: None)
 
 
 def load_data(monkeypatch: pytest.MonkeyPatch, folder: Path, train: int, val: list[int]) -> None:
@@ -42,11 +43,7 @@ def load_data(monkeypatch: pytest.MonkeyPatch, folder: Path, train: int, val: li
         torch.utils.data.DataLoader(val, batch_size=len(val))  # as verl does
 
     monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", dataloader)
-    trainer = object.__new__(RunTrainer)
-    data = {"max_prompt_length": 16, "train_batch_size": 32}
-    epochs = {"total_epochs": 20}
-    trainer.config = OmegaConf.create({"data": data, "run": {"dir": str(folder)}, "trainer": epochs})
-    trainer._init_dataloader()
+    RunTrainer(composed(f"run.dir={folder}"))._init_dataloader()
 
 
 @pytest.mark.parametrize(
@@ -71,12 +68,12 @@ def test_the_problems_of_a_validation_are_counted_after_the_filter(
     assert json.loads((tmp_path / "run.json").read_text()) == {"validation_problems": {"a": 2, "b": 1}}
 
 
-class Loop(RunnerHooks):
+class Loop(RunnerTrainer):
     """verl's own loop around steps that do nothing; two steps an epoch."""
 
     def __init__(self, *overrides: str) -> None:
-        self.config, self.trainer_mode, self.parameter_sync_step = composed(*overrides), "sync", 1
-        self.global_steps, self.saved, self.validated = 0, [], []
+        super().__init__(composed("run.dir=/nowhere", *overrides))
+        self.saved, self.validated = [], []
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> SimpleNamespace:
         return SimpleNamespace(keys=[], partition_id="train")
@@ -147,14 +144,18 @@ class Engine:
         self.lr_scheduler.load_state_dict(saved.lr_scheduler.state_dict())
 
 
+class Worker(GuardedWorker):
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+
 @pytest.mark.parametrize(("lr", "decay", "steps"), [(1e-3, 0.1, 20), (1e-4, 0.5, 40)])
 def test_after_loading_the_optimizer_has_the_settings_of_the_configuration(lr: float, decay: float, steps: int) -> None:
     saved, never_stopped = Engine(1e-3, 0.1, 20), Engine(lr, decay, steps)
     for engine in (saved, never_stopped):
         for _ in range(5):
             engine.step()
-    worker = object.__new__(RunTrainingWorker)
-    worker.engine = Engine(lr, decay, steps)
+    worker = Worker(Engine(lr, decay, steps))
     worker.load_checkpoint(saved)
     (group,) = worker.engine.optimizer.param_groups
     assert (group["weight_decay"], group["initial_lr"]) == (decay, lr)
@@ -166,10 +167,7 @@ def test_after_loading_the_optimizer_has_the_settings_of_the_configuration(lr: f
 def test_single_prompts_keep_the_data_loader_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = iter("cab")
     monkeypatch.setattr(PPOTrainerSync, "_fetch_one_gen_batch", lambda self: {"uid": [next(prompts)]})
-    trainer = object.__new__(FSPOTrainer)
-    trainer._position, trainer._fetched = {}, 0
-    trainer._accounts = SimpleNamespace(funnel=LengthFunnel())
-    trainer.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": 8}}})
+    trainer = FSPOTrainer(composed("run.dir=/nowhere"))
     for _ in range(3):
         trainer._fetch_one_gen_batch()
     assert trainer._position == {"c": 0, "a": 1, "b": 2}
@@ -181,7 +179,6 @@ def test_a_gradient_scale_counts_the_models_tokens_and_responses_that_are_reject
 ) -> None:
     """A tool has written three of a's tokens, and verl's rollout correction empties b's mask before the update."""
     config = composed("run.dir=/nowhere", "algo=fspo", "fspo.clip_values=published", "fspo.match_scale=matched")
-    complete_loss(config)
     masks = {"a_0_0": [1, 0, 0, 0, 1, 1], "b_0_0": [1] * 9}
 
     def read(keys: list[str], select_fields: list[str], **_: object) -> dict[str, Any]:
@@ -200,9 +197,8 @@ def test_a_gradient_scale_counts_the_models_tokens_and_responses_that_are_reject
     for name in ("_compute_old_log_prob", "_update_actor"):
         monkeypatch.setattr(PPOTrainerSync, name, lambda self, batch, metrics: batch)
     sent: list[dict[str, Any]] = []
-    trainer = object.__new__(FSPOTrainer)
-    trainer.config, trainer.global_steps, trainer._accounts = config, 1, StepAccounts(config, Reporter(config))
-    trainer.local_trigger_step, trainer.parameter_sync_step = 0, 2  # not the last of its cycle
+    trainer = FSPOTrainer(config)
+    trainer.global_steps, trainer.parameter_sync_step = 1, 2  # not the last of its cycle
     trainer.actor_rollout_wg = SimpleNamespace(
         begin_update=lambda *_, **options: sent.append(options), pop_mini_batches=lambda: [[]]
     )
