@@ -9,9 +9,7 @@ readonly PREEMPTED=75 REFUSED=3 restart="${SLURM_RESTART_COUNT:-0}"
 say() { echo "[$(date +%H:%M:%S)] $*"; }
 fail() { say "error: $*" >&2; exit 1; }
 is_running() { kill -0 "$@" 2>/dev/null; } # PROCESS-ID...: one of them
-steps=() ray='' command='' lost='' warned=no cancelled=no # process ids of srun; which node was lost
-# First of all: a warning without a trap ends the script, and checksums may take minutes.
-trap 'warned=yes; say "warning signal: the command is told to save after the step in progress"' USR1
+steps=() ray='' lost='' cancelled=no # process ids of srun; which node was lost
 
 (($# > 0)) || fail "usage: launch.sh COMMAND [ARGUMENT...]"
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is not a SLURM job: submit one of slurm/*.sh with sbatch"
@@ -21,15 +19,22 @@ job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}" job="${j
 export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
 [[ -f $FSPO_ROOT/slurm/node.sh ]] ||
     fail "$FSPO_ROOT/slurm/node.sh does not exist: run sbatch in the repository's root, or export FSPO_ROOT=/path/to/it"
+# Absolute: a container takes no other path as a mount.
+FSPO_RUN_DIR="$(realpath -ms -- "${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}")"
+export FSPO_RUN_DIR FSPO_LOG_DIR="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restart-$restart"
+# The command looks for this file, because only it knows which run folder it trains in: a comparison has several.
+export FSPO_STOP="$FSPO_LOG_DIR/stop"
+mkdir -p "$FSPO_LOG_DIR" || fail "the log folder cannot be made; set FSPO_RUN_DIR to a folder that every node can write"
+# Before anything that takes time, such as checksums: a warning without a trap ends the script.
+trap 'touch "$FSPO_STOP" || true; say "warning signal: the run is asked to save after the step in progress ($FSPO_STOP)"' USR1
+# The command saves before this time, without a warning, too. SLURM sets it from 23.02 on.
+end="$(timeout 20 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null)" || end=''
+[[ $end != [0-9]* ]] || SLURM_JOB_END_TIME="$(date +%s --date="$end")" && export SLURM_JOB_END_TIME
 # Model and data that were carried here are whole: lists of checksums, each for the folder in which it lies.
 for manifest in ${FSPO_MANIFEST:-}; do
     (cd "$(dirname "$manifest")" && sha256sum --check --quiet "$(basename "$manifest")") ||
         fail "FSPO_MANIFEST: the files named above are not those of $manifest; carry them over again"
 done
-# Absolute: a container takes no other path as a mount.
-FSPO_RUN_DIR="$(realpath -ms -- "${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}")"
-export FSPO_RUN_DIR FSPO_LOG_DIR="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restart-$restart"
-mkdir -p "$FSPO_LOG_DIR" || fail "the log folder cannot be made; set FSPO_RUN_DIR to a folder that every node can write"
 # srun would confine a step to so many CPUs, and after sbatch --export=NONE or NAME=VALUE give it no variables.
 unset SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_EXPORT_ENV
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -98,8 +103,6 @@ watch_step() { # PROCESS-ID: until it ends, with its status in $status, or a Ray
     status=0
     while is_running "$1"; do
         ray_is_whole || return 0
-        # srun hands USR1 to the processes of its step. Again and again: until the command has a handler, it ignores it.
-        [[ $warned == no || $1 != "$command" ]] || ((SECONDS % 5)) || kill -USR1 "$1" 2>/dev/null || true
         pause
     done
     wait "$1" || status=$?
@@ -147,7 +150,7 @@ ray_is_whole || { ((restart > 0)) && requeue "$lost" 1; } || fail "$lost" # what
 ((status == 0)) || fail "$(tail -n 1 "$FSPO_LOG_DIR/ready.log"); see ready.log and ray-*.log in $FSPO_LOG_DIR"
 RAY_ADDRESS="$(<"$FSPO_LOG_DIR/ray_address")" && export RAY_ADDRESS
 say "Ray is up on ${#nodes[@]} node(s) at $RAY_ADDRESS"
-[[ $warned == no ]] || requeue "warned before the command was started" "$PREEMPTED"
+[[ ! -e $FSPO_STOP ]] || requeue "warned before the command was started" "$PREEMPTED"
 start_step command 1 run "$@"
 command=$!
 # Shown here as well, but not through a pipe: the exit status must be the command's own.

@@ -41,10 +41,7 @@ fi
 
 # Ray asks for 65,536 open files; many clusters begin with 1,024.
 (($(ulimit -Sn | sed s/unlimited/65536/) >= 65536)) || ulimit -Sn 65536 2>/dev/null || ulimit -Sn "$(ulimit -Hn)"
-if [[ $1 == run ]]; then
-    trap '' USR1 # until the command has a handler of its own
-    exec "${@:2}"
-fi
+[[ $1 != run ]] || exec "${@:2}"
 
 # ------------------------------------------------------------------- Ray
 node="${SLURMD_NODENAME:-$(hostname)}" SLURM_NODEID="${SLURM_NODEID:-0}"

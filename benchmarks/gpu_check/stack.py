@@ -7,7 +7,6 @@ import importlib.util
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from benchmarks.models.char_tokenizer import build_tokenizer
 from benchmarks.starts import SMALL, Start
 from fspo.diagnostics import SAFE_MARGIN
 from fspo.records import complete_lines
-from recipe.runner.faults.preemption import PREEMPTED
+from recipe.runner.faults.preemption import PREEMPTED, ask_to_stop
 
 _FSDP = "actor_rollout_ref.actor.fsdp_config"
 _REWARD = "+reward.custom_reward_function.reward_kwargs"
@@ -178,7 +177,7 @@ def preemption(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
             time.sleep(0.2)
         if (ended := start.process.poll()) is not None:
             raise Failed(f"the run ended with status {ended} before its first step, without a warning: {start.log}")
-        start.process.send_signal(signal.SIGUSR1)
+        ask_to_stop(run)
         begin = time.monotonic()
         status = start.process.wait()
     finally:

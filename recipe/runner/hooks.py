@@ -35,7 +35,7 @@ from recipe.runner.checkpoints.integrity import (
 )
 from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, write_phase
-from recipe.runner.faults.preemption import NOTHING_TO_SAVE, STOP, Preempted
+from recipe.runner.faults.preemption import NOTHING_TO_SAVE, Preempted, stop_request, time_left_s
 from recipe.runner.faults.resources import wait_for_resources
 from recipe.runner.launch import loggers, run_folder
 from recipe.runner.launch.end_of_turn import STOPS
@@ -49,6 +49,8 @@ from recipe.runner.verl_patches.validation import replace_resampling
 
 #: Share of responses cut at the maximum length above which it is said.
 _MANY_CUT: Final = 0.5
+#: Time for the end itself, and for a save that takes longer than those before it, seconds.
+_MARGIN_S: Final = 120.0
 
 
 def _replica() -> type[RolloutReplica]:
@@ -86,6 +88,10 @@ class RunnerHooks(PPOTrainer):
         self._warned: set[str] = set()
         self._phase = Phase(0, "start-up")
         self._moved_s = 0.0
+        self._training = False  # there is a step in progress, or done
+        self._is_to_end = False
+        self._step_began: float | None = None
+        self._longest_s = {"step": 0.0, "save": 0.0}
         self.global_steps = 0  # verl sets it when it looks for a checkpoint
         super().__init__(config)
 
@@ -96,6 +102,7 @@ class RunnerHooks(PPOTrainer):
     # ---------------------------------------------------------------- what it is doing
 
     def _enter(self, phase: str) -> None:
+        self._look_for_end()
         self._phase = Phase(self.global_steps, phase)
         write_phase(self.config.run.dir, self._phase)
 
@@ -208,6 +215,7 @@ class RunnerHooks(PPOTrainer):
         def note_and_wait(partition_id: str, last_debug_time: float) -> float:
             names = ("partitions", "pending_keys", "running_keys", "finished_keys", "failure_keys")
             words = "{} responses finished; prompts: {} pending, {} running, {} finished, {} failed"
+            self._look_for_end()
             self._moved(words.format(*(len(getattr(buffer, name)[partition_id]) for name in names)))
             return float(wait(partition_id, last_debug_time))
 
@@ -307,14 +315,40 @@ class RunnerHooks(PPOTrainer):
 
     def on_train_begin(self) -> None:
         self._open_run_log()
-        STOP.training = True
+        self._training = True
         super().on_train_begin()
 
     # ---------------------------------------------------------------- preemption
 
+    def _why_end(self) -> str | None:
+        """Why the run shall save and end: it is asked to, or its job's time ends before one more step and save."""
+        if (file := stop_request(self.config.run.dir)) is not None:
+            return f"{file} is there"
+        left_s, needed_s = time_left_s(), sum(self._longest_s.values()) + _MARGIN_S
+        if self._training and left_s < needed_s:
+            return f"the job ends in {left_s:.0f} s, and one more step and save may take {needed_s:.0f} s"
+        return None
+
+    def _look_for_end(self) -> None:
+        """Look whether the run shall end, which it then does before the next step.
+
+        Raises:
+            Preempted: before the first step: there is nothing to wait for.
+        """
+        if self._is_to_end or (why := self._why_end()) is None:
+            return
+        if not self._training:
+            raise Preempted(NOTHING_TO_SAVE)
+        self._is_to_end = True
+        PROGRESS.say(f"{why}: saving after the step in progress")
+
     def on_step_begin(self) -> None:
+        now = time.monotonic()
+        self._longest_s["step"] = max(self._longest_s["step"], now - (self._step_began or now))
+        self._step_began = now
+        self._look_for_end()
         # verl has counted on by now. Here the step before is complete: trained, sent to vLLM and logged.
-        if STOP.requested:
+        if self._is_to_end:
             self.global_steps -= 1
             if self.global_steps == 0:
                 raise Preempted(NOTHING_TO_SAVE)
@@ -347,7 +381,8 @@ class RunnerHooks(PPOTrainer):
     def on_step_end(self) -> None:
         self._enter("weight sync")
         super().on_step_end()
-        if STOP.requested and self.global_steps < self.total_training_steps:
+        self._look_for_end()
+        if self._is_to_end and self.global_steps < self.total_training_steps:
             # Not now: it may take longer than the time that is left. The resumed run begins with a validation.
             with open_dict(self.config):
                 self.config.trainer.test_freq = -1
@@ -365,7 +400,9 @@ class RunnerHooks(PPOTrainer):
         with room_for_save(folder.parent, self.global_steps):
             super()._save_checkpoint()
         self._saved_step = self.global_steps
-        PROGRESS.say(f"saved {folder} in {time.monotonic() - started:.1f} s")
+        seconds = time.monotonic() - started
+        self._longest_s["save"] = max(self._longest_s["save"], seconds)
+        PROGRESS.say(f"saved {folder} in {seconds:.1f} s")
 
     def _check_whole(self, folder: Path) -> None:
         """Let every rank read its shards of a checkpoint whole, and read the trainer's own files, before they load.

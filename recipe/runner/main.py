@@ -12,7 +12,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recipe.runner.faults.preemption import end_on_signals, watch_for_warning
 from recipe.runner.faults.processes import own_run_id
 from recipe.runner.launch.commands import (
     BAD_INPUT,
@@ -95,9 +94,6 @@ def _main(job: Job, usage: Callable[[], str], several: str, arguments: Sequence[
             plain = masked(OmegaConf.to_container(part, resolve=flags.resolve), key, references(config))
             print(OmegaConf.to_yaml(plain), end="")
             return
-        if not dry_run:
-            watch_for_warning()
-            end_on_signals()
         os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
         export_platform(config, elsewhere=bool(dry_run))
         if dry_run:

@@ -63,12 +63,14 @@ def test_a_signal_ends_a_run_at_once(start: Starter, tmp_path: Path, number: int
 
 
 @pytest.mark.slow
-def test_a_warning_before_the_first_step_ends_the_run_at_once(start: Starter, tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ["starting Ray", "starting the FSDP workers"])
+def test_a_stop_before_the_first_step_ends_the_run_at_once(start: Starter, tmp_path: Path, line: str) -> None:
     run = start(tmp_path, *SMALL)
-    run.wait_for("starting the FSDP workers", 200)
-    run.process.send_signal(signal.SIGUSR1)
+    run.wait_for(line, 200)
+    (tmp_path / "stop").touch()
     assert run.wait(60) == 75
     assert "preempted before the first step: there was nothing to save" in run.output()
+    assert "sending the weights" not in run.output()
     assert not (tmp_path / "checkpoints").exists()
     assert run.left_behind() == []
 

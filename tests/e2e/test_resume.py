@@ -47,7 +47,7 @@ def stopped(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> tuple[S
     folder = tmp_path_factory.mktemp("stopped")
     first = begin(start, folder)
     first.wait_for(f"step 2/{STEPS}", 400)  # the first step has a learning rate of 0, and no band is measured on it
-    first.process.send_signal(signal.SIGUSR1)
+    (folder / "stop").touch()
     assert first.wait(100) == 75, first.output()[-4000:]
     step = int((folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
     assert 0 < step < STEPS
@@ -55,6 +55,7 @@ def stopped(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> tuple[S
     second = begin(start, folder)
     assert second.wait(400) == 0, second.output()[-4000:]
     assert f"resumed from {folder}/checkpoints/global_step_{step}" in second.output()
+    assert f"note: {folder}/stop " in second.output() and not (folder / "stop").exists()
     return second, step, state
 
 

@@ -253,6 +253,20 @@ def test_warning_saves_requeues_and_resumes(cluster: Cluster, submit: Submit) ->
     assert_nothing_left(cluster, job, run_dir)
 
 
+def test_the_end_of_the_time_limit_is_seen_without_a_warning(cluster: Cluster, submit: Submit) -> None:
+    limit = ("--time=5", "--signal=B:USR1@1")  # a minute before the end at the earliest, and the run needs two
+    overrides = ("trainer.total_training_steps=1000", "trainer.save_freq=1000")
+    job, log, run_dir = submit("--nodes=1", *limit, "slurm/demo_cpu.sh", *SMALL, *overrides)
+    wait_for("requeueing job", cluster, job, log, 400)
+    cluster.run("scancel", job)
+    saved = int((run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+    assert steps(run_dir) == list(range(1, saved + 1))
+    text = log.read_text()
+    assert "the job ends in" in text and f"preempted after step {saved}" in text and "warning signal" not in text
+    cluster.wait_for_end(job, 60, log)
+    assert_nothing_left(cluster, job, run_dir)
+
+
 def test_an_array_compares_three_algorithms(cluster: Cluster, submit: Submit, tmp_path: Path) -> None:
     job, *_ = submit(
         "--array=0-2", "--gpus-per-node=1", f"--output={tmp_path}/%a.out", "slurm/compare.sh", *SMALL,

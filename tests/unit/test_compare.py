@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -179,23 +178,6 @@ def test_what_ends_the_command_ends_its_run(
     finally:
         signal.signal(signum, before)
     assert ended.exists()
-
-
-#: A run that is warned before it listens, waits for the warning, and ends as a run does that has saved.
-WARNED_RUN = (
-    "import os, signal, sys, time\n"
-    "if sys.argv[1:]:\n    os.kill(os.getppid(), signal.SIGUSR1)\ntime.sleep(0.3)\n"
-    "from recipe.runner.faults.preemption import WARNED, watch_for_warning\nwatch_for_warning()\n"
-    "sys.exit(75 if WARNED.wait(20) else 3)"
-)
-
-
-def test_a_warning_reaches_the_run_in_progress_and_the_next_one() -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-    with Starts() as starts:
-        assert starts.run([sys.executable, "-c", WARNED_RUN, "first"]) == 75
-        assert starts.run([sys.executable, "-c", WARNED_RUN]) == 75
-    assert signal.getsignal(signal.SIGUSR1) is before
 
 
 def test_a_closed_terminal_ends_no_grid_under_nohup() -> None:

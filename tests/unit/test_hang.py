@@ -18,8 +18,9 @@ from waiting import wait_until
 from recipe.runner.faults import hang
 from recipe.runner.faults.errors import Failure
 from recipe.runner.faults.hang import HangLimit, Look, looks_at
-from recipe.runner.faults.phase import FIRST_SYNC, PHASES, Phase
+from recipe.runner.faults.phase import FIRST_SYNC, PHASES, Phase, write_phase
 from recipe.runner.faults.processes import Process, Processes
+from recipe.runner.launch.progress import Progress
 
 Begin = Callable[[str, str], "subprocess.Popen[bytes]"]
 
@@ -65,19 +66,18 @@ def test_every_process_is_seen_as_it_is(run_id: str, begin: Begin, library: Call
 
 
 class Watched:
-    """A limit that a thread looks at, over a phase that a test sets."""
+    """A limit that a thread looks at, over a run folder into which a test writes phases."""
 
     def __init__(self, looks: Callable[[], list[Look]], folder: Path, after_s: float) -> None:
-        self.phase: Phase | None = None
         self.lines: list[str] = []
         self.failure: Failure | None = None
         self.over = threading.Event()
-        self._limit, self._looks = HangLimit(after_s, folder, lambda: 0, self.lines.append), looks
+        self._limit, self._looks = HangLimit(after_s, folder, self.lines.append), looks
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         while self.failure is None and not self.over.wait(0.02):
-            self.failure = self._limit.look(lambda: self.phase, self._looks)
+            self.failure = self._limit.look(self._looks)
 
 
 def test_a_run_without_progress_is_warned_of_and_then_ended(
@@ -97,7 +97,7 @@ def test_a_run_without_progress_is_warned_of_and_then_ended(
     os.kill(trainer, signal.SIGSTOP)  # which explains more than a process that runs
     (tmp_path / "hang.txt").unlink()
     (tmp_path / "hang.txt").mkdir()  # as on a full disk: the hang must end the run all the same
-    watched.phase = Phase(3, "generation", queue="3 responses finished")
+    write_phase(tmp_path, Phase(3, "generation", queue="3 responses finished"))
     wait_until(lambda: len(watched.lines) == 3)
     assert watched.lines[1].startswith("note: the run goes on") and watched.failure is None
     monkeypatch.setattr(hang, "_END", 1.75)
@@ -109,23 +109,23 @@ def test_a_run_without_progress_is_warned_of_and_then_ended(
 
 def test_the_first_weight_sync_has_a_limit_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang, "_FIRST_SYNC_S", 0.3)
-    others = {phase: Watched(list, tmp_path, 60.0) for phase in PHASES if phase != FIRST_SYNC}
-    for phase, watched in others.items():
-        watched.phase = Phase(0, phase, 0.0)
-    first = Watched(list, tmp_path, 60.0)
-    first.phase = Phase(0, FIRST_SYNC, 0.0)
+    for phase in PHASES:
+        (tmp_path / phase).mkdir()
+        write_phase(tmp_path / phase, Phase(0, phase, 0.0))
+    others = [Watched(list, tmp_path / phase, 60.0) for phase in PHASES if phase != FIRST_SYNC]
+    first = Watched(list, tmp_path / FIRST_SYNC, 60.0)
     wait_until(lambda: first.failure)
     assert re.search(holds("during the first weight sync", "start the run again", "6967"), first.failure.sentence)
     (warning,) = first.lines
     assert "during the first weight sync" in warning
-    for watched in others.values():
+    for watched in others:
         watched.over.set()
         assert watched.lines == [] and watched.failure is None
 
 
 def test_a_shorter_limit_holds_for_the_first_weight_sync_too(tmp_path: Path) -> None:
+    write_phase(tmp_path, Phase(0, FIRST_SYNC, 0.0))
     watched = Watched(list, tmp_path, 0.1)
-    watched.phase = Phase(0, FIRST_SYNC, 0.0)
     wait_until(lambda: watched.failure)
 
 
@@ -142,10 +142,17 @@ def test_processes_that_cannot_be_looked_at_do_not_keep_a_hang_alive(tmp_path: P
     assert "ZeroDivisionError" in watched.failure.sentence
 
 
-def test_progress_within_a_phase_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["responses", "lines"])
+def test_progress_within_a_phase_counts(tmp_path: Path, kind: str) -> None:
+    progress = Progress()
+    progress.write_to(tmp_path)
+    write_phase(tmp_path, Phase(1, "generation", 0.0))
     watched = Watched(list, tmp_path, 1.0)
-    for moves in range(30):  # as responses finish
-        watched.phase = Phase(1, "generation", 0.0, queue=f"{moves} responses finished")
+    for moves in range(30):
+        if kind == "responses":
+            write_phase(tmp_path, Phase(1, "generation", 0.0, queue=f"{moves} responses finished"))
+        else:
+            progress.say("a line")
         time.sleep(0.05)
     watched.over.set()
     assert watched.lines == [] and watched.failure is None
@@ -155,10 +162,10 @@ def test_the_time_for_which_this_process_was_stopped_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    limit = HangLimit(60, tmp_path, lambda: 0, lines.append)
-    limit.look(lambda: None, list)
+    limit = HangLimit(60, tmp_path, lines.append)
+    limit.look(list)
     began = time.monotonic()
     for seconds in (3600, 3603):
         monkeypatch.setattr(hang.time, "monotonic", lambda seconds=seconds: began + seconds)
-        assert limit.look(lambda: None, list) is None
+        assert limit.look(list) is None
     assert lines == []

@@ -20,7 +20,7 @@ from verl.workers.config import CheckpointEngineConfig
 
 from recipe.runner import hooks
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, read_phase, write_phase
-from recipe.runner.faults.preemption import Preempted, StopRequest
+from recipe.runner.faults.preemption import Preempted, ask_to_stop
 from recipe.runner.launch.progress import Progress
 
 TRAINERS = {
@@ -69,11 +69,17 @@ class Machine:
 
 
 def train(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, mode: str, machine: Machine, stop_in: str, *overrides: str
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    mode: str,
+    machine: Machine,
+    stop_in: str,
+    *overrides: str,
+    ends: str = "after step 3",
 ) -> None:
     """verl's ``fit`` of the 8B job, without what a step and a validation do; a regular save is at step 2.
 
-    The warning comes in ``stop_in``, ``step N`` or ``validation N``.
+    It is asked to stop in ``stop_in``, ``step N`` or ``validation N``.
     """
     every = ("trainer.save_freq=2", "trainer.test_freq=1", "trainer.total_training_steps=6")
     rest = ("trainer.val_before_train=false", "trainer.logger=[]", f"run.dir={folder}")
@@ -82,8 +88,9 @@ def train(
     queue = SimpleNamespace(save_checkpoint=lambda *_, **__: None, kv_clear=lambda **_: None)
     monkeypatch.setattr(trainer_base, "tq", queue)
     monkeypatch.setattr(base, "ray", SimpleNamespace(get=lambda result: result))
-    monkeypatch.setattr(hooks, "STOP", StopRequest())
-    monkeypatch.setattr(hooks, "PROGRESS", Progress())
+    progress = Progress()
+    progress.write_to(folder)
+    monkeypatch.setattr(hooks, "PROGRESS", progress)
     (folder / "checkpoints").mkdir()
 
     class Trainer(hooks.RunnerHooks, TRAINERS[mode]):  # type: ignore[misc]
@@ -92,12 +99,21 @@ def train(
         def _step_once(self, *_: Any) -> KVBatchMeta:
             self.on_sample_begin()
             self.on_sample_end()
-            hooks.STOP.requested |= stop_in == f"step {self.global_steps}"
+            if stop_in == f"step {self.global_steps}":
+                ask_to_stop(folder)
             return KVBatchMeta(partition_id="train", keys=[], tags=[])
 
         def _validate(self) -> dict[str, float]:
-            hooks.STOP.requested |= stop_in == f"validation {self.global_steps}"
-            return {}
+            if stop_in == f"validation {self.global_steps}":
+                ask_to_stop(folder)
+                if self.global_steps == 0:
+                    names = ("partitions", "pending_keys", "running_keys", "finished_keys", "failure_keys")
+                    queue: Any = SimpleNamespace(**{name: {"val": ()} for name in names})
+                    queue._wait_for_next_poll, queue.sample = lambda *_: 0.0, None
+                    self._watch(queue)
+                    queue._wait_for_next_poll("val", 0.0)
+                    pytest.fail("the validation waits on")
+            return {"accuracy": 0.0}
 
         def _nothing(self, *_: Any, **__: Any) -> dict[str, Any]:
             return {}
@@ -116,6 +132,8 @@ def train(
     trainer.use_critic, trainer.parameter_sync_step, trainer.steps_per_epoch = False, 1, 100
     trainer.global_steps, trainer.total_training_steps = 0, 6
     trainer._saved_step, trainer._phase, trainer._moved_s = None, Phase(0, "start-up"), 0.0
+    trainer._training = trainer._is_to_end = False
+    trainer._step_began, trainer._longest_s = None, {"step": 0.0, "save": 0.0}
     if mode == "separate_async":
         trainer.standalone_checkpoint_manager = SimpleNamespace(
             update_weights=lambda step: machine.syncs.append(machine.phase())
@@ -130,7 +148,7 @@ def train(
         trainer._wait_seconds, trainer._wait_samples = 1e9, 1  # so long that lending these GPUs always pays
     machine.phase = lambda: read_phase(folder).phase
     trainer.on_init_end()
-    with pytest.raises(Preempted, match="after step 3"):
+    with pytest.raises(Preempted, match=ends):
         trainer.fit(None)
 
 
@@ -179,4 +197,36 @@ def test_a_save_after_a_warning_does_not_depend_on_vllm(monkeypatch: pytest.Monk
     machine = Machine(stuck_after=3)  # the sleeps of three steps
     train(monkeypatch, tmp_path, "sync", machine, "step 3")
     assert machine.calls[-2:] == ["wake", "save 3 beside vLLM"]
-    assert re.search(holds("vLLM does not sleep", "it does not answer"), "\n".join(hooks.PROGRESS.since(0)))
+    assert re.search(holds("vLLM does not sleep", "it does not answer"), (tmp_path / "progress.log").read_text())
+
+
+def test_a_stop_in_the_first_validation_saves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = Machine()
+    first = ("trainer.val_before_train=true",)
+    train(monkeypatch, tmp_path, "sync", machine, "validation 0", *first, ends="before the first step")
+    assert machine.calls == ["wake"]
+
+
+@pytest.mark.parametrize(("left_s", "after"), [(299.0, 3), (300.0, 4)])
+def test_a_run_saves_before_the_end_of_its_job_s_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left_s: float, after: int
+) -> None:
+    """The longest step takes 140 s, the longest save 40 s, and the margin is 120 s; ``left_s``: before step 4."""
+
+    class Slow(Machine):
+        now = 0.0
+
+        def update_weights(self, **more: Any) -> None:  # at the end of the start-up and of each step
+            self.now += 100
+            super().update_weights(**more)
+
+        def save_checkpoint(self, path: str, remote: None, step: int, **more: Any) -> None:
+            self.now += 40 * (step == 2)
+            super().save_checkpoint(path, remote, step, **more)
+
+    machine = Slow()
+    monkeypatch.setattr(hooks, "time", SimpleNamespace(monotonic=lambda: machine.now))
+    monkeypatch.setattr(hooks, "time_left_s", lambda: 440 + left_s - machine.now)
+    train(monkeypatch, tmp_path, "sync", machine, "", ends=f"after step {after}")
+    assert [call for call in machine.calls if call.startswith("save")][-1] == f"save {after} without vLLM"
+    assert " 300 s" in (tmp_path / "progress.log").read_text()

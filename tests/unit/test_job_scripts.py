@@ -172,17 +172,27 @@ case "$*" in
     *node.sh\\ run\\ true) [[ $RAY_ADDRESS == a:1 ]] && exit "$COMMAND" ;;
 esac
 """
+#: The process of launch.sh, from one that it has started.
+UP = 'p=$PPID; while ps -o args= -p "$(ps -o ppid= -p $p)" | grep -q launch.sh; do p=$(ps -o ppid= -p $p); done'
+WAIT_FOR_STOP = "until [[ -e $FSPO_STOP ]]; do sleep 0.1; done"
 STOP = '#!/bin/sh\ntouch "$CALLS.stop"\n'
 
 
+#: In place of squeue: the end of the job's time.
+SQUEUE = "#!/bin/sh\necho 2030-01-02T03:04:05\n"
 SCONTROL = '#!/bin/sh\n[ "$1" != requeue ] || echo "$2" >>"$CALLS.requeued"\necho node1\n'
 
 
 def launch(
-    folder: Path, scancel: str = STOP, steps: str = STEPS, scontrol: str = SCONTROL, **variables: str
+    folder: Path,
+    scancel: str = STOP,
+    steps: str = STEPS,
+    scontrol: str = SCONTROL,
+    squeue: str = SQUEUE,
+    **variables: str,
 ) -> tuple[int, str, list[str]]:
     """launch.sh's exit status and what it says, and the requeues that it has asked the stubs above for."""
-    install(folder, srun=steps, scontrol=scontrol, scancel=scancel)
+    install(folder, srun=steps, scontrol=scontrol, scancel=scancel, squeue=squeue)
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     calls = {"CALLS": str(folder / "calls"), "FSPO_RUN_DIR": str(folder / "run"), "COMMAND": "75", "PATH": path}
     (folder / "calls.stop").unlink(missing_ok=True)
@@ -197,10 +207,36 @@ def test_a_busy_slurm_keeps_no_job_from_being_requeued(tmp_path: Path) -> None:
 
 
 def test_a_warning_during_the_checksums_requeues(tmp_path: Path) -> None:
-    up = 'p=$PPID; while ps -o args= -p "$(ps -o ppid= -p $p)" | grep -q launch.sh; do p=$(ps -o ppid= -p $p); done'
-    install(tmp_path, sha256sum=f"#!/bin/sh\n{up}; kill -USR1 $p\n")
+    install(tmp_path, sha256sum=f"#!/bin/sh\n{UP}; kill -USR1 $p\n")
     status, output, requeued = launch(tmp_path, FSPO_MANIFEST=str(tmp_path / "manifest"), COMMAND="0")
     assert (status, requeued) == (75, ["7"]), output
+
+
+def test_a_warning_reaches_the_command_as_a_file(tmp_path: Path) -> None:
+    steps = STEPS.replace('&& exit "$COMMAND" ;;', f"&& {UP}; kill -USR1 $p; {WAIT_FOR_STOP}; exit 75 ;;")
+    assert steps != STEPS
+    status, output, requeued = launch(tmp_path, steps=steps)
+    assert (status, requeued) == (75, ["7"]), output
+    assert (tmp_path / "run/slurm/7-restart-0/stop").exists()
+    assert launch(tmp_path, COMMAND="0", SLURM_RESTART_COUNT="1")[::2] == (0, ["7"]), "the next start has no warning"
+
+
+@pytest.mark.parametrize(
+    ("end", "variables", "seconds"),
+    [
+        ("2030-01-02T03:04:05", {"TZ": "UTC"}, "1893553445"),
+        ("N/A", {}, ""),
+        ("", {}, ""),
+        ("", {"SLURM_JOB_END_TIME": "12"}, "12"),
+    ],
+)
+def test_the_command_knows_when_its_time_ends(
+    tmp_path: Path, end: str, variables: dict[str, str], seconds: str
+) -> None:
+    steps = STEPS.replace('exit "$COMMAND" ;;', 'echo "ends: ${SLURM_JOB_END_TIME-}" >>"$CALLS"; exit 0 ;;')
+    assert steps != STEPS
+    launch(tmp_path, steps=steps, squeue=f"#!/bin/sh\necho '{end}'\n", **variables)
+    assert f"ends: {seconds}" in (tmp_path / "calls").read_text().splitlines()
 
 
 def test_starts_that_nobody_can_count_are_ten(tmp_path: Path) -> None:

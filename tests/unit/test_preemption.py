@@ -1,4 +1,4 @@
-"""The warning before the end: the signal in the launching process, and the job scripts that ask for it."""
+"""The end before its time: the file that asks for it, the signals, and the job scripts that ask for a warning."""
 
 from __future__ import annotations
 
@@ -7,28 +7,83 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
+
+from recipe.runner.faults.preemption import (
+    STOP_VARIABLE,
+    ask_to_stop,
+    remove_old_request,
+    stop_request,
+    time_left_s,
+)
 
 SLURM = Path(__file__).resolve().parents[2] / "slurm"
 
 
-def test_a_process_that_ignored_the_signal_until_now_notes_it_once() -> None:
-    """As in a job: slurm/node.sh ignores USR1 until Python has its handler. It may come again, and must not kill."""
-    code = (
-        "from recipe.runner.faults.preemption import WARNED, watch_for_warning\n"
-        "import os, signal, sys\nwatch_for_warning(); print('ready', flush=True)\n"
-        "noted = WARNED.wait(30); os.kill(os.getpid(), signal.SIGUSR1)\n"
-        "sys.exit(75 if noted and signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN else 1)"
-    )
-    command = ["bash", "-c", f"trap '' USR1; exec {sys.executable} -c \"$CODE\""]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "CODE": code}, text=True)
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGUSR1)
+STOPPED = """
+import sys, time
+from recipe.runner.faults.phase import Phase, write_phase
+from recipe.runner.faults.preemption import *
+write_phase(sys.argv[1], Phase(3, "update"))
+stop_on_signals(sys.argv[1])
+print("ready", flush=True)
+while not stop_request(sys.argv[1]):
+    time.sleep(0.02)
+print("asked", flush=True)
+sys.stdin.read()
+sys.exit(75)
+"""
+
+
+def test_the_signal_asks_the_run_to_stop_and_does_no_harm_again(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STOPPED, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None
+        for line in ("ready\n", "asked\n"):
+            assert process.stdout.readline() == line
+            process.send_signal(signal.SIGUSR1)
+        process.stdin.close()
         assert process.wait(30) == 75
+    assert (tmp_path / "stop").read_bytes() == b""
+
+
+def test_a_request_of_before_the_start_is_removed_and_a_later_one_stays(tmp_path: Path) -> None:
+    assert not remove_old_request(tmp_path)
+    ask_to_stop(tmp_path)  # this process began before
+    assert not remove_old_request(tmp_path) and stop_request(tmp_path)
+    before = psutil.Process().create_time() - 1
+    os.utime(tmp_path / "stop", (before, before))
+    assert remove_old_request(tmp_path) and not stop_request(tmp_path)
+    ask_to_stop(tmp_path)
+    os.utime(tmp_path / "stop", (before, before))
+    ask_to_stop(tmp_path)  # asked again, since
+    assert not remove_old_request(tmp_path) and stop_request(tmp_path)
+
+
+def test_a_job_script_s_request_reaches_whichever_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_job = tmp_path / "of_the_job"
+    monkeypatch.delenv(STOP_VARIABLE, raising=False)
+    assert stop_request(tmp_path) is None
+    monkeypatch.setenv(STOP_VARIABLE, str(of_job))
+    assert stop_request(tmp_path) is None
+    of_job.touch()
+    assert stop_request(tmp_path) == stop_request(tmp_path / "another") == of_job
+    ask_to_stop(tmp_path)
+    assert stop_request(tmp_path) == tmp_path / "stop"
+
+
+def test_the_time_that_a_job_has_left_is_slurm_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    assert time_left_s() == float("inf")
+    for none in ("", "0", "UNLIMITED", str(int(psutil.Process().create_time()) - 1)):
+        monkeypatch.setenv("SLURM_JOB_END_TIME", none)
+        assert time_left_s() == float("inf")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 1000))
+    assert 900 < time_left_s() <= 1000
 
 
 def interrupted(code: str, *waits: str) -> tuple[int, str]:
@@ -69,38 +124,80 @@ def test_ctrl_c_during_an_import_is_a_sentence() -> None:
 
 RUN = """
 import threading
-end_on_ctrl_c()
+from recipe.runner.faults.phase import Phase, write_phase
+run = {run!r}
+write_phase(run, Phase(*{phase!r}))
+stop_on_signals(None)
+
+def say_when_asked():
+    while not stop_request(run):
+        time.sleep(0.02)
+    print("second", flush=True)
+
 try:
     {save}
     print("first", flush=True)
-    threading.Thread(target=lambda: WARNED.wait(20) and print("second", flush=True), daemon=True).start()
+    threading.Thread(target=say_when_asked, daemon=True).start()
     time.sleep(20)
 except KeyboardInterrupt:
     print("third", flush=True)
     time.sleep(1)
-print("saved" if WARNED.is_set() else "at once", *(signum.name for signum in ENDED_BY))
+print("saved" if stop_request(run) else "at once", *(signum.name for signum in ENDED_BY))
 """
+SAVE = "stop_on_signals(run)"
 
 
 @pytest.mark.parametrize(
-    ("save", "waits", "ends"),
+    ("save", "phase", "waits", "ends"),
     [
-        ("save_on_ctrl_c()", ("first", "second", "third"), "saved SIGINT SIGINT"),
-        ("pass", ("first", "third"), "at once SIGINT"),
+        (SAVE, (3, "update"), ("first", "second", "third"), "saved SIGINT SIGINT"),
+        (SAVE, (3, "validation"), ("first", "second", "third"), "saved SIGINT SIGINT"),
+        (SAVE, (0, "validation"), ("first", "third"), "at once SIGINT"),
+        (SAVE, (3, "start-up"), ("first", "third"), "at once SIGINT"),
+        (SAVE, (3, "first weight sync"), ("first", "third"), "at once SIGINT"),
+        ("pass", (3, "update"), ("first", "third"), "at once SIGINT"),
     ],
-    ids=["a run", "the start"],
 )
-def test_a_first_ctrl_c_warns_the_next_ends_and_another_does_no_harm(
-    save: str, waits: tuple[str, ...], ends: str
+def test_a_first_ctrl_c_stops_the_next_ends_and_another_does_no_harm(
+    tmp_path: Path, save: str, phase: tuple[int, str], waits: tuple[str, ...], ends: str
 ) -> None:
-    status, output = interrupted(RUN.format(save=save), *waits)
-    assert (status, output.split("\n")) == (0, [*waits, ends, ""])
+    status, output = interrupted(RUN.format(save=save, phase=phase, run=str(tmp_path)), *waits)
+    lines = output.split("\n")
+    assert (status, [line for line in lines if "Ctrl-C once more" not in line]) == (0, [*waits, ends, ""])
+    assert len(lines) == len(waits) + 2 + ("second" in waits)
+
+
+def test_a_ctrl_c_that_cannot_be_written_down_ends_the_run_at_once(tmp_path: Path) -> None:
+    (tmp_path / "stop").symlink_to("/no/such/folder/stop")
+    status, output = interrupted(RUN.format(save=SAVE, phase=(3, "update"), run=str(tmp_path)), "first", "third")
+    assert status == 0 and str(tmp_path / "stop") in output and output.endswith("\nthird\nat once SIGINT SIGINT\n")
 
 
 def test_a_background_job_goes_on_ignoring_ctrl_c() -> None:
-    code = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nleave_on_ctrl_c(); end_on_ctrl_c(); save_on_ctrl_c()\n"
+    code = (
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\nleave_on_ctrl_c(); stop_on_signals(None); stop_on_signals('.')\n"
+    )
     status, output = interrupted(f"{code}print('ready', flush=True); time.sleep(1); print('done')", "ready")
     assert (status, output) == (0, "ready\ndone\n")
+
+
+def test_the_launcher_of_the_page_for_extending_stops_the_run_and_submits_again(tmp_path: Path) -> None:
+    page = (SLURM.parent / "docs" / "extending.md").read_text()
+    (script,) = re.findall(r"```text\n(#!/bin/bash\n.*?)```", page, re.S)
+    assert len(script.splitlines()) <= 15
+    assert script.count("3600") == 1
+    (tmp_path / "mine.sh").write_text(script.replace("3600", "0"))  # its time is over at once
+    run = "while [ ! -e runs/mine/stop ]; do sleep 0.1; done; exit $STATUS"
+    for name, text in {"python": run, "qsub": 'echo "again $1"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    for status, printed in ((75, "again mine.sh\n"), (1, "")):
+        environment = os.environ | {"PBS_O_WORKDIR": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        environment["STATUS"] = str(status)
+        command = ["bash", str(tmp_path / "mine.sh")]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (status, printed)
+        (tmp_path / "runs/mine/stop").unlink()
 
 
 @pytest.mark.parametrize("script", ["fspo_8b.sh", "fspo_1_7b.sh", "compare.sh", "demo_cpu.sh"])

@@ -126,6 +126,7 @@ NAMES = (
     "responses/mine.parquet",
     "run.png",
     "launcher.log",
+    "progress.log",
     "code/mine.py",
 )
 

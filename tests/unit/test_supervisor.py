@@ -167,7 +167,7 @@ def test_a_stopped_process_explains_an_error_of_ray(
 
 def test_a_hang_ends_a_run_as_a_death_does(begin: Begin, watch: Callable[[Phase], Watched], tmp_path: Path) -> None:
     watched = watch(Phase(3, "update", 0.0))
-    watched.supervisor._hang = HangLimit(0.5, tmp_path, lambda: 0, lambda line: None)
+    watched.supervisor._hang = HangLimit(0.5, tmp_path, lambda line: None)
     begin("ray::WorkerDict").send_signal(signal.SIGSTOP)
     watched.start({"FSDP worker"})
     wait_until(lambda: "leave" in watched.called)

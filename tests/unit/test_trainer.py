@@ -213,7 +213,7 @@ def test_a_gradient_scale_counts_the_models_tokens_and_responses_that_are_reject
 
 
 def test_one_warning_each_where_most_responses_of_a_validation_or_a_rollout_batch_are_cut(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("on_validate_begin", "on_validate_end", "raise_failure", "_enter", "_open_run_log"):
         owner = PPOTrainerSync if name.startswith("on_") else RunTrainer
@@ -221,6 +221,10 @@ def test_one_warning_each_where_most_responses_of_a_validation_or_a_rollout_batc
     trainer = object.__new__(RunTrainer)
     trainer.config, trainer.global_steps = composed("experiment=demo", "data.max_response_length=64"), 3
     trainer._warned, trainer._validated = set(), []
+    monkeypatch.setattr(PROGRESS, "_file", None)  # put back afterwards
+    PROGRESS.write_to(tmp_path)
+    file = tmp_path / "progress.log"
+    file.touch()
     batches: list[tuple[str, list[int]]] = []
 
     def sample(**_: object) -> tuple[SimpleNamespace, dict[str, float]]:
@@ -233,7 +237,7 @@ def test_one_warning_each_where_most_responses_of_a_validation_or_a_rollout_batc
     trainer._watch(buffer)
 
     def printed(partition: str, *parts: list[int]) -> list[str]:
-        before = len(PROGRESS.since(0))
+        before = len(file.read_text())
         if partition == "val":
             trainer.on_validate_begin()
         batches.extend((partition, part) for part in parts)
@@ -242,7 +246,7 @@ def test_one_warning_each_where_most_responses_of_a_validation_or_a_rollout_batc
             assert len(batch.tags) == len(part) and metrics == {"x": 1.0}
         if partition == "val":
             trainer.on_validate_end()
-        return PROGRESS.since(before)
+        return file.read_text()[before:].splitlines()
 
     assert printed("train", [64, 64, 63, 1]) == []  # half of them
     assert printed("train", []) == printed("val", []) == []

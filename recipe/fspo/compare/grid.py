@@ -141,7 +141,7 @@ def run(request: Request) -> int:
             return 0
         command = command_of(only, request)
         _announce(only, request.only + 1, len(request.runs()))
-        os.execv(command[0], command)  # in this process's place, so that a warning's signal reaches it
+        os.execv(command[0], command)  # in this process's place, so that a signal reaches it
     code = 0 if request.dry_run else _run_all(request.runs(), request)
     for planned in runs:
         print(f"{planned.path}: {status(request.out / planned.path)}")

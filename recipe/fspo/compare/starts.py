@@ -7,16 +7,11 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any, Final
 
-from recipe.runner.faults.preemption import warning_waits
-
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Starts:
-    """Starts commands one after another and passes signals on to the current one.
-
-    A signal that comes between two starts goes to the next; one that ends a run lets none start.
-    """
+    """Starts commands one after another, passes on what ends the current one, and lets none start after that."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -24,8 +19,8 @@ class Starts:
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Starts:
-        for signum in (*_ENDING, signal.SIGUSR1):
-            if signum == signal.SIGUSR1 or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+        for signum in _ENDING:
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
                 self._handlers[signum] = signal.signal(signum, self._pass_on)
         return self
 
@@ -41,7 +36,7 @@ class Starts:
     @property
     def ended_by(self) -> int | None:
         """The signal that asked for the end of the grid."""
-        return min(self._signals & set(_ENDING), default=None)
+        return min(self._signals, default=None)
 
     def run(self, command: Sequence[str]) -> int:
         """Run one command to its end; its exit status, -N if signal N ended it.
@@ -51,9 +46,8 @@ class Starts:
                 step then still ends with 0.
         """
         self._end()
-        with warning_waits():
-            # In a group of its own: a terminal's Ctrl-C reaches it once, from here.
-            self._process = subprocess.Popen(command, process_group=0)
+        # In a group of its own: a terminal's Ctrl-C reaches it once, from here.
+        self._process = subprocess.Popen(command, process_group=0)
         for signum in tuple(self._signals):
             self._process.send_signal(signum)
         try:

@@ -1,7 +1,8 @@
 """A limit on the time without progress: a warning with the stacks of all processes, and then the end of the run.
 
-Progress is what the trainer notes in phase.json (a new phase, and in a generation or validation each response that has
-finished) and the lines of the start-up. A step that is merely slow gets the same warning. Defined here.
+Progress is what the trainer writes into phase.json (a new phase, and in a generation or validation each response that
+has finished) and into progress.log; the times of both files tell. A step that is merely slow gets the same warning.
+Defined here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from recipe.runner.faults.errors import Failure
-from recipe.runner.faults.phase import FIRST_SYNC, Phase
+from recipe.runner.faults.phase import FIRST_SYNC, PHASE_FILE, PROGRESS_FILE, Phase, read_phase
 from recipe.runner.faults.processes import Process, is_stopped
 from recipe.runner.faults.stacks import stacks_of
 
@@ -76,6 +77,14 @@ def looks_at(processes: Iterable[Process]) -> list[Look]:
     return looks
 
 
+def _written(path: Path) -> int:
+    """When a file was written last, in nanoseconds since 1970; 0 if it is not there."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 class HangLimit:
     """Warns of a run that has made no progress for ``after_s`` seconds, and ends it after 1.75 times as long.
 
@@ -83,27 +92,26 @@ class HangLimit:
 
     Args:
         after_s: The limit, in seconds.
-        run_dir: Where the stacks are written, as ``hang.txt``.
-        lines: How many lines the run has printed.
+        run_dir: Of the run, where the stacks are written, as ``hang.txt``.
         say: Called with a warning.
     """
 
-    def __init__(self, after_s: float, run_dir: str | Path, lines: Callable[[], int], say: Callable[[str], None]):
-        self._after_s, self._file, self._lines, self._say = after_s, Path(run_dir) / HANG_FILE, lines, say
-        self._signs: tuple[Phase, int] | None = None
+    def __init__(self, after_s: float, run_dir: str | Path, say: Callable[[str], None]):
+        self._after_s, self._folder, self._say = after_s, Path(run_dir), say
+        self._signs: list[int] | None = None
         self._looked, self._quiet_s, self._warning = time.monotonic(), 0.0, ""
 
-    def look(self, phase_now: Callable[[], Phase | None], looks: Callable[[], list[Look]]) -> Failure | None:
+    def look(self, looks: Callable[[], list[Look]]) -> Failure | None:
         """The hang that ends the run; to be called more than once a second, which is how often it looks."""
         now = time.monotonic()
         if now - self._looked < _LOOK_EVERY_S:
             return None
         self._quiet_s += min(now - self._looked, _BETWEEN_S)
         self._looked, quiet_s = now, self._quiet_s
-        phase = phase_now() or _BEGINNING
+        phase = read_phase(self._folder) or _BEGINNING
         is_first = phase.phase == FIRST_SYNC
         after_s = min(self._after_s, _FIRST_SYNC_S / _END) if is_first else self._after_s
-        if (signs := (phase, self._lines())) != self._signs:
+        if (signs := [_written(self._folder / name) for name in (PHASE_FILE, PROGRESS_FILE)]) != self._signs:
             if self._warning:
                 self._say(f"note: the run goes on, after {quiet_s:.0f} s without progress")
             self._signs, self._quiet_s, self._warning = signs, 0.0, ""
@@ -126,7 +134,9 @@ class HangLimit:
             named = [look for look in looks if look.stopped] or [look for look in looks if look.code]
             why = "; ".join(map(str, named)) or "every process is in a library"
             stacks = "\n".join(f"{look}\n{look.stacks}" for look in looks)
-            self._file.write_text(f"{time.strftime('%F %T')}, {quiet_s:.0f} s without progress\n\n{stacks}")
+            (self._folder / HANG_FILE).write_text(
+                f"{time.strftime('%F %T')}, {quiet_s:.0f} s without progress\n\n{stacks}"
+            )
         except Exception as error:  # whatever it is, a full disk for one: the run must end
             return f"{what}: {why} ({error!r})"
-        return f"{what}: {why}; stacks of all processes: {self._file}"
+        return f"{what}: {why}; stacks of all processes: {self._folder / HANG_FILE}"

@@ -12,6 +12,8 @@ from fspo.files import write_json
 from fspo.reading import COUNT, NAME, NUMBER, SWITCH, TEXT, Kind, check_fields, parse_object, read_text
 
 PHASE_FILE = "phase.json"
+#: The lines for a person, which the trainer appends (:mod:`recipe.runner.launch.progress`).
+PROGRESS_FILE: Final = "progress.log"
 #: A phase of the start-up: the first transfer of the weights to GPUs that only generate (``mode=separate_async``).
 FIRST_SYNC = "first weight sync"
 _FIELDS: Final = {
@@ -23,8 +25,9 @@ _FIELDS: Final = {
     "ending": SWITCH,
     "queue": TEXT,
 }
+_OF_THE_START: Final = {"start-up": "during start-up", FIRST_SYNC: f"during the {FIRST_SYNC}"}
 #: Every phase that is ever written, in the order of a step. ``start-up`` lasts until the first step or validation.
-PHASES = ("start-up", FIRST_SYNC, "generation", "log-probabilities", "update", "save", "weight sync", "validation")
+PHASES = (*_OF_THE_START, "generation", "log-probabilities", "update", "save", "weight sync", "validation")
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,14 @@ class Phase:
     ending: bool = False
     queue: str = ""
 
+    @property
+    def is_start_up(self) -> bool:
+        """Whether this start has not begun a step yet. (A resumed run's first validation has the step before it.)"""
+        return self.step == 0 or self.phase in _OF_THE_START
+
     def words(self) -> str:
         """For a sentence: ``during start-up``, ``during the update of step 3``."""
-        of_the_start = {"start-up": "during start-up", FIRST_SYNC: f"during the {FIRST_SYNC}"}
-        return of_the_start.get(self.phase) or f"during the {self.phase} of step {self.step}"
+        return _OF_THE_START.get(self.phase) or f"during the {self.phase} of step {self.step}"
 
 
 def during(phase: Phase | None) -> str:

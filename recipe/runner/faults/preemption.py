@@ -1,8 +1,9 @@
-"""The warning before a cluster takes a machine back: SIGUSR1 to the launching process, saved state, exit status 75.
+"""The end of a run before its time: the file ``stop`` in its folder, Ctrl-C, and the signals that end it at once.
 
-The launching process notes the signal and calls the trainer's process, which finishes the step in progress, saves and
-raises :class:`Preempted`. Before the first step there is nothing to save, and the run ends at once. A first Ctrl-C does
-the same, with exit status 130; a second one ends the run at once.
+Whoever wants a run to save and end writes ``RUN/stop``: a person, a job script, and at a first Ctrl-C this process.
+The trainer looks for it where a phase begins (:mod:`recipe.runner.hooks`). It finishes the step in progress, saves and
+raises :class:`Preempted`; the exit status is 75, or 130 after Ctrl-C. During the start-up there is nothing to save, and
+the launching process ends it (:mod:`recipe.runner.launch.start`).
 """
 
 from __future__ import annotations
@@ -10,49 +11,75 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from recipe.runner.faults.phase import read_phase
 
 #: Exit status of a run that has saved its state and wants to be started again (EX_TEMPFAIL of sysexits.h).
 PREEMPTED = 75
 #: Exit status after Ctrl-C, as shells give it.
 INTERRUPTED = 128 + signal.SIGINT
+#: In the run folder: the run shall save and end. Its content does not matter.
+STOP_FILE: Final = "stop"
+#: Environment variable of a job script that does not know the run folder: the path of a file that asks for the same.
+STOP_VARIABLE: Final = "FSPO_STOP"
+#: SLURM's environment variable: when the job's time limit ends, seconds since 1970.
+_END_VARIABLE: Final = "SLURM_JOB_END_TIME"
 
 
 class Preempted(Exception):
-    """The run ended early because it was warned, and can be continued."""
+    """The run ended early because it was asked to, and can be continued."""
 
 
 NOTHING_TO_SAVE = "preempted before the first step: there was nothing to save"
-#: Set in the launching process when the signal, or a first Ctrl-C, has come.
-WARNED = threading.Event()
 
 
-@contextlib.contextmanager
-def warning_waits() -> Iterator[None]:
-    """Processes that are started meanwhile get SIGUSR1 only when they watch for it; until then one would die of it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def ask_to_stop(run_dir: str | Path) -> None:
+    """Ask the run in this folder to save and end."""
+    Path(run_dir, STOP_FILE).touch()
 
 
-def watch_for_warning() -> None:
-    """Note SIGUSR1 in :data:`WARNED` instead of dying of it. Call in the main thread."""
-
-    def note(*_: object) -> None:
-        WARNED.set()
-        # It may come again at any time, and Python gives up its own handlers, but not this, before a process has ended.
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-    signal.signal(signal.SIGUSR1, note)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+def stop_request(run_dir: str | Path) -> Path | None:
+    """The file that asks the run in this folder to save and end; None if nobody asks."""
+    files = (Path(run_dir, STOP_FILE), os.environ.get(STOP_VARIABLE, ""))
+    return next((Path(file) for file in files if os.path.exists(file)), None)
 
 
-#: The signals that end this process's run: Ray raises a KeyboardInterrupt of its own in place of another. SIGINT alone
-#: is here from the first Ctrl-C on, while the run goes on to its save.
+def job_variables() -> dict[str, str]:
+    """What this process's environment says of its job; for the trainer, whose Ray may have been started by another."""
+    return {name: os.environ.get(name, "") for name in (STOP_VARIABLE, _END_VARIABLE)}
+
+
+def remove_old_request(run_dir: str | Path) -> bool:
+    """Remove a request that came before this process began, which was an earlier start's; whether there was one.
+
+    A request that came since then is for this start, and stays.
+    """
+    path = Path(run_dir, STOP_FILE)
+    with contextlib.suppress(FileNotFoundError):
+        if path.lstat().st_mtime < psutil.Process().create_time():
+            path.unlink()
+            return True
+    return False
+
+
+def time_left_s() -> float:
+    """Seconds until the time limit of the SLURM job around this process ends; infinite without one.
+
+    A job that ended before this process began is another's: a terminal's environment may outlive its job.
+    """
+    end = os.environ.get(_END_VARIABLE, "")
+    limited = end.isdecimal() and int(end) > psutil.Process().create_time()
+    return int(end) - time.time() if limited else float("inf")
+
+
+#: The signals that end this process's run, the last one for certain: Ray raises a KeyboardInterrupt of its own in place
+#: of another. SIGINT is here from the first Ctrl-C on, while the run goes on to its save.
 ENDED_BY: list[signal.Signals] = []
 
 
@@ -75,7 +102,7 @@ def end_on_signals() -> None:
 
 
 def _end_by(signum: signal.Signals) -> None:
-    for ending in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for ending in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1):
         signal.signal(ending, signal.SIG_IGN)  # the end takes a few seconds, and is under way
     ENDED_BY.append(signum)
     raise KeyboardInterrupt
@@ -99,34 +126,31 @@ def leave_on_ctrl_c() -> None:
     _on_ctrl_c(leave)
 
 
-def end_on_ctrl_c() -> None:
-    """Let Ctrl-C end the launch at once, by a KeyboardInterrupt in the main thread, from which this is called."""
-    _on_ctrl_c(lambda *_: _end_by(signal.SIGINT))
+def stop_on_signals(run_dir: str | Path | None) -> None:
+    """Let SIGUSR1 and the next Ctrl-C ask the run in this folder to save and end. Call in the main thread.
 
+    During the start-up they end the launch at once, by a KeyboardInterrupt in the main thread; so they do without a
+    folder, whose phase.json may be an earlier start's. The second Ctrl-C ends the run at once, too, as the first does
+    where nothing can be written.
+    """
 
-def save_on_ctrl_c() -> None:
-    """Let the next Ctrl-C save as a warning does, and the one after it end the run at once. Call in the main thread."""
+    def stop(number: int, _: object) -> None:
+        signum = signal.Signals(number)
+        phase = read_phase(run_dir) if run_dir else None
+        if run_dir is None or phase is None or phase.is_start_up:
+            _end_by(signum)
+        if signum == signal.SIGINT:
+            _on_ctrl_c(lambda *_: _end_by(signum))
+            ENDED_BY.append(signum)
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                os.write(2, b"interrupted (Ctrl-C once more ends the run at once): saving after the step in progress\n")
+        try:
+            ask_to_stop(run_dir)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.write(2, f"error: the run cannot be asked to stop: {error}\n".encode())
+            if signum == signal.SIGINT:
+                _end_by(signum)
 
-    def save(*_: object) -> None:
-        ENDED_BY.append(signal.SIGINT)
-        WARNED.set()
-        end_on_ctrl_c()
-
-    _on_ctrl_c(save)
-
-
-class StopRequest:
-    """In the trainer's process: whether the run shall end after the step in progress."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self.training = False
-
-    def request(self) -> bool:
-        """Ask for the end. Returns False if training has not begun, so that there is no step to wait for."""
-        self.requested = True
-        return self.training
-
-
-#: The request of this process.
-STOP = StopRequest()
+    _on_ctrl_c(stop)
+    signal.signal(signal.SIGUSR1, stop)

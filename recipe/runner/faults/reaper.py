@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 from recipe.runner.faults.phase import during, read_phase
-from recipe.runner.faults.preemption import warning_waits
 from recipe.runner.faults.processes import RUN_ID_VARIABLE, is_alive, kill, processes_of
 
 #: How long processes may take to end by themselves once the launching process has ended.
@@ -30,16 +29,15 @@ class Reaper:
     def __init__(self, run_id: str, run_dir: str) -> None:
         command = [sys.executable, "-m", "recipe.runner.faults.reaper", run_id, run_dir, str(os.getpid())]
         environment = {name: value for name, value in os.environ.items() if name != RUN_ID_VARIABLE}
-        with warning_waits():  # SLURM sends it to all processes of a job step
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                text=True,
-                env=environment,
-                cwd="/",
-                start_new_session=True,
-            )
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
 
     def bye(self) -> None:
         """This process ends by itself, and with it the reaper's input; it has said why."""

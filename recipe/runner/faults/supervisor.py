@@ -87,7 +87,7 @@ class Supervisor(threading.Thread):
             ended = self._processes.first_end(lambda: expected_to_end(self._phase()))
             if ended is not None and not self.over.is_set():
                 self.report(death(ended, self._phase()))
-            if self._hang is not None and (hang := self._hang.look(self._phase, self._looks)) is not None:
+            if self._hang is not None and (hang := self._hang.look(self._looks)) is not None:
                 self.report(hang)
         self._processes.close()
         if self.failure is not None:

@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import InterpolationResolutionError
 
-from recipe.runner.faults.preemption import ENDED_BY, PREEMPTED, Preempted, end_on_ctrl_c
+from recipe.runner.faults.preemption import ENDED_BY, PREEMPTED, Preempted, end_on_signals, stop_on_signals
 from recipe.runner.launch.compose import parsed, quoted
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import forked_workers, private_run
@@ -132,13 +132,15 @@ def launch_or_exit(config: DictConfig, job: Job, overrides: Sequence[str] = ()) 
         sys.exit(status)
 
     def leave_by(ended: int) -> None:
+        status = PREEMPTED if ended == signal.SIGUSR1 else 128 + ended
         how = "interrupted" if ended == signal.SIGINT else f"ended by {signal.Signals(ended).name}"
         if not Path(config.run.dir).exists():
             print(f"{how} before the run began", file=sys.stderr)
-            sys.exit(128 + ended)
-        leave(f"{how} {how_far(config)}", 128 + ended)
+            sys.exit(status)
+        leave(f"{how} {how_far(config)}", status)
 
-    end_on_ctrl_c()
+    end_on_signals()
+    stop_on_signals(None)
     try:
         with private_run(config), forked_workers(config, job.modules):
             # Here, beside the workers: `start` imports verl, which must wait until the platform is exported.

@@ -1,7 +1,7 @@
-"""Lines for the person who watches: written by the trainer's process, printed by the launching one.
+"""Lines for the person who watches: ``progress.log`` in the run folder, which the launching process prints.
 
 Ray prefixes and interleaves what its workers print, so a run's own lines do not go through stdout: the trainer appends
-them here, the launcher fetches them with a method call, and everything else stays in Ray's log files.
+them to the file, and everything else stays in Ray's log files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TextIO
+
+from recipe.runner.faults.phase import PROGRESS_FILE
+from recipe.runner.faults.texts import masked_text
 
 
 def say(text: str, out: TextIO) -> None:
@@ -28,26 +32,49 @@ Columns = tuple[tuple[str, str, Callable[..., str], str], ...]
 
 
 class Progress:
-    """An append-only list of lines that one thread writes and another reads: a list needs no lock for that."""
+    """What the trainer's process tells the person who watches."""
 
     def __init__(self) -> None:
         #: What the job adds to the numbers that are shown.
         self.headline: tuple[str, ...] = ()
         self.columns: Columns = ()
-        self._lines: list[str] = []
+        self._file: Path | None = None
         self._started = time.monotonic()
 
-    def say(self, text: str) -> None:
-        """Add a line, stamped with the seconds since this process began."""
-        self._lines.append(f"[{time.monotonic() - self._started:6.1f}s] {text}")
+    def write_to(self, run_dir: str | Path) -> None:
+        """Append to ``progress.log`` of this folder from now on; before that, nothing is written."""
+        self._file = Path(run_dir) / PROGRESS_FILE
 
-    def since(self, index: int) -> list[str]:
-        """The lines from ``index`` on."""
-        return self._lines[index:]
+    def say(self, text: str) -> None:
+        """Append a line, stamped with the seconds since this process began, without the secrets that it knows."""
+        line = masked_text(f"[{time.monotonic() - self._started:6.1f}s] {text}\n")
+        # A full disk does not end the run here. Opened anew each time: so NFS shows the line to other machines.
+        with contextlib.suppress(OSError):
+            if self._file is not None:
+                with self._file.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write(line)
 
 
 #: The progress of this process.
 PROGRESS = Progress()
+
+
+def print_new(run_dir: str | Path, begin: int, out: TextIO) -> int:
+    """Print the whole lines of ``progress.log`` from byte ``begin`` on; returns the byte after them."""
+    with contextlib.suppress(OSError), Path(run_dir, PROGRESS_FILE).open("rb") as file:
+        file.seek(begin)
+        lines, newline, _ = file.read().rpartition(b"\n")
+        if newline:
+            say(lines.decode(errors="replace"), out)
+        return begin + len(lines + newline)
+    return begin
+
+
+def length(run_dir: str | Path) -> int:
+    """How many bytes ``progress.log`` has: those of earlier starts, before one begins."""
+    path = Path(run_dir, PROGRESS_FILE)
+    return path.stat().st_size if path.exists() else 0
+
 
 STEP_COLUMNS: Columns = (
     ("reward", "critic/rewards/mean", "{:.3f}".format, ""),

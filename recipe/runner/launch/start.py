@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import ray
 from omegaconf import DictConfig, open_dict
@@ -19,8 +21,16 @@ from recipe.runner.checkpoints.integrity import is_checkpoint_of, name_latest
 from recipe.runner.checkpoints.requeues import RUN_FOLDER
 from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.hang import HangLimit
-from recipe.runner.faults.phase import Phase, write_phase
-from recipe.runner.faults.preemption import ENDED_BY
+from recipe.runner.faults.phase import Phase, read_phase, write_phase
+from recipe.runner.faults.preemption import (
+    ENDED_BY,
+    NOTHING_TO_SAVE,
+    STOP_FILE,
+    Preempted,
+    remove_old_request,
+    stop_on_signals,
+    stop_request,
+)
 from recipe.runner.faults.processes import own_run_id
 from recipe.runner.faults.resources import rollout_only_ranks
 from recipe.runner.faults.supervisor import Supervisor
@@ -28,7 +38,7 @@ from recipe.runner.faults.texts import masking
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.inputs import write_offline_task
 from recipe.runner.launch.machine import ray_folder
-from recipe.runner.launch.progress import say
+from recipe.runner.launch.progress import length, print_new, say
 from recipe.runner.launch.run_folder import Start
 from recipe.runner.launch.trainer_process import TrainerHandle
 
@@ -38,7 +48,7 @@ def launch(start: Start) -> None:
 
     Raises:
         PreflightError: if another start has the folder; Ray has not been started then.
-        Preempted: if SIGUSR1 came; the state is saved, unless no step was done.
+        Preempted: if it was asked to stop, or its time ended; the state is saved, unless no step was done.
         TrainingFailed: if a process of the run failed or died.
         OSError: if a file cannot be written, before Ray is started.
     """
@@ -67,6 +77,8 @@ def _begin(start: Start) -> None:
         name_latest(start.checkpoint)
     run_folder.begin(start)
     write_phase(start.config.run.dir, Phase(0, "start-up"))
+    if remove_old_request(start.config.run.dir):
+        _note(f"{start.config.run.dir}/{STOP_FILE} was of an earlier start, and is removed")
 
 
 def _run(start: Start, run_id: str) -> None:
@@ -75,11 +87,13 @@ def _run(start: Start, run_id: str) -> None:
     print(f"{RUN_FOLDER}{config.run.dir}\nstarting Ray", flush=True)
     log = Path(config.run.dir) / "launcher.log"
     ctrl_c = signal.getsignal(signal.SIGINT)
-    trainer, stop = TrainerHandle(start.job, start.written()), threading.Event()
-    supervisor = trainer.supervisor = _supervisor(config, trainer, run_id)
+    trainer, over = TrainerHandle(start), threading.Event()
+    stop_on_signals(config.run.dir)
+    supervisor = _supervisor(config, trainer, run_id)
     supervisor.start()
-    printer = threading.Thread(target=trainer.print_progress, args=(stop, sys.stdout), daemon=True)
-    printer.start()
+    arguments = (config.run.dir, length(config.run.dir), over, sys.stdout)
+    follower = threading.Thread(target=_follow, args=arguments, daemon=True)
+    follower.start()
     if (folder := ray_folder()) is not None:
         with open_dict(config):
             config.ray_kwargs.ray_init._temp_dir = str(folder)
@@ -95,7 +109,7 @@ def _run(start: Start, run_id: str) -> None:
         of_run = isinstance(error, ray.exceptions.RayError) or (isinstance(error, OSError) and ray.is_initialized())
         if supervisor.failure is None and not of_run:
             raise
-        if (preempted := trainer.preempted_by(error)) is not None:
+        if isinstance(preempted := getattr(error, "cause", None), Preempted):
             status, why = "interrupted" if signal.SIGINT in ENDED_BY else "preempted", None
             raise preempted from None
         failed = supervisor.explain(error, log)
@@ -103,11 +117,14 @@ def _run(start: Start, run_id: str) -> None:
         raise failed from None
     except KeyboardInterrupt:
         status = "interrupted"
+        if signal.SIGUSR1 in ENDED_BY:
+            status = "preempted"
+            raise Preempted(NOTHING_TO_SAVE) from None
         raise
     finally:
         supervisor.stand_down()
-        stop.set()
-        printer.join(timeout=30)
+        over.set()
+        follower.join(timeout=30)
         supervisor.close()
         try:
             run_folder.end(config.run.dir, status, why)
@@ -115,6 +132,21 @@ def _run(start: Start, run_id: str) -> None:
             _note(f"{INFO_FILE} does not say that the run is {status}: {error}")
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # else a second Ctrl-C is ending this process
             signal.signal(signal.SIGINT, ctrl_c)  # there is nothing to save any more
+
+
+def _follow(run_dir: str, printed: int, over: threading.Event, out: TextIO) -> None:
+    """Print what the trainer writes into ``progress.log``, and end a start-up that is asked to stop, until it is over.
+
+    Here, because the trainer is not there yet, or waits for the engines.
+    """
+    is_over = stops = False
+    while not is_over:
+        is_over = over.wait(0.5)
+        printed = print_new(run_dir, printed, out)
+        phase = read_phase(run_dir)
+        if not (is_over or stops or phase is None or phase.ending) and phase.is_start_up and stop_request(run_dir):
+            stops = True
+            os.kill(os.getpid(), signal.SIGUSR1)  # its handler runs in the main thread
 
 
 @contextlib.contextmanager
@@ -132,7 +164,7 @@ def _supervisor(config: DictConfig, trainer: TrainerHandle, run_id: str) -> Supe
     """The supervisor of this start, which ends it soon after a failure, even if Ray itself is gone."""
     folder, after_s = config.run.dir, config.run.hang_after_s
     warn = functools.partial(say, out=sys.stdout)  # as it is now: it is soon redirected
-    hang = None if after_s is None else HangLimit(after_s, folder, lambda: trainer.printed, warn)
+    hang = None if after_s is None else HangLimit(after_s, folder, warn)
     record = functools.partial(run_folder.end, folder, "failed")
     nodes = config.trainer.nnodes > 1 or rollout_only_ranks(config) > 0
     return Supervisor(run_id, folder, trainer.kill, record, hang, other_nodes=nodes)

@@ -1,0 +1,97 @@
+"""What the launching process does before and while verl trains, as far as it needs no Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from composing import composed
+from omegaconf import DictConfig
+
+from recipe.fspo.job import JOB
+from recipe.runner.faults import preemption
+from recipe.runner.faults.phase import Phase, write_phase
+from recipe.runner.faults.preemption import STOP_VARIABLE, ask_to_stop, stop_request
+from recipe.runner.launch import start
+from recipe.runner.launch.commands import launch_or_exit
+from recipe.runner.launch.progress import Progress
+from recipe.runner.launch.trainer_process import TaskRunner
+
+#: verl's own part, and the supervisor of Ray's processes, are not here.
+NO_SUPERVISOR = SimpleNamespace(failure=None, **dict.fromkeys(("start", "stand_down", "close"), lambda: None))
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]]:
+    """A command of the demo in ``tmp_path``; what it does to this process's signals is undone."""
+    monkeypatch.setattr(start, "_supervisor", lambda *_: NO_SUPERVISOR)
+    signums = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    handlers = {signum: signal.getsignal(signum) for signum in signums}
+    small = ("experiment=demo", "data.offline_task.n_train=64", "data.offline_task.n_test=8")
+    yield (f"run.dir={tmp_path}", *small, "ray_kwargs.ray_init.address=auto")
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+    preemption.ENDED_BY.clear()
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_a_start_forgets_the_request_of_an_earlier_one_and_prints_only_its_own_lines(
+    tmp_path: Path,
+    words: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    old: bool,
+) -> None:
+    asked = []
+
+    def run(config: DictConfig, **_: object) -> None:
+        write_phase(config.run.dir, Phase(1, "generation"))  # here the trainer itself looks
+        asked.append(stop_request(config.run.dir) is not None)
+        progress.say("of this start")
+
+    progress = Progress()
+    progress.write_to(tmp_path)
+    monkeypatch.setattr(start, "run_ppo", run)
+    launch_or_exit(composed(*words), JOB, words)
+    progress.say("between both")
+    (tmp_path / "stop").touch()
+    if old:
+        os.utime(tmp_path / "stop", (1e9, 1e9))
+    capsys.readouterr()
+    launch_or_exit(composed(*words), JOB, words)
+    printed = capsys.readouterr().out
+    assert asked == [False, not old] and (f"note: {tmp_path}/stop " in printed) == old
+    assert "of this start" in printed and "between both" not in printed
+
+
+@pytest.mark.parametrize("by", ["a person", "the job"])
+def test_a_stop_ends_a_start_up_at_once(
+    tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    def starting_ray(config: DictConfig, **_: object) -> None:
+        (tmp_path / "of_the_job").touch() if by == "the job" else ask_to_stop(config.run.dir)
+        time.sleep(60)
+        pytest.fail("the start-up goes on")
+
+    monkeypatch.setenv(STOP_VARIABLE, str(tmp_path / "of_the_job"))
+    monkeypatch.setattr(start, "run_ppo", starting_ray)
+    with pytest.raises(SystemExit) as ended:
+        launch_or_exit(composed(*words), JOB, words)
+    assert ended.value.code == 75
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == "preempted"
+
+
+def test_the_trainer_has_its_job_s_variables_whoever_has_started_its_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STOP_VARIABLE, "/job/stop")
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    variables = preemption.job_variables()
+    monkeypatch.setenv(STOP_VARIABLE, "/another/stop")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1")
+    TaskRunner((), (), (), {}, set(), variables)
+    assert os.environ[STOP_VARIABLE] == "/job/stop" and preemption.time_left_s() == float("inf")
