@@ -5,7 +5,7 @@
 # and ends with 75) and after the loss of a node. docs/clusters.md explains every variable.
 set -euo pipefail
 
-readonly PREEMPTED=75 REFUSED=3 restart="${SLURM_RESTART_COUNT:-0}"
+readonly PREEMPTED=75 restart="${SLURM_RESTART_COUNT:-0}"
 say() { echo "[$(date +%H:%M:%S)] $*"; }
 fail() { say "error: $*" >&2; exit 1; }
 is_running() { kill -0 "$@" 2>/dev/null; } # PROCESS-ID...: one of them
@@ -24,6 +24,8 @@ FSPO_RUN_DIR="$(realpath -ms -- "${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME
 export FSPO_RUN_DIR FSPO_LOG_DIR="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restart-$restart"
 # The command looks for this file, because only it knows which run folder it trains in: a comparison has several.
 export FSPO_STOP="$FSPO_LOG_DIR/stop"
+# A line for each start of the job since its last checkpoint: the command removes the file when it has saved.
+export FSPO_UNSAVED="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-unsaved"
 mkdir -p "$FSPO_LOG_DIR" || fail "the log folder cannot be made; set FSPO_RUN_DIR to a folder that every node can write"
 # Before anything that takes time, such as checksums: a warning without a trap ends the script.
 trap 'touch "$FSPO_STOP" || true; say "warning signal: the run is asked to save after the step in progress ($FSPO_STOP)"' USR1
@@ -63,18 +65,14 @@ esac
 # ------------------------------------------------------------------- job steps
 # Starts a job step in the background. --overlap: the steps share the job's cores, memory and GPUs.
 start_step() { # NAME COUNT ARGUMENT-OF-node.sh...
-    local list
-    list="$(IFS=, && echo "${nodes[*]:0:$2}")"
-    srun --overlap --job-name="fspo_$1" --nodes="$2" --ntasks="$2" --ntasks-per-node=1 --nodelist="$list" \
-        --kill-on-bad-exit=1 --output="$FSPO_LOG_DIR/$1.log" "${container_srun[@]}" \
+    srun --overlap --job-name="fspo_$1" --nodes="$2" --ntasks="$2" --ntasks-per-node=1 --kill-on-bad-exit=1 \
+        --nodelist="$(IFS=, && echo "${nodes[*]:0:$2}")" --output="$FSPO_LOG_DIR/$1.log" "${container_srun[@]}" \
         "${container_command[@]}" bash "$FSPO_ROOT/slurm/node.sh" "${@:3}" \
         </dev/null 2> >(tee -a "$FSPO_LOG_DIR/srun-$1.log" >&2) &
     steps+=($!)
 }
 
 pause() { sleep 1 & wait $! || true; } # like sleep 1, but a signal's trap runs at once
-
-end_within() { timeout "$1" tail --pid="$2" --follow /dev/null; } # SECONDS PROCESS-ID
 
 # TERM to the processes of all steps, KILL after a while. (TERM to srun itself would be a KILL for its processes.)
 stop_steps() {
@@ -84,7 +82,7 @@ stop_steps() {
     # The signal goes out; some versions then report an unknown job all the same.
     timeout 20 scancel --signal=TERM "$job" 2>/dev/null || true
     for step in "${steps[@]}"; do
-        end_within 30 "$step" || kill -TERM "$step" 2>/dev/null || true
+        timeout 30 tail --pid="$step" --follow /dev/null || kill -TERM "$step" 2>/dev/null || true
     done
     wait "${steps[@]}" 2>/dev/null || true
 }
@@ -108,19 +106,20 @@ watch_step() { # PROCESS-ID: until it ends, with its status in $status, or a Ray
     wait "$1" || status=$?
 }
 
-# Ends the job if too many of its starts in a row have saved no checkpoint. If nobody can tell, ten starts are granted.
-may_go_on() { # SECONDS [WHY THIS START ENDS]
-    local verdict=0
-    start_step requeues 1 run python -m recipe.runner.checkpoints.requeues "$FSPO_LOG_DIR" "${@:2}"
-    { end_within "$1" "$!" && wait "$!"; } || verdict=$?
-    ((verdict != REFUSED)) || fail "$(<"$FSPO_LOG_DIR/requeues.log")"
-    ((verdict == 0 || restart < 10)) || fail "starts without a checkpoint cannot be counted; see $FSPO_LOG_DIR/*requeues.log"
+# Ends the job if three requeues in a row have brought no new checkpoint: one more would come no farther.
+may_go_on() {
+    local starts
+    starts="$(wc -l 2>/dev/null <"$FSPO_UNSAVED")" || starts=0
+    ((starts <= 3)) || fail "$starts starts in a row have saved no checkpoint, so job $job is not requeued again:$(<"$FSPO_UNSAVED")
+Raise --time, or save sooner: trainer.save_freq, or --signal=B:USR1@SECONDS with time for one step and one save. For lost
+nodes see their logs. Then submit the job again with FSPO_RUN_DIR=$FSPO_RUN_DIR: it goes on from its last checkpoint"
 }
 
 # The same job once more, with the same run folder.
 requeue() { # WHY STATUS
     say "this start ends: $1"
-    may_go_on 120 "$1"
+    [[ ! -e $FSPO_UNSAVED ]] || printf ' to %(%T)T: %s' -1 "$1" >>"$FSPO_UNSAVED" || true
+    may_go_on
     stop_steps
     trap - EXIT
     [[ $cancelled == no ]] || exit 143
@@ -132,8 +131,9 @@ requeue() { # WHY STATUS
 trap stop_steps EXIT
 trap 'say cancelled; exit 143' TERM INT
 
-((restart < 4)) || may_go_on "$ready_within" # SLURM requeues a job without a warning, too
-printf '%s\n' "${nodes[@]}" >"$FSPO_LOG_DIR/nodes"
+may_go_on # SLURM requeues a job without a warning, too
+printf '\n  restart %s: %(%F %T)T' "$restart" -1 >>"$FSPO_UNSAVED" || ((restart < 10)) ||
+    fail "starts without a checkpoint cannot be counted in $FSPO_UNSAVED, and this is restart $restart of at most 10"
 # A token of this job's own: only who can read the file can use this Ray. Never on a command line, never printed.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$FSPO_LOG_DIR/.ray_token"
 unset RAY_AUTH_TOKEN RAY_ADDRESS

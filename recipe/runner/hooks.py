@@ -35,7 +35,7 @@ from recipe.runner.checkpoints.integrity import (
 )
 from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, write_phase
-from recipe.runner.faults.preemption import NOTHING_TO_SAVE, Preempted, stop_request, time_left_s
+from recipe.runner.faults.preemption import NOTHING_TO_SAVE, Preempted, stop_request, tell_of_save, time_left_s
 from recipe.runner.faults.resources import wait_for_resources
 from recipe.runner.launch import loggers, run_folder
 from recipe.runner.launch.end_of_turn import STOPS
@@ -400,6 +400,7 @@ class RunnerHooks(PPOTrainer):
         with room_for_save(folder.parent, self.global_steps):
             super()._save_checkpoint()
         self._saved_step = self.global_steps
+        tell_of_save()
         seconds = time.monotonic() - started
         self._longest_s["save"] = max(self._longest_s["save"], seconds)
         PROGRESS.say(f"saved {folder} in {seconds:.1f} s")

@@ -20,7 +20,7 @@ from verl.workers.config import CheckpointEngineConfig
 
 from recipe.runner import hooks
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, read_phase, write_phase
-from recipe.runner.faults.preemption import Preempted, ask_to_stop
+from recipe.runner.faults.preemption import UNSAVED_VARIABLE, Preempted, ask_to_stop
 from recipe.runner.launch.progress import Progress
 
 TRAINERS = {
@@ -184,7 +184,10 @@ def test_vllm_sleeps_while_a_checkpoint_is_saved(
 ) -> None:
     """The loop saves step 2, and the warning step 3; ``between`` is what is asked of vLLM between both."""
     machine = Machine()
+    (unsaved := tmp_path / "unsaved").touch()  # a job script's
+    monkeypatch.setenv(UNSAVED_VARIABLE, str(unsaved))
     train(monkeypatch, tmp_path, mode, machine, stop_in, *overrides)
+    assert not unsaved.exists()
     saves = [call for call in machine.calls if call.startswith("save")]
     assert saves == ["save 2 without vLLM", "save 3 without vLLM"]
     first, last = map(machine.calls.index, saves)

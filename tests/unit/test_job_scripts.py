@@ -158,18 +158,15 @@ def test_the_log_that_has_the_reason_is_named_and_a_mount_is_absolute(tmp_path: 
     assert "cpus of a step: all" in noted and "variables of a step: ALL" in noted
 
 
-#: In place of srun: Ray runs until $CALLS.stop is there, and the command ends with the status $COMMAND.
+#: In place of srun: Ray runs until $CALLS.stop is there. The command saves if it is told to ($SAVE) and ends with the
+#: status $COMMAND.
 STEPS = """\
 #!/bin/bash
 echo "$*" >>"$CALLS"
 case "$*" in
     *node.sh\\ ray) printf a:1 >"$FSPO_LOG_DIR/ray_address"; until [[ -e $CALLS.stop ]]; do sleep 0.1; done ;;
     *resources*) until [[ -s $FSPO_LOG_DIR/ray_address ]]; do sleep 0.1; done ;;
-    *requeues*)
-        for word in "$@"; do [[ $word != --output=* ]] || exec >"${word#--output=}"; done
-        while [[ $1 != python ]]; do shift; done
-        exec "$@" ;;
-    *node.sh\\ run\\ true) [[ $RAY_ADDRESS == a:1 ]] && exit "$COMMAND" ;;
+    *node.sh\\ run\\ true) [[ -z ${SAVE:-} ]] || rm "$FSPO_UNSAVED"; [[ $RAY_ADDRESS == a:1 ]] && exit "$COMMAND" ;;
 esac
 """
 #: The process of launch.sh, from one that it has started.
@@ -240,11 +237,11 @@ def test_the_command_knows_when_its_time_ends(
 
 
 def test_starts_that_nobody_can_count_are_ten(tmp_path: Path) -> None:
-    broken = STEPS.replace('exec "$@" ;;', "exit 127 ;;")
-    assert broken != STEPS
-    assert launch(tmp_path, steps=broken, SLURM_RESTART_COUNT="9")[::2] == (75, ["7"])
-    status, output, requeued = launch(tmp_path, steps=broken, SLURM_RESTART_COUNT="10")
-    assert (status, requeued) == (1, ["7"]) and "requeues.log" in output, output
+    unsaved = tmp_path / "run/slurm/7-unsaved"
+    unsaved.mkdir(parents=True)  # cannot be written
+    assert launch(tmp_path, SLURM_RESTART_COUNT="9")[::2] == (75, ["7"])
+    status, output, requeued = launch(tmp_path, SLURM_RESTART_COUNT="10")
+    assert (status, requeued) == (1, ["7"]) and f"{unsaved}, " in output and "ray" not in output, output
 
 
 def test_a_job_that_is_cancelled_while_it_ends_is_not_requeued(tmp_path: Path) -> None:
@@ -278,10 +275,18 @@ def test_a_fourth_requeue_without_a_new_checkpoint_is_refused(tmp_path: Path) ->
     for restart in range(4):
         status, output, requeued = launch(tmp_path, SLURM_RESTART_COUNT=str(restart))
         assert (status, len(requeued)) == ((75, restart + 1) if restart < 3 else (1, 3)), output
-    assert (
-        "job 7 is not requeued" in output and "--time" in output and "--signal" in output and "FSPO_RUN_DIR" in output
-    )
-    assert all(f"restart {restart}: " in output for restart in range(4))
+    assert "4 starts" in output and "job 7 is not requeued" in output
+    assert "--time" in output and "--signal" in output and f"FSPO_RUN_DIR={tmp_path}/run" in output
+    assert all(f"restart {restart}: " in output for restart in range(4)) and output.count("warned") >= 4
     # SLURM requeues a job that it has preempted without a warning: that start ends at once.
     status, output, requeued = launch(tmp_path, SLURM_RESTART_COUNT="4")
-    assert (status, len(requeued)) == (1, 3) and "job 7 is not requeued" in output
+    assert (status, len(requeued)) == (1, 3) and "job 7 is not requeued" in output and "Ray is up" not in output
+    # Another job in the folder is not to blame.
+    assert launch(tmp_path, SLURM_JOB_ID="8")[0] == 75
+
+
+def test_a_save_counts_the_requeues_anew(tmp_path: Path) -> None:
+    for restart in range(7):
+        status, output, requeued = launch(tmp_path, SLURM_RESTART_COUNT=str(restart), SAVE="1" if restart == 2 else "")
+        assert (status, len(requeued)) == ((75, restart + 1) if restart < 6 else (1, 6)), output
+    assert "restart 2: " not in output and all(f"restart {restart}: " in output for restart in range(3, 7))

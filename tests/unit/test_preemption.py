@@ -15,9 +15,11 @@ import pytest
 
 from recipe.runner.faults.preemption import (
     STOP_VARIABLE,
+    UNSAVED_VARIABLE,
     ask_to_stop,
     remove_old_request,
     stop_request,
+    tell_of_save,
     time_left_s,
 )
 
@@ -74,6 +76,16 @@ def test_a_job_script_s_request_reaches_whichever_run_goes_on(tmp_path: Path, mo
     assert stop_request(tmp_path) == stop_request(tmp_path / "another") == of_job
     ask_to_stop(tmp_path)
     assert stop_request(tmp_path) == tmp_path / "stop"
+
+
+def test_a_save_removes_the_job_script_s_list_of_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(UNSAVED_VARIABLE, str(tmp_path / "unsaved"))
+    (tmp_path / "unsaved").touch()
+    for _ in range(2):  # with it, and without
+        tell_of_save()
+        assert not (tmp_path / "unsaved").exists()
+    monkeypatch.delenv(UNSAVED_VARIABLE)
+    tell_of_save()
 
 
 def test_the_time_that_a_job_has_left_is_slurm_s(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,11 +70,13 @@ def test_a_start_forgets_the_request_of_an_earlier_one_and_prints_only_its_own_l
     assert "of this start" in printed and "between both" not in printed
 
 
-@pytest.mark.parametrize("by", ["a person", "the job"])
+@pytest.mark.parametrize("by", ["a person", "the job", "a signal"])
 def test_a_stop_ends_a_start_up_at_once(
     tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     def starting_ray(config: DictConfig, **_: object) -> None:
+        if by == "a signal":
+            os.kill(os.getpid(), signal.SIGUSR1)
         (tmp_path / "of_the_job").touch() if by == "the job" else ask_to_stop(config.run.dir)
         time.sleep(60)
         pytest.fail("the start-up goes on")

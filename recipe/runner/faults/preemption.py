@@ -28,6 +28,8 @@ INTERRUPTED = 128 + signal.SIGINT
 STOP_FILE: Final = "stop"
 #: Environment variable of a job script that does not know the run folder: the path of a file that asks for the same.
 STOP_VARIABLE: Final = "FSPO_STOP"
+#: Environment variable of a job script that counts starts without a save: the path of a file that each save removes.
+UNSAVED_VARIABLE: Final = "FSPO_UNSAVED"
 #: SLURM's environment variable: when the job's time limit ends, seconds since 1970.
 _END_VARIABLE: Final = "SLURM_JOB_END_TIME"
 
@@ -52,7 +54,13 @@ def stop_request(run_dir: str | Path) -> Path | None:
 
 def job_variables() -> dict[str, str]:
     """What this process's environment says of its job; for the trainer, whose Ray may have been started by another."""
-    return {name: os.environ.get(name, "") for name in (STOP_VARIABLE, _END_VARIABLE)}
+    return {name: os.environ.get(name, "") for name in (STOP_VARIABLE, UNSAVED_VARIABLE, _END_VARIABLE)}
+
+
+def tell_of_save() -> None:
+    """Tell the job script that there is a new checkpoint: remove the file that :data:`UNSAVED_VARIABLE` names."""
+    with contextlib.suppress(OSError):  # the script then counts a start too many
+        os.unlink(os.environ.get(UNSAVED_VARIABLE, ""))
 
 
 def remove_old_request(run_dir: str | Path) -> bool:

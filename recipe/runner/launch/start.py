@@ -18,7 +18,6 @@ from verl.trainer.main_ppo import run_ppo
 
 from fspo.records import INFO_FILE
 from recipe.runner.checkpoints.integrity import is_checkpoint_of, name_latest
-from recipe.runner.checkpoints.requeues import RUN_FOLDER
 from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.hang import HangLimit
 from recipe.runner.faults.phase import Phase, read_phase, write_phase
@@ -84,7 +83,7 @@ def _begin(start: Start) -> None:
 def _run(start: Start, run_id: str) -> None:
     """Start Ray, train, and end whatever was started."""
     config = start.config
-    print(f"{RUN_FOLDER}{config.run.dir}\nstarting Ray", flush=True)
+    print(f"run folder: {config.run.dir}\nstarting Ray", flush=True)
     log = Path(config.run.dir) / "launcher.log"
     ctrl_c = signal.getsignal(signal.SIGINT)
     trainer, over = TrainerHandle(start), threading.Event()
