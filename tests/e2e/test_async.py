@@ -139,6 +139,7 @@ def squares(table: Table) -> list[float]:
     return [float((columns["S"][of_batch].astype(float) ** 2).sum()) for of_batch in places]
 
 
+@pytest.mark.nightly  # five runs; test_worker.py holds the losses
 def test_replayed_rollouts_give_the_losses_of_synchronous_training(start: Starter, tmp_path: Path) -> None:
     """With four mini-batches between transfers of the weights, and with one and vLLM's log-probabilities as pi_old.
 
@@ -206,6 +207,7 @@ def test_dropping_with_pi_old_of_vllm(start: Starter, tmp_path: Path) -> None:
         assert metrics[step]["fspo/accept_rate"] == pytest.approx(inside / RESPONSES, abs=1e-6)
 
 
+@pytest.mark.nightly  # in sync: test_train.py
 @pytest.mark.parametrize(
     ("mode", "how"),
     [("colocate_async", signal.SIGKILL), ("separate_async", signal.SIGKILL), ("separate_async", signal.SIGSTOP)],

@@ -105,7 +105,7 @@ def test_verls_own_command_trains_with_the_recipe_s_trainer(tmp_path: Path, monk
     assert not (tmp_path / "run.json").exists() and not (folder / "run.json").exists()
 
 
-@pytest.mark.parametrize("loss", ["gspo", "vanilla"])
+@pytest.mark.parametrize("loss", ["gspo", pytest.param("vanilla", marks=pytest.mark.nightly)])
 def test_verls_own_trainer_trains_with_an_audit(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left of the recipe is the audit: trainer, workers and loss are verl's."""
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # what it sets is undone

@@ -1,19 +1,13 @@
-"""The slow tests of CI: the files that .ci/run lists, and the time after which no test starts (tests/conftest.py)."""
+"""The time after which CI starts no slow test (tests/conftest.py)."""
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_every_listed_file_has_slow_tests() -> None:
-    files = re.findall(r"^ +(tests/\S+\.py)$", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.M)
-    assert files and all("pytest.mark.slow" in (ROOT / file).read_text(encoding="utf-8") for file in files)
 
 
 def test_no_test_starts_after_the_time_and_those_not_run_are_named(pytester: pytest.Pytester) -> None:
