@@ -26,13 +26,12 @@ from typing import Final, TextIO
 
 from hydra import compose as hydra_compose
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fspo.job import JOB, compose
 from recipe.runner import main as runner
 from recipe.runner.launch import compose as runner_compose
-from recipe.runner.launch.compose import SEARCH_PATH
+from recipe.runner.launch.compose import SEARCH_PATH, parsed, text_of
 from recipe.runner.launch.machine import export_platform
 from recipe.runner.launch.no_effect import values_of
 
@@ -177,7 +176,7 @@ def _answer(words: Sequence[str], out: TextIO) -> None:
                 out.seek(0)
                 named = out.read()
                 config = compose(words)
-                for key in values_of(config, words):
+                for key in values_of(config, parsed(words)):
                     if not re.search(rf"(?<![\w.]){key}(?![\w.])", named) and (why := _without_reader(key, config)):
                         print(f"{_SILENT}{key}: {why}")
     except BaseException:
@@ -215,9 +214,9 @@ def _compose_once(base: str) -> None:
     whole, kept = hydra_compose, dict[tuple[str, ...], bytes]()
 
     def compose_once(config_name: str, overrides: list[str]) -> DictConfig:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-        values = [one for one in parsed if "." in one.key_or_group and one.key_or_group != SEARCH_PATH]
-        choices = tuple(str(one.input_line) for one in parsed if one not in values)
+        words = parsed(overrides)
+        values = [one for one in words if "." in one.key_or_group and one.key_or_group != SEARCH_PATH]
+        choices = tuple(text_of(one) for one in words if one not in values)
         if choices not in kept:
             kept[choices] = pickle.dumps(whole(config_name, overrides=list(choices)))
         config: DictConfig = pickle.loads(kept[choices])

@@ -204,7 +204,7 @@ def keeps_clip_values(config: DictConfig) -> str | None:
         return "fspo.clip_values=published"
     if not can_be_measured(loss):
         return f"loss_mode={loss.loss_mode} has none that could be"
-    if values := clip_values_of(loss):
+    if values := clip_values_of(config):
         return f"{_POLICY_LOSS} has {' and '.join(values)}"
     if config.get("evaluate"):
         return "evaluate=true trains nothing"
@@ -219,9 +219,15 @@ def can_be_measured(loss: DictConfig) -> bool:
     return settings is not None and not settings.calibrated
 
 
-def clip_values_of(loss: DictConfig) -> list[str]:
-    """The clip values that a loss not yet completed has from the command line or from its algorithm's file."""
-    return [f"{key}={loss[key]}" for key in ("c_low", "c_high") if loss.get(key) is not None]
+def clip_values_of(config: DictConfig) -> list[str]:
+    """The clip values that a loss not yet completed has from the command line or from its algorithm's file.
+
+    The settings of a run that measures them name those of the loss's authors, which were not given.
+    """
+    loss = config.actor_rollout_ref.actor.policy_loss
+    measured, own = OmegaConf.select(config, "fspo.clip_values") == "measured", ALGORITHMS.get(loss.loss_mode)
+    given = {key: loss[key] for key in ("c_low", "c_high") if loss.get(key) is not None}
+    return [f"{key}={value}" for key, value in given.items() if not (measured and value == getattr(own, key, None))]
 
 
 def scales_with_length(policy_loss: DictConfig) -> bool:

@@ -99,9 +99,9 @@ def compose(overrides: Sequence[str] = (), own: Collection[str] = ()) -> DictCon
     """The configuration of ``python -m recipe.fspo.main`` with these overrides, as :func:`recipe.runner.launch.compose`
     composes it.
     """
-    return runner.compose(JOB, overrides, own)
+    return runner.compose(JOB, runner.parsed(overrides), own)
 
 
 def choices(group: str, overrides: Sequence[str] = ()) -> list[str]:
     """The options of a configuration group, such as ``algo``: those shipped, and those of the user's own folders."""
-    return runner.choices(JOB, group, overrides)
+    return runner.choices(JOB, group, runner.parsed(overrides))

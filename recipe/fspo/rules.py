@@ -368,7 +368,7 @@ def _clip_problems(config: DictConfig) -> Iterator[str]:
         keys = ("clip_ratio_low", "clip_ratio_high")
         values = {f"{_ACTOR}.{key}": (actor[key], eps) for key, eps in zip(keys, usual, strict=True)}
     elif settings is not None:
-        if config.fspo.get("clip_values") == "measured" and (own := clip_values_of(actor.policy_loss)):
+        if config.fspo.get("clip_values") == "measured" and (own := clip_values_of(config)):
             both = " and ".join(own)
             yield f"fspo.clip_values=measured does not go with {_POLICY_LOSS}.{both}: leave one of them out"
         loss = LOSSES[loss_mode]

@@ -5,28 +5,22 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fspo.records import CONFIG_FILE
 from recipe.runner.faults.processes import own_run_id
-from recipe.runner.launch.commands import (
-    BAD_INPUT,
-    BadInput,
-    launch_or_exit,
-    of_system,
-    split_arguments,
-    without_hydra_options,
-)
-from recipe.runner.launch.compose import Refused, compose, parsed
+from recipe.runner.launch.commands import BadInput, launch_or_exit, of_system, refuse, split_arguments
+from recipe.runner.launch.compose import Refused, compose, key_of, text_of
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import WrongMachineError, export_platform
 from recipe.runner.launch.masking import mask_command_line, masked, masked_output, references
-from recipe.runner.launch.old_keys import OLD_KEYS
-from recipe.runner.launch.run_settings import with_settings_of_run
+from recipe.runner.launch.run_settings import Resume, resume_of
 from recipe.runner.launch.values import PreflightError
 
 #: Settings of the command itself: default and meaning of each (docs/settings.md).
@@ -43,43 +37,43 @@ def main(job: Job, usage: Callable[[], str], several: str, arguments: Sequence[s
     secret of the command is printed.
     """
     mask_command_line()
-    with masked_output(arguments):
-        _main(job, usage, several, arguments)
-
-
-def _main(job: Job, usage: Callable[[], str], several: str, arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m {job.command}", add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--package", "-p")
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--multirun", "-m", action="store_true")
-    rest, problems = without_hydra_options(arguments)
-    flags, rest = parser.parse_known_args(rest)
-    if flags.help:
+    # Settings of the command: with a + Hydra would take them for new keys of the configuration.
+    words = [
+        word.lstrip("+") if word.lstrip("+").startswith(tuple(f"{key}=" for key in SETTINGS)) else word
+        for word in arguments
+    ]
+    problems = list[str]()
+    settings, overrides = split_arguments(words, ["dry_run"], problems, parser)
+    if settings["help"]:
         print(usage(), end="")
         return
+    with masked_output(overrides):
+        _main(job, several, settings, overrides, problems)
+
+
+def _main(job: Job, several: str, settings: Mapping[str, Any], overrides: list[Override], problems: list[str]) -> None:
+    resume, flags = None, argparse.Namespace(**settings)
     try:
-        # Settings of the command: with a + Hydra would take them for new keys of the configuration.
-        rest = [
-            word.lstrip("+") if word.lstrip("+").startswith(tuple(f"{key}=" for key in SETTINGS)) else word
-            for word in rest
-        ]
-        settings, overrides = split_arguments(rest, ["dry_run"], problems)
         dry_run = settings.get("dry_run", False)
         if type(dry_run) is not bool and dry_run != "full":
             problems.append(f"dry_run={dry_run}: give true, false, or full for the whole configuration")
-        sweeps = [str(override.input_line) for override in parsed(overrides) if override.is_sweep_override()]
+        sweeps = [override for override in overrides if override.is_sweep_override()]
         if flags.multirun or sweeps:
-            what = sweeps[0] if sweeps else "--multirun"
+            what = text_of(sweeps[0]) if sweeps else "--multirun"
             problems.append(f"{what}: one command is one run; for several use {several}")
             overrides = [override for override in overrides if override not in sweeps]
-        new = len(overrides)
-        overrides = with_settings_of_run(overrides, {**OLD_KEYS, **job.old_keys})
-        if kept := overrides[: len(overrides) - new]:
-            print(f"note: the run folder keeps {' '.join(kept)}", file=sys.stderr)
+        resume = resume_of(overrides, job)
+        if resume is not None:
+            print(f"note: the settings are those of {resume.folder / CONFIG_FILE}", file=sys.stderr)
+            overrides = resume.new(overrides)
         try:
-            config = compose(job, overrides, SETTINGS)
+            config = compose(job, overrides, SETTINGS, resume and resume.base)
         except Refused as error:
             raise Refused([*problems, *error.problems], error.config) from error
         if problems:
@@ -97,26 +91,23 @@ def _main(job: Job, usage: Callable[[], str], several: str, arguments: Sequence[
         os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
         export_platform(config, elsewhere=bool(dry_run))
         if dry_run:
-            print(_tried_out(config, job, overrides, whole=dry_run == "full"), end="", flush=True)
+            print(_tried_out(config, job, overrides, resume, whole=dry_run == "full"), end="", flush=True)
             return
     except PreflightError as error:
-        print(error, file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        refuse(*error.problems)
     except Refused as error:
-        for problem in dict.fromkeys([*error.problems, *_further_problems(error.config, job, overrides)]):
-            print(f"error: {problem}", file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        refuse(*dict.fromkeys([*error.problems, *_further_problems(error.config, job, overrides, resume)]))
     except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError, WrongMachineError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        refuse(error)
     except OSError as error:
-        print(of_system(error), file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        refuse(of_system(error))
     own_run_id()  # before anything is started: whatever is, inherits it
-    launch_or_exit(config, job, overrides)
+    launch_or_exit(config, job, overrides, resume)
 
 
-def _further_problems(config: DictConfig | None, job: Job, overrides: Sequence[str]) -> Sequence[str]:
+def _further_problems(
+    config: DictConfig | None, job: Job, overrides: Sequence[Override], resume: Resume | None
+) -> Sequence[str]:
     """Problems of the configuration without the refused overrides, so that one start names all of them."""
     if config is None or not OmegaConf.is_dict(config.run):
         return ()
@@ -124,7 +115,7 @@ def _further_problems(config: DictConfig | None, job: Job, overrides: Sequence[s
 
     try:
         export_platform(config, elsewhere=True)
-        prepare(config, job, overrides, elsewhere=True)
+        prepare(config, job, overrides, elsewhere=True, resume=resume)
     except (PreflightError, Refused) as error:
         return error.problems
     except (HydraException, OmegaConfBaseException, WrongMachineError) as error:
@@ -132,7 +123,7 @@ def _further_problems(config: DictConfig | None, job: Job, overrides: Sequence[s
     return ()
 
 
-def _tried_out(config: DictConfig, job: Job, overrides: Sequence[str], whole: bool) -> str:
+def _tried_out(config: DictConfig, job: Job, overrides: Sequence[Override], resume: Resume | None, whole: bool) -> str:
     """What ``dry_run=true`` prints: the plan, what could not be checked, what differs from the given keys.
 
     With ``whole`` (``dry_run=full``) the resolved configuration follows. Writes nothing.
@@ -143,7 +134,7 @@ def _tried_out(config: DictConfig, job: Job, overrides: Sequence[str], whole: bo
     from recipe.runner.launch.prepare import prepare
     from recipe.runner.plan.prediction import plan
 
-    start = prepare(config, job, overrides, elsewhere=True)
+    start = prepare(config, job, overrides, elsewhere=True, resume=resume)
     lines = []
     try:
         planned = plan(start.config, job)
@@ -159,10 +150,10 @@ def _tried_out(config: DictConfig, job: Job, overrides: Sequence[str], whole: bo
     return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
 
 
-def _differing(config: DictConfig, overrides: Sequence[str]) -> Iterator[str]:
+def _differing(config: DictConfig, overrides: Sequence[Override]) -> Iterator[str]:
     """Keys of the command that have another value in the run; a path that was made absolute counts as equal."""
-    for override in parsed(overrides):
-        key, wanted = str(override.key_or_group), override.value()
+    for override in overrides:
+        key, wanted = key_of(override), override.value()
         is_of_the_run = "." in key and key.partition(".")[0] in config  # Hydra's own keys are not
         value = OmegaConf.select(config, key) if is_of_the_run and not override.is_delete() else wanted
         if str(value) != str(wanted) and "${" not in str(wanted) and not str(value).endswith(str(wanted).lstrip("./")):

@@ -59,6 +59,11 @@ def composed(*overrides: str) -> DictConfig:
     return config
 
 
+def defaults_of(*overrides: str) -> DictConfig:
+    """The configuration of the groups that overrides choose, without the others."""
+    return composed(*(word for word in overrides if "." not in word.partition("=")[0]))
+
+
 def composed_from(overrides: Sequence[str] = (), own: Collection[str] = ()) -> DictConfig:
     """:func:`composed` in the form of ``compose``, to stand in for it in a module under test."""
     return composed(*overrides)

@@ -30,7 +30,8 @@ from unittest import mock
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fspo.job import JOB, compose
+from recipe.fspo.job import JOB
+from recipe.runner.launch.compose import compose
 from recipe.runner.plan.memory import GIB, predict
 from recipe.runner.plan.model import ModelShape, read_architecture
 from recipe.runner.plan.setup import Hardware, Setup, job_arguments
@@ -217,7 +218,7 @@ def print_json(own: Collection[str], answer: Callable[[DictConfig, Mapping[str, 
     """Print what ``answer`` makes of a job's configuration and of ``own``, this process's arguments."""
     settings, overrides = job_arguments(sys.argv[1:], own)
     with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM print
-        result = answer(compose(overrides, own), settings)
+        result = answer(compose(JOB, overrides, own), settings)
     print(json.dumps(result))
 
 

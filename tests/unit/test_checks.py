@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from composing import composed
+from composing import composed, defaults_of
 from hydra.utils import instantiate
 from messages import holds
 
@@ -18,6 +18,7 @@ from recipe.fspo.config import complete_loss
 from recipe.fspo.job import JOB, choices
 from recipe.runner import SUPPORTED_VERL
 from recipe.runner.launch import checks, inputs
+from recipe.runner.launch.compose import parsed
 from recipe.runner.launch.no_effect import judged
 from recipe.runner.launch.prepare import check, on_this_machine
 from recipe.runner.launch.values import MachineProblem, PreflightError
@@ -39,7 +40,7 @@ def problems(tmp_path: Path) -> Problems:
     def find(*overrides: str) -> list[str]:
         try:
             config = on_this_machine(composed(f"run.dir={tmp_path}", *SMALL_TASK, *overrides))
-            check(config, JOB, refused=judged(config, JOB, overrides)[0])
+            check(config, JOB, refused=judged(config, JOB, parsed(overrides), defaults_of(*overrides))[0])
         except PreflightError as error:
             return list(error.problems)
         return []

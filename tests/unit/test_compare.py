@@ -12,13 +12,17 @@ from types import SimpleNamespace
 import pytest
 from composing import composed, composed_from
 from messages import holds
+from test_run_folder import begun
 
 from fspo.records import PlannedRun
 from recipe.fspo.compare import grid
 from recipe.fspo.compare.__main__ import parse
 from recipe.fspo.compare.grid import Request, plan
 from recipe.fspo.compare.starts import Starts
+from recipe.fspo.job import JOB
 from recipe.runner.launch.commands import BadInput
+from recipe.runner.launch.compose import parsed
+from recipe.runner.launch.run_settings import resume_of
 
 
 @pytest.fixture(autouse=True)
@@ -109,8 +113,15 @@ def test_a_grid_can_grow_but_its_conditions_cannot_change(tmp_path: Path) -> Non
 
 
 def test_conditions_may_change_as_long_as_no_run_has_begun(tmp_path: Path) -> None:
+    """A run that came to nothing keeps no settings then: else its next start would go on with those of its folder."""
     plan(parse(["algos=[fspo]", "seeds=[1,2]", f"out={tmp_path}"]))
-    plan(parse(["algos=[fspo]", "seeds=[1]", f"out={tmp_path}", "trainer.test_freq=5"]))
+    folder = begun(tmp_path / "measured/fspo/seed1", step=0)
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(info | {"status": "failed"}))
+    request = parse(["algos=[fspo]", "seeds=[1]", f"out={tmp_path}", "trainer.test_freq=5"])
+    assert resume_of(parsed([f"run.dir={folder}"]), JOB) is not None
+    plan(request)
+    assert resume_of(parsed([f"run.dir={folder}"]), JOB) is None
     made = json.loads((tmp_path / "grid.json").read_text())
     assert (made["overrides"][-1], len(made["runs"])) == ("trainer.test_freq=5", 1)
 

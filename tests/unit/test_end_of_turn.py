@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from composing import composed
 from messages import holds
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
+from test_run_folder import allowed_changes, given
 from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
@@ -21,10 +22,10 @@ from verl.workers.rollout.vllm_rollout import vllm_async_server
 
 from recipe.fspo.job import JOB
 from recipe.runner.launch import run_folder
+from recipe.runner.launch.compose import parsed
 from recipe.runner.launch.end_of_turn import STOPS, end_of_turn
 from recipe.runner.launch.prepare import add_stop_tokens, on_this_machine
-from recipe.runner.launch.run_folder import Changes, Start
-from recipe.runner.launch.run_settings import allowed_changes, recorded_settings, with_settings_of_run
+from recipe.runner.launch.run_folder import Start
 from recipe.runner.launch.values import MachineProblem, PreflightError
 from recipe.runner.verl_patches import front_end
 
@@ -231,14 +232,11 @@ def test_a_model_that_is_not_here_and_a_tokenizer_that_is_broken(
 
 
 def settled(folder: Path, *overrides: str) -> tuple[Any, str]:
-    config = on_this_machine(composed(*with_settings_of_run([f"run.dir={folder}", *overrides])))
-    line = add_stop_tokens(config, recorded_settings(Path(config.run.dir)))
+    config, _, resume = given(f"run.dir={folder}", *overrides)
+    config = on_this_machine(config)
+    line = add_stop_tokens(config, resume.settings if resume else None)
     JOB.complete(config)
     return config, line
-
-
-def changed(config: DictConfig) -> Changes:
-    return allowed_changes(config, recorded_settings(Path(config.run.dir)))
 
 
 def test_a_run_keeps_its_stop_tokens(model: MakeModel, tmp_path: Path) -> None:
@@ -251,16 +249,16 @@ def test_a_run_keeps_its_stop_tokens(model: MakeModel, tmp_path: Path) -> None:
         assert OmegaConf.select(config, STOPS) == [END] and str(END) in line
         if folder == earlier:  # of a version that added none
             del config.actor_rollout_ref.rollout.custom
-        run_folder.begin(Start(config, JOB, tuple(own)))
+        run_folder.begin(Start(config, JOB, tuple(parsed(own))))
         (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
     config, line = settled(new)
-    assert OmegaConf.select(config, STOPS) == [END] and line == "" and changed(config) == []
+    assert OmegaConf.select(config, STOPS) == [END] and line == "" and allowed_changes(config) == []
     config, line = settled(earlier)
-    assert OmegaConf.select(config, STOPS) is None and changed(config) == []
+    assert OmegaConf.select(config, STOPS) is None and allowed_changes(config) == []
     assert "'<|im_end|>'" in line and "run.dir" in line
     config, _ = settled(earlier, f"++{STOPS}=[{END}]")
     with pytest.raises(PreflightError, match=holds("rollout.custom", str(END), "run.allow_changed")):
-        changed(config)
+        allowed_changes(config)
     # The model's files were mended since: the run goes on as it began, and its evaluation is of the same responses.
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, END]}))
     config, line = settled(new)

@@ -331,6 +331,8 @@ def test_a_dry_run_plans_on_any_machine_and_writes_nothing(
     begun = {"status": "failed", "versions": {}, "overrides": settings}
     if not new:
         (tmp_path / "run.json").write_text(json.dumps(begun))
+        text = OmegaConf.to_yaml(composed(*settings, f"run.dir={tmp_path}"), resolve=True)
+        (tmp_path / "config.yaml").write_text(text)
     before = sorted(tmp_path.iterdir())
     command = [*settings, f"run.dir={tmp_path}"] if new else [f"resume={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["main", *command, "++dry_run=full" if new else "dry_run=full"])

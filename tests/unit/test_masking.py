@@ -12,7 +12,7 @@ import pytest
 from composing import composed
 from messages import holds
 from omegaconf import OmegaConf
-from test_run_folder import SMALL_TASK, begun, saved_by
+from test_run_folder import SMALL_TASK, begun, prepared, saved_by
 from verl.trainer import main_ppo
 from verl.trainer.ppo.v1 import trainer_base
 
@@ -24,9 +24,10 @@ from recipe.runner.faults.texts import masked_text
 from recipe.runner.launch import code_state as code
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.commands import BadInput
-from recipe.runner.launch.masking import is_secret, masked, masked_output, masked_override, references
+from recipe.runner.launch.compose import parsed
+from recipe.runner.launch.masking import is_secret, masked, masked_output, masked_word, references
 from recipe.runner.launch.prepare import prepare
-from recipe.runner.launch.run_settings import with_settings_of_run
+from recipe.runner.launch.run_settings import resume_of
 from recipe.runner.launch.values import PreflightError
 from recipe.runner.main import main
 from recipe.runner.verl_patches.shown import show_configuration
@@ -54,7 +55,7 @@ def test_a_key_is_that_of_a_secret(key: str) -> None:
     "key", ["api_key", "x.token", "OPENAI_KEY_1", "db_password", f"{ENV_VARS}.ANY", "secret_level"]
 )
 def test_a_number_can_be_a_secret(key: str) -> None:
-    assert masked({key: 12345}) == {key: "***"} and "12345" not in masked_override(f"+{key}=12345")
+    assert masked({key: 12345}) == {key: "***"} and "12345" not in masked_word(f"+{key}=12345")
 
 
 @pytest.mark.parametrize(
@@ -62,8 +63,8 @@ def test_a_number_can_be_a_secret(key: str) -> None:
 )
 def test_a_number_of_tokens_or_keys_is_ordinary(key: str) -> None:
     for value in (4, 0.5):
-        assert masked({key: value}) == {key: value} and masked_override(f"+{key}={value}") == f"+{key}={value}"
-    assert masked_override("+x.a=nan") == "+x.a=nan"
+        assert masked({key: value}) == {key: value} and masked_word(f"+{key}={value}") == f"+{key}={value}"
+    assert masked_word("+x.a=nan") == "+x.a=nan"
 
 
 @pytest.mark.parametrize(
@@ -103,11 +104,11 @@ def test_an_address_is_written_without_its_password(address: str, shown: str) ->
 
 
 def test_a_word_of_a_command_is_written_without_secrets() -> None:
-    assert masked_override("++a.api_key=SECRET1") == "++a.api_key='***'"
-    assert masked_override("+a.url=https://u:SECRET1@h/x") == "+a.url='https://***@h/x'"
-    assert "SECRET1" not in masked_override(f"+{ENV_VARS}={{A:SECRET1}}") + masked_override("+a=[{token:SECRET1}]")
+    assert masked_word("++a.api_key=SECRET1") == "++a.api_key='***'"
+    assert masked_word("+a.url=https://u:SECRET1@h/x") == "+a.url='https://***@h/x'"
+    assert "SECRET1" not in masked_word(f"+{ENV_VARS}={{A:SECRET1}}") + masked_word("+a=[{token:SECRET1}]")
     for word in ("algo=fspo", "~a.token", "-m", "data.prompt_key=prompt", "+a.token='${oc.env:X}'", "+a.b={c:1}"):
-        assert masked_override(word) == word
+        assert masked_word(word) == word
 
 
 def test_what_comes_from_the_environment_is_written_as_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +191,7 @@ def test_no_secret_is_in_a_run_folder(
     monkeypatch.setitem(os.environ, "DB", "")
     overrides = planted(tmp_path, monkeypatch)
     monkeypatch.setattr("sys.orig_argv", ["python", "-m", JOB.command, *overrides])
-    start = prepare(compose(overrides), JOB, overrides)
+    start = prepare(compose(overrides), JOB, parsed(overrides))
     kwargs = start.config.reward.custom_reward_function.reward_kwargs
     assert (kwargs.db, kwargs.judge_api_key, kwargs.again) == ("SECRETOCENV", "SECRETKEY", "Bearer SECRETKEY")
     run_folder.begin(start)
@@ -250,21 +251,21 @@ def test_a_resume_takes_secrets_from_the_command_or_the_environment(
     )
     saved_by(tmp_path, 1)
     with pytest.raises(PreflightError, match=holds(f"{key}=", f"{url}=", "oc.env")) as error:
-        with_settings_of_run([f"resume={tmp_path}"])
+        resume_of(parsed([f"resume={tmp_path}"]), JOB)
     assert "HF_TOKEN" not in str(error.value), "the environment has it"
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(PreflightError, match="HF_TOKEN"):
-        with_settings_of_run([f"resume={tmp_path}"])
+        resume_of(parsed([f"resume={tmp_path}"]), JOB)
     monkeypatch.setenv("HF_TOKEN", "x")
     again = (f"++{key}=SECRETOTHER", f"++{url}=https://u:SECRETNEW@h")
-    words = with_settings_of_run([f"resume={tmp_path}", *again])
-    assert reference in words and not [word for word in words if "num_cpus" in word or "***" in word]
-    assert "ray_kwargs.ray_init.num_cpus=7" in capsys.readouterr().err
     monkeypatch.setenv("MINE", "SECRETELSE")
-    start = prepare(composed(*words), JOB, words)
-    assert start.changed == () and start.config.reward.custom_reward_function.reward_kwargs.place == "SECRETELSE"
+    start = prepared(f"resume={tmp_path}", *again)
+    assert f"{ray[0]} is not taken from {tmp_path}" in capsys.readouterr().err
+    kwargs = start.config.reward.custom_reward_function.reward_kwargs
+    assert (kwargs.place, kwargs.api_key, kwargs.url) == ("SECRETELSE", "SECRETOTHER", "https://u:SECRETNEW@h")
+    assert start.changed == () and start.config.ray_kwargs.ray_init.num_cpus == 32
     with pytest.raises(PreflightError, match=holds(f"{url} was", "https://***@other")) as error:
-        prepare(composed(*words, f"++{url}=https://u:SECRETNEW@other"), JOB, words)
+        prepared(f"resume={tmp_path}", again[0], f"{url}=https://u:SECRETNEW@other")
     assert "SECRET" not in str(error.value)
 
 
@@ -279,7 +280,7 @@ def test_no_secret_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "SECRET" not in "".join(capsys.readouterr())
     main(JOB, "", "", ["++trainer.hf_token=SECRET1", "--cfg", "job", "--package", "trainer"])
     assert "hf_token: '***'" in capsys.readouterr().out
-    with masked_output(["a.token=SECRETWORD"]):
+    with masked_output(parsed(["a.token=SECRETWORD"])):
         print("SECRETWORD", "WORD")
     assert capsys.readouterr().out == "*** WORD\n"
 

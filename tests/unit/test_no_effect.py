@@ -7,15 +7,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
-from composing import composed
+from composing import composed, defaults_of
 from hydra.errors import ConfigCompositionException
 from messages import holds
 from omegaconf import OmegaConf
 
 from fspo.losses import ALGORITHMS
 from recipe.fspo.job import JOB, compose
-from recipe.runner.launch import no_effect
-from recipe.runner.launch.compose import has_key
+from recipe.runner.launch.compose import has_key, parsed
 from recipe.runner.launch.no_effect import TABLE, judged, rows_of, values_of
 from recipe.runner.launch.prepare import on_this_machine
 
@@ -29,13 +28,12 @@ PROFILED = "global_profiler.steps=[1] global_profiler.tool=torch"
 
 
 @pytest.fixture
-def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Judged:
+def judge(tmp_path: Path) -> Judged:
     """What is refused and what is noted of a command."""
-    monkeypatch.setattr(no_effect, "compose", lambda job, overrides: composed(*overrides))
 
     def sentences(*overrides: str, begun_with: Sequence[str] = ()) -> tuple[list[str], list[str]]:
         config = on_this_machine(composed(f"run.dir={tmp_path}", *overrides), elsewhere=True)
-        return judged(config, JOB, overrides, begun_with)
+        return judged(config, JOB, parsed(overrides), defaults_of(*overrides), parsed(begun_with))
 
     return sentences
 
@@ -274,7 +272,7 @@ def test_every_row_names_keys_and_settings_that_there_are() -> None:
     added += tuple(f"+{ROLLOUT}.engine_kwargs.{engine}.x=1" for engine in ("sglang", "trtllm"))
     config = composed(*added)
     groups = [f"{group}.{name}=0" for group in config if OmegaConf.is_dict(config[group]) for name in config[group]]
-    keys = list(values_of(config, groups))
+    keys = list(values_of(config, parsed(groups)))
     assert JOB.no_effect is not None
     unknown = []
     for row in (*rows_of(JOB.no_effect), *rows_of(TABLE)):

@@ -26,6 +26,7 @@ from recipe.fspo.config import scales_with_length
 from recipe.fspo.job import JOB, choices
 from recipe.runner.launch import run_folder, trial
 from recipe.runner.launch.commands import BadInput
+from recipe.runner.launch.compose import parsed
 from recipe.runner.launch.prepare import on_this_machine
 
 SEARCH = "hydra.searchpath=[conf]"
@@ -182,7 +183,7 @@ def test_what_was_run_is_in_the_run_folder(own_loss: Path, tmp_path: Path) -> No
     assert list(problems(config)) == []
     facts = JOB.complete(config)
     write_dataset(tmp_path / "run/data", 64, 8, 0)
-    run_folder.begin(run_folder.Start(config, JOB, tuple(overrides), facts=facts))
+    run_folder.begin(run_folder.Start(config, JOB, tuple(parsed(overrides)), facts=facts))
     info = json.loads((tmp_path / "run/run.json").read_text())
     assert info["loss"]["exponent"] == 0.7 and info["loss"]["clip"] == 0.02
     assert info["dirty"] is True

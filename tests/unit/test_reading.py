@@ -46,10 +46,10 @@ from recipe.fspo.accounting.funnel import LengthFunnel
 from recipe.fspo.job import JOB
 from recipe.runner.faults.phase import read_phase
 from recipe.runner.launch import run_folder
-from recipe.runner.launch.compose import parsed
+from recipe.runner.launch.compose import compose, parsed
 from recipe.runner.launch.end_of_turn import stop_tokens
 from recipe.runner.launch.run_folder import Start
-from recipe.runner.launch.run_settings import recorded_settings, with_settings_of_run
+from recipe.runner.launch.run_settings import resume_of
 from recipe.runner.launch.values import PreflightError
 
 #: For one hostile folder, or its file: the slow tests alone look at the time, because a busy machine takes longer.
@@ -144,10 +144,11 @@ def check_resumes(base: Path, folder: Path, cases: list[tuple[str, Spoil]], limi
         began = time.monotonic()
         config.run.dir = str(run)
         try:
-            words = with_settings_of_run([f"resume={run}"])
-            before = recorded_settings(run)
-            stop_tokens(config.actor_rollout_ref, None, before, True)
-            run_folder.begin(Start(config, JOB, tuple(words)))
+            resume = resume_of(parsed([f"resume={run}"]), JOB)
+            assert resume is not None
+            compose(JOB, (), (), resume.base)
+            stop_tokens(config.actor_rollout_ref, None, resume.settings, True)
+            run_folder.begin(Start(config, JOB, tuple(resume.all_overrides(()))))
             run_folder.end(str(run), "failed", "why")
         except (PreflightError, HydraException) as error:
             refused += 1

@@ -23,7 +23,8 @@ import numpy as np
 import pytest
 import ray
 from composing import composed
-from hydra.errors import InstantiationException
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, InstantiationException
 from messages import holds
 from omegaconf import DictConfig, OmegaConf
 from test_checkpoints import write_checkpoint
@@ -38,19 +39,15 @@ from recipe.runner.faults.phase import Phase, write_phase
 from recipe.runner.faults.preemption import Preempted
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.launch import commands, run_folder, run_settings, start
+from recipe.runner.launch import compose as runner
 from recipe.runner.launch.code_state import code_state
 from recipe.runner.launch.commands import launch_or_exit
-from recipe.runner.launch.compose import quoted
+from recipe.runner.launch.compose import Refused, parsed, quoted
 from recipe.runner.launch.inputs import write_offline_task
 from recipe.runner.launch.prepare import on_this_machine, prepare, turn_into_evaluation
 from recipe.runner.launch.progress import PROGRESS, step_line, validation_line
 from recipe.runner.launch.run_folder import Changes, Start
-from recipe.runner.launch.run_settings import (
-    kept_overrides,
-    next_commands,
-    recorded_settings,
-    with_settings_of_run,
-)
+from recipe.runner.launch.run_settings import Resume, next_commands, resume_of
 from recipe.runner.launch.start import launch
 from recipe.runner.launch.values import PreflightError
 
@@ -63,26 +60,42 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
+def given(*words: str) -> tuple[DictConfig, list[Override], Resume | None]:
+    """What a command makes of its words: the configuration, its new overrides, and the run that it goes on with."""
+    overrides = parsed(words)
+    if (resume := resume_of(overrides, JOB)) is None:
+        return composed(*words), overrides, None
+    new = resume.new(overrides)
+    return runner.compose(JOB, new, (), resume.base), new, resume
+
+
+def prepared(*words: str) -> Start:
+    config, new, resume = given(*words)
+    return prepare(config, JOB, new, resume=resume)
+
+
 def ready(folder: Path, *overrides: str) -> DictConfig:
-    config = on_this_machine(composed(f"run.dir={folder}", *SMALL_TASK, *overrides))
+    config = on_this_machine(given(f"run.dir={folder}", *SMALL_TASK, *overrides)[0])
     JOB.complete(config)
     return config
 
 
 def changed_settings(config: DictConfig) -> Changes:
     """What a start with this configuration would change of the run in its folder."""
-    return run_settings.changed_settings(config, recorded_settings(Path(config.run.dir)))
+    return run_settings.changed_settings(config, resume_of(parsed([f"run.dir={config.run.dir}"]), JOB))
 
 
 def allowed_changes(config: DictConfig) -> Changes:
-    return run_settings.allowed_changes(config, recorded_settings(Path(config.run.dir)))
+    return run_settings.allowed_changes(config, resume_of(parsed([f"run.dir={config.run.dir}"]), JOB))
 
 
 def begun(folder: Path, *overrides: str, step: int = 1) -> Path:
     """The folder of a run that has done ``step`` steps, made by the code that makes one."""
-    config = ready(folder, *overrides)
+    words, references = (f"run.dir={folder}", *SMALL_TASK, *overrides), dict[str, str]()
+    config = on_this_machine(composed(*words), references=references)
+    JOB.complete(config)
     write_dataset(folder / "data", 64, 8, 0)
-    run_folder.begin(Start(config, JOB, (f"run.dir={folder}", *SMALL_TASK, *overrides)))
+    run_folder.begin(Start(config, JOB, tuple(parsed(words)), references=references))
     (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n' * step)
     return folder
 
@@ -137,7 +150,7 @@ def test_a_file_of_the_users_is_in_the_way_of_a_run(tmp_path: Path, name: str) -
     (tmp_path / name).write_text("{}")
     (tmp_path / "notes.txt").write_text("mine")  # this one is not
     with pytest.raises(PreflightError) as refused:
-        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK), JOB))
+        launch(prepared(f"run.dir={tmp_path}", *SMALL_TASK))
     named = name.removesuffix("/mine.txt").removesuffix("/mine.py").removesuffix("/mine.parquet")
     assert str(tmp_path) in str(refused.value) and named in str(refused.value)
     assert contents(tmp_path) == {name: b"{}", "notes.txt": b"mine"}
@@ -146,7 +159,10 @@ def test_a_file_of_the_users_is_in_the_way_of_a_run(tmp_path: Path, name: str) -
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        (["algo=gspo"], ("fspo.algo", "'fspo'", "'gspo'", "run.allow_changed=[")),
+        (["algo=gspo"], ("algo=gspo", "algo cannot change", "run.dir")),
+        (["mode=colocate_async"], ("mode=colocate_async", "mode cannot change", "run.dir")),
+        (["~experiment"], ("~experiment", "experiment cannot change", "run.dir")),
+        (["fspo.algo=gspo"], ("fspo.algo", "'fspo'", "'gspo'", "run.allow_changed=[")),
         (["trainer.resume_mode=disable"], ("resume_mode=disable", "run.dir")),
         (
             ["trainer.resume_mode=resume_path", "trainer.resume_from_path=/elsewhere/global_step_2"],
@@ -156,9 +172,20 @@ def test_a_file_of_the_users_is_in_the_way_of_a_run(tmp_path: Path, name: str) -
 )
 def test_a_run_is_not_mixed_with_another(tmp_path: Path, changes: list[str], says: tuple[str, ...]) -> None:
     before = contents(begun(tmp_path))
-    with pytest.raises(PreflightError, match=holds(*says)):
-        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK, *changes), JOB))
+    with pytest.raises((PreflightError, Refused), match=holds(*says)):
+        launch(prepared(f"run.dir={tmp_path}", *SMALL_TASK, *changes))
     assert contents(tmp_path) == before
+
+
+def test_a_group_of_the_run_may_be_named_again_and_no_other(tmp_path: Path) -> None:
+    """Also none that would be chosen without the run's words, and not beside one that changes nothing."""
+    begun(tmp_path, "algo=gspo")
+    assert given(f"run.dir={tmp_path}", "mode=sync", "experiment=demo")[0].fspo.algo == "gspo"
+    with pytest.raises(Refused, match=holds("algo=fspo", str(tmp_path), "run.dir")) as refused:
+        given(f"run.dir={tmp_path}", "mode=sync", "algo=fspo")
+    assert len(refused.value.problems) == 1
+    with pytest.raises(Refused, match=holds("algo=gspoo", "gspo")):
+        given(f"run.dir={tmp_path}", "algo=gspoo")
 
 
 def test_a_former_clip_value_is_refused_where_it_stands(tmp_path: Path) -> None:
@@ -172,7 +199,7 @@ def test_a_former_clip_value_is_refused_where_it_stands(tmp_path: Path) -> None:
     (folder / "config.yaml").write_text(text.replace("c_low: 0.22314355131420976", "clip_low: 0.2"))
     before = contents(folder)
     with pytest.raises(PreflightError, match=holds("config.yaml", "clip_low=0.2", "c_low=0.223144", "run.dir")):
-        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK, "algo=rloo"), JOB))
+        launch(prepared(f"run.dir={tmp_path}", *SMALL_TASK, "algo=rloo"))
     assert contents(folder) == before
 
 
@@ -184,24 +211,26 @@ def test_a_run_with_a_setting_that_has_gone_is_refused_in_its_own_words(tmp_path
     (folder / "run.json").write_text(json.dumps(info))
     for words in ([], ["evaluate=true"]):
         with pytest.raises(PreflightError, match=holds("run.json", "clip_values=measured", "run.dir", "export")):
-            with_settings_of_run([f"resume={folder}", *words], JOB.old_keys)
+            resume_of(parsed([f"resume={folder}", *words]), JOB)
+    info["overrides"] = info["overrides"][:-2]
+    (folder / "run.json").write_text(json.dumps(info))
     text = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(text.replace("fspo:\n", "fspo:\n  drop: stale\n"))
     with pytest.raises(PreflightError, match=holds("config.yaml", "fspo.drop=stale", "run.dir", "export")):
-        prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK), JOB)
+        prepared(f"resume={folder}")
 
 
 def test_another_exponent_is_another_run(tmp_path: Path) -> None:
     key = "actor_rollout_ref.actor.policy_loss.exponent"
     begun(tmp_path, f"{key}=0.43")
     with pytest.raises(PreflightError, match=holds(key, "0.43", "0.5", "run.allow_changed=[")):
-        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK, f"{key}=0.5"), JOB))
+        launch(prepared(f"run.dir={tmp_path}", *SMALL_TASK, f"{key}=0.5"))
 
 
 def test_two_starts_do_not_share_a_folder(tmp_path: Path) -> None:
     before = contents(begun(tmp_path))
     with run_folder.locked(str(tmp_path)), pytest.raises(PreflightError, match=f"run.dir={tmp_path}"):
-        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK), JOB))
+        launch(prepared(f"run.dir={tmp_path}", *SMALL_TASK))
     assert contents(tmp_path) == before
     with run_folder.locked(str(tmp_path)):
         """The one before has ended."""
@@ -249,7 +278,7 @@ def test_a_folder_without_a_name_and_a_name_that_leads_out_of_it_are_refused(
     monkeypatch.chdir(tmp_path)
     key = words[0].partition("=")[0]
     with pytest.raises(PreflightError, match=key):
-        prepare(composed(*with_settings_of_run([*SMALL_TASK, *words])), JOB)
+        prepared(*SMALL_TASK, *words)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -267,7 +296,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(
         (folder / ".lock").mkdir(parents=True)
     words = (f"run.dir='{folder}'", *SMALL_TASK, "ray_kwargs.ray_init.address=auto")
     with pytest.raises(SystemExit) as ended:
-        launch_or_exit(composed(*words), JOB, words)
+        launch_or_exit(composed(*words), JOB, parsed(words))
     error = capsys.readouterr().err
     place = {"link": str(folder.parent), "long": str(folder), "lock": f"{folder}/.lock"}[what]
     assert ended.value.code == 2 and place in error and "run.dir" in error and "Traceback" not in error
@@ -294,16 +323,16 @@ def test_a_run_json_that_cannot_be_written_at_the_end_changes_no_status(
     words = (f"run.dir={tmp_path}", *SMALL_TASK, "ray_kwargs.ray_init.address=auto")
     if how == "preempted":
         with pytest.raises(SystemExit) as ended:
-            launch_or_exit(composed(*words), JOB, words)
+            launch_or_exit(composed(*words), JOB, parsed(words))
         assert ended.value.code == 75
     else:
-        launch_or_exit(composed(*words), replace(JOB, conclude=conclude), words)
+        launch_or_exit(composed(*words), replace(JOB, conclude=conclude), parsed(words))
         assert "run.png" in (out := capsys.readouterr().out) and "run.json" in out
         (tmp_path / "run.json").rmdir()
         words = (f"run.dir={tmp_path}/new", *words[1:])
         monkeypatch.setattr(start, "run_ppo", lambda *_, **__: None)
         with pytest.raises(SystemExit) as ended:
-            launch_or_exit(composed(*words, "evaluate=true"), replace(JOB, conclude=conclude), words)
+            launch_or_exit(composed(*words, "evaluate=true"), replace(JOB, conclude=conclude), parsed(words))
         assert ended.value.code == 1 and "run.png" in capsys.readouterr().err, "an evaluation leaves nothing else"
 
 
@@ -333,37 +362,97 @@ def test_lines_leave_out_what_was_not_measured(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_folder_alone_restores_the_settings(tmp_path: Path) -> None:
-    begun(tmp_path, "algo=gspo", "seed=7")
-    for command in ([f"run.dir={tmp_path}"], [f"resume={tmp_path}"], [f"run.dir={tmp_path}", "algo=gspo"]):
-        config = composed(*with_settings_of_run(command))
+    begun(tmp_path, "algo=gspo", "seed=7", "~data.return_multi_modal_inputs", "+data.mine=1")
+    repeated = [
+        f"run.dir={tmp_path}",
+        *SMALL_TASK,
+        "algo=gspo",
+        "seed=7",
+        "~data.return_multi_modal_inputs",
+        "+data.mine=1",
+    ]
+    for command in ([f"run.dir={tmp_path}"], [f"resume={tmp_path}"], repeated, [f"run.dir={tmp_path}", "mode=sync"]):
+        config, _, resume = given(*command)
         assert (config.fspo.algo, config.seed, config.run.dir) == ("gspo", 7, str(tmp_path))
+        assert config.data.mine == 1 and "return_multi_modal_inputs" not in config.data
         config = on_this_machine(config)
         JOB.complete(config)
-        assert changed_settings(config) == []
-    assert composed(*with_settings_of_run([f"run.dir={tmp_path}/new"])).fspo.algo == "fspo"
-    assert changed_settings(ready(tmp_path.rename(f"{tmp_path}_moved"), "algo=gspo", "seed=7")) == []
+        assert run_settings.changed_settings(config, resume) == []
+    assert given(f"run.dir={tmp_path}/new")[0].fspo.algo == "fspo"
+    elsewhere = tmp_path.rename(f"{tmp_path}_moved")
+    config = given(f"resume={elsewhere}")[0]
+    assert config.trainer.default_local_dir == f"{elsewhere}/checkpoints"
+    assert config.data.train_files == [f"{elsewhere}/data/train.parquet"]
+    assert changed_settings(on_this_machine(config)) == []
 
 
-def test_what_is_of_one_start_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_of_one_start_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     joined, leave = "++ray_kwargs.ray_init.address=auto", f"run.allow_changed=[{LR}]"
     monkeypatch.setenv(RUN_ID_VARIABLE, "one")
     begun(tmp_path, joined, leave, "algo=gspo")
-    arguments = with_settings_of_run([f"resume={tmp_path}", f"{LR}=1e-3"])
-    config = composed(*arguments)
-    assert (config.fspo.algo, config.ray_kwargs.ray_init.address) == ("gspo", "local")
+    config = given(f"resume={tmp_path}", f"{LR}=1e-3")[0]
+    assert f"{joined} is not taken from {tmp_path}" in capsys.readouterr().err
+    ray_init = config.ray_kwargs.ray_init
+    assert (config.fspo.algo, ray_init.address, ray_init.num_cpus) == ("gspo", "local", 32), "of the experiment"
     with pytest.raises(PreflightError, match=holds(LR, "0.0001", "0.001", "run.allow_changed")):
-        allowed_changes(ready(tmp_path, *arguments))
-    again = with_settings_of_run([joined, f"run.dir={tmp_path}"])  # as a job does that is started again
-    assert composed(*again).ray_kwargs.ray_init.address == "auto"
+        allowed_changes(on_this_machine(config))
+    again = given(joined, f"run.dir={tmp_path}", leave, "algo=gspo")[0]  # as a job does that is started again
+    assert again.ray_kwargs.ray_init.address == "auto" and again.run.allow_changed == [LR]
     monkeypatch.setenv(RUN_ID_VARIABLE, "another")  # every start has its own, which Ray hands to the nodes
     assert changed_settings(ready(tmp_path, joined, leave, "algo=gspo")) == []
 
 
 def test_what_the_command_says_wins_over_what_the_folder_keeps(tmp_path: Path) -> None:
-    begun(tmp_path, "algo=gspo", "trainer.total_training_steps=30", "+data.mine=1")
-    arguments = with_settings_of_run([f"resume={tmp_path}", "trainer.total_training_steps=40", "+data.mine=2"])
-    config = composed(*arguments)
+    steps, longer = "trainer.total_training_steps=30", "trainer.total_training_steps=40"
+    first = (f"run.dir={tmp_path}", *SMALL_TASK, "algo=gspo", steps, "+data.mine=1")
+    begun(tmp_path, *first[3:])
+    config = given(f"resume={tmp_path}", longer, "data.mine=2")[0]
     assert (config.trainer.total_training_steps, config.data.mine) == (40, 2)
+    with pytest.raises(Refused, match=holds("trainer.total_steps", "did you mean")):
+        given(f"resume={tmp_path}", "trainer.total_steps=40")
+    start = prepared(f"resume={tmp_path}", longer)
+    assert [key for key, *_ in start.changed] == ["trainer.total_training_steps"]
+    run_folder.begin(start)
+    overrides = json.loads((tmp_path / "run.json").read_text())["overrides"]
+    assert longer in overrides and steps not in overrides and "algo=gspo" in overrides
+    assert given(f"resume={tmp_path}")[0].trainer.total_training_steps == 40
+    assert given(*first)[0].trainer.total_training_steps == 30, "the first command, repeated, is no repetition any more"
+
+
+def test_the_folders_of_the_user_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's settings come from the run's groups, and a folder that has moved is given again."""
+    (tmp_path / "mine/experiment").mkdir(parents=True)
+    text = "# @package _global_\ndefaults: [demo]\nray_kwargs: {ray_init: {num_cpus: 9}}\ntrainer: {save_freq: 3}\n"
+    (tmp_path / "mine/experiment/mine.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    words = ("hydra.searchpath=[mine]", "experiment=mine")
+    command = parsed([f"run.dir={tmp_path}/run", *SMALL_TASK, *words])
+    run_folder.begin(prepare(runner.compose(JOB, command), JOB, command))
+    monkeypatch.chdir("/")
+    config = given(f"resume={tmp_path}/run")[0]
+    assert (config.ray_kwargs.ray_init.num_cpus, config.trainer.save_freq) == (9, 3)
+    moved = (tmp_path / "mine").rename(tmp_path / "moved")
+    with pytest.raises(HydraException, match=f"{tmp_path}/mine"):
+        given(f"resume={tmp_path}/run")
+    assert given(f"resume={tmp_path}/run", f"hydra.searchpath=[{moved}]")[0].ray_kwargs.ray_init.num_cpus == 9
+
+
+def test_a_key_that_is_newer_than_the_run_is_named(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("  calibration_rounds: 8\n", ""))
+    with pytest.raises(PreflightError, match=holds("fspo.calibration_rounds", "8", "run.allow_changed=[")):
+        prepared(f"resume={folder}")
+
+
+def test_a_reference_in_the_settings_is_damage(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("experiment_name: demo", "experiment_name: ${seed}"))
+    with pytest.raises(PreflightError, match=holds(f"{folder}/config.yaml", "${seed}")):
+        resume_of(parsed([f"resume={folder}"]), JOB)
 
 
 LONGER, COSINE = "trainer.total_training_steps=99", "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
@@ -386,7 +475,9 @@ def test_length_logs_and_machine_may_change_and_what_is_allowed(
     begun(tmp_path, *before)
     config = ready(tmp_path, *change)
     if not refused:
-        assert {key for key, _, _ in allowed_changes(config)} >= {words.partition("=")[0] for words in change[1:]}
+        assert {key for key, _, _ in allowed_changes(config)} >= {
+            key for key in (words.partition("=")[0] for words in change[1:]) if key != "run.allow_changed"
+        }
         return
     with pytest.raises(PreflightError) as caught:
         allowed_changes(config)
@@ -397,27 +488,34 @@ def test_length_logs_and_machine_may_change_and_what_is_allowed(
 def test_changes_are_recorded_with_their_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begun(tmp_path)
     saved_by(tmp_path, 10, 20)
-    earlier = f"trainer.resume_from_path={tmp_path}/checkpoints/global_step_10"
-    config = ready(tmp_path, "trainer.resume_mode=resume_path", earlier)
-    run_folder.begin(
-        Start(config, JOB, checkpoint=resumed_from(config.trainer), changed=[("trainer.save_freq", 10, 5)])
-    )
+    back = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/checkpoints/global_step_10")
+    run_folder.begin(prepared(f"resume={tmp_path}", *back, "trainer.save_freq=5"))
     assert "trainer.save_freq was 10, from step 11 on it is 5" in capsys.readouterr().out
-    run_folder.begin(Start(ready(tmp_path), JOB))
+    start = prepared(f"resume={tmp_path}")
+    assert start.step == 20 and start.changed == ()
+    run_folder.begin(start)
     info = json.loads((tmp_path / "run.json").read_text())
     assert info["changed"] == [{"after_step": 10, "key": "trainer.save_freq", "old": 10, "new": 5}]
-    assert f"run.dir={tmp_path}" in info["overrides"]  # of the first start
-    assert prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK), JOB).step == 20
+    assert {f"run.dir={tmp_path}", "trainer.save_freq=5"} <= {*info["overrides"]}
+    assert not {*back} & {*info["overrides"]}, "of one start"
 
 
 def test_a_part_of_a_step_holds_a_run_to_its_settings(tmp_path: Path) -> None:
     begun(tmp_path, "algo=gspo", step=0)
-    assert changed_settings(ready(tmp_path, "algo=fspo")) == []
+    assert given(f"resume={tmp_path}")[0].fspo.algo == "gspo", "it begins again with its settings"
+    assert changed_settings(ready(tmp_path, f"{LR}=1e-3")) == []
     TableWriter(tmp_path / FOLDER, {}, run="run").append({"step": 1, "update": 0, "minibatch": 0, "S": 0.1, "L": 3})
-    assert "fspo.algo" in [key for key, _, _ in changed_settings(ready(tmp_path, "algo=fspo"))]
+    assert LR in [key for key, _, _ in changed_settings(ready(tmp_path, f"{LR}=1e-3"))]
     (tmp_path / "config.yaml").unlink()
     with pytest.raises(PreflightError, match=r"config\.yaml"):
-        changed_settings(ready(tmp_path))
+        ready(tmp_path)
+
+
+def test_a_run_that_was_killed_while_it_began_is_begun_by_its_command(tmp_path: Path) -> None:
+    (begun(tmp_path, step=0) / "config.yaml").unlink()
+    assert given(f"run.dir={tmp_path}", "algo=gspo")[0].fspo.algo == "gspo"
+    with pytest.raises(PreflightError, match=holds(f"{tmp_path}/config.yaml", "run.dir")):
+        given(f"resume={tmp_path}")
 
 
 def test_a_run_may_be_continued_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,25 +532,25 @@ def test_a_run_may_be_continued_from_another_folder(tmp_path: Path, monkeypatch:
         "algo=gspo",
     )
     monkeypatch.chdir(mine)
-    config = ready(tmp_path / "run", *overrides)
-    kept = kept_overrides(overrides, config)
-    assert kept[0] == f"data.train_files=['{mine}/train.parquet']" and kept[-1] == overrides[-1]
     begun(tmp_path / "run", *overrides)
     monkeypatch.chdir(tmp_path)
-    assert changed_settings(ready(tmp_path / "run", *kept)) == []
-    assert "data.train_files" in [key for key, _, _ in changed_settings(ready(tmp_path / "run", *overrides))]
+    for again in ((), overrides):
+        config = ready(tmp_path / "run", *again)
+        assert config.data.train_files == [f"{mine}/train.parquet"] and changed_settings(config) == []
+    other = ready(tmp_path / "run", "data.train_files=[other.parquet]")
+    assert [key for key, _, _ in changed_settings(other)] == ["data.train_files"]
 
 
 def test_a_run_has_one_folder(tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     for order in (1, -1):
         with pytest.raises(PreflightError, match=r"resume=.*run\.dir="):
-            with_settings_of_run([f"resume={run}", f"run.dir={tmp_path}/mine"][::order])
-    assert with_settings_of_run([f"resume={run}/", f"run.dir={run}"])[-1] == f"run.dir={run}"
+            resume_of(parsed([f"resume={run}", f"run.dir={tmp_path}/mine"][::order]), JOB)
+    assert given(f"resume={run}/", f"run.dir={run}")[0].run.dir == str(run)
     with pytest.raises(PreflightError, match=r"trainer\.default_local_dir=/big.*run\.dir="):
         on_this_machine(composed("trainer.default_local_dir=/big"))
     with pytest.raises(PreflightError, match=r"(?s)default_local_dir=/big.*data\.train_batch_size=30") as error:
-        prepare(composed("trainer.default_local_dir=/big", "data.train_batch_size=30", *SMALL_TASK), JOB)
+        prepared("trainer.default_local_dir=/big", "data.train_batch_size=30", *SMALL_TASK)
     assert len(error.value.problems) == 2, "all at once"
 
 
@@ -596,13 +694,12 @@ def test_an_evaluation_that_fails_prints_no_command(
 
 @pytest.mark.parametrize("name", ["plain-1.2", "a,b (1)=[x]#&!", "it's"])
 def test_the_command_that_is_printed_can_be_pasted(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "run.json").write_text('{"algo": "fspo", "status": "failed"}')
-    config = composed(f"run.dir={quoted(tmp_path / name)}")
+    config = ready(tmp_path, f"run.dir={quoted(tmp_path / name)}")
+    run_folder.begin(Start(config, JOB))
     (command,) = next_commands(config, JOB, finished=False)
     *_, argument = shlex.split(command.partition(": ")[2])  # what a shell makes of it
     assert ("'" in command) == (name != "plain-1.2"), "quotes only where they are needed"
-    assert composed(*with_settings_of_run([argument])).run.dir == str(tmp_path / name)
+    assert given(argument)[0].run.dir == str(tmp_path / name)
 
 
 def test_an_evaluation_leaves_the_one_before_it(tmp_path: Path) -> None:
@@ -617,7 +714,7 @@ def test_an_evaluation_leaves_the_one_before_it(tmp_path: Path) -> None:
 
 def continues_from(monkeypatch: pytest.MonkeyPatch, *command: str) -> Path | None:
     """What a start with this command line is told to continue from; it is interrupted then."""
-    arguments, checkpoints = with_settings_of_run(command), []
+    checkpoints = []
 
     def run(config: DictConfig, **_: object) -> None:
         checkpoints.append(resumed_from(config.trainer))
@@ -627,7 +724,7 @@ def continues_from(monkeypatch: pytest.MonkeyPatch, *command: str) -> Path | Non
     monkeypatch.setattr(start, "_supervisor", lambda *_: nothing)
     monkeypatch.setattr(start, "run_ppo", run)
     with pytest.raises(KeyboardInterrupt):
-        launch(prepare(composed(*arguments), JOB, arguments))
+        launch(prepared(*command))
     return checkpoints[0]
 
 
@@ -668,7 +765,7 @@ def test_a_healthy_resume_opens_each_file_of_its_checkpoint_once(
         return is_zipfile(file)
 
     monkeypatch.setattr(zipfile, "is_zipfile", counted)
-    start = prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK), JOB)
+    start = prepared(f"run.dir={tmp_path}", *SMALL_TASK)
     assert start.checkpoint == tmp_path / "checkpoints/global_step_20" and start.step == 20
     assert sorted(opened) == sorted(start.checkpoint.rglob("*.pt"))
 

@@ -13,7 +13,8 @@ from recipe.fspo.compare import grid, losses
 from recipe.fspo.compare.grid import CLIP_VALUES, Request
 from recipe.fspo.job import choices, compose
 from recipe.runner.faults.preemption import INTERRUPTED
-from recipe.runner.launch.commands import BAD_INPUT, BadInput, as_list, split_arguments
+from recipe.runner.launch.commands import BadInput, as_list, refuse, split_arguments
+from recipe.runner.launch.compose import key_of, text_of
 from recipe.runner.launch.masking import masked_override
 from recipe.runner.launch.values import name_problems
 
@@ -47,24 +48,25 @@ def parse(arguments: Sequence[str]) -> Request:
     Raises:
         BadInput: for an unknown value, naming the key and the choices.
     """
-    settings, overrides = split_arguments(arguments, SETTINGS)
+    settings, parsed = split_arguments(arguments, SETTINGS)
     settings = {name: yaml.safe_load(default) for name, (default, _) in SETTINGS.items() if name != "out"} | settings
-    for override in overrides:
-        if (key := override.partition("=")[0]) in ("algo", "seed", "run.dir"):
-            raise BadInput(f"{override}: the grid sets {key}; give algos=[...], seeds=[...] and out=FOLDER instead")
-        if (shown := masked_override(override)) != override:
+    for override in parsed:
+        key, text = key_of(override), text_of(override)
+        if key in ("algo", "seed", "run.dir"):
+            raise BadInput(f"{text}: the grid sets {key}; give algos=[...], seeds=[...] and out=FOLDER instead")
+        if (shown := masked_override(override)) != text:
             # On the command lines of the runs, which all users of the machine can read, and in grid.json.
             raise BadInput(
                 f"{shown}: a grid hands its overrides on by command lines: export NAME=VALUE, and give "
-                f"{override.partition('=')[0]}='${{oc.env:NAME}}' (docs/clusters.md#secrets)"
+                f"{text.partition('=')[0]}='${{oc.env:NAME}}' (docs/clusters.md#secrets)"
             )
     seeds = as_list(settings, "seeds")
     if not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise BadInput(f"seeds={seeds!r}: give whole numbers from 0, such as seeds=[1,2,3]")
     if (advantage := settings["advantage"]) not in ("shared", "native"):
         raise BadInput(f"advantage={advantage}: give shared or native")
-    if advantage == "shared":
-        overrides = ["algorithm.adv_estimator=grpo", *overrides]
+    shared = ["algorithm.adv_estimator=grpo"] if advantage == "shared" else []
+    overrides = [*shared, *map(text_of, parsed)]
     try:
         config = compose(overrides, SETTINGS)
     except HydraException as error:
@@ -98,8 +100,7 @@ def main() -> None:
     try:
         code = grid.run(parse(arguments))
     except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        refuse(error)
     except KeyboardInterrupt:
         print("interrupted: the same command goes on where this one stopped", file=sys.stderr)
         sys.exit(INTERRUPTED)

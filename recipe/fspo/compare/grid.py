@@ -20,7 +20,7 @@ from recipe.runner.launch.run_settings import has_results, run_info
 
 from fspo.files import write_json
 from fspo.reading import parse_object, read_text
-from fspo.records import GRID_FILE, INFO_FILE, METRICS_FILE, PlannedRun, planned_runs
+from fspo.records import CONFIG_FILE, GRID_FILE, METRICS_FILE, PlannedRun, planned_runs
 
 CLIP_VALUES: Final = ("measured", "published")
 
@@ -86,8 +86,8 @@ def plan(request: Request) -> list[PlannedRun]:
             runs = earlier | runs
         elif not request.dry_run:
             for folder in folders:  # a start that came to nothing; it keeps no settings
-                if (info := run_info(folder)) is not None:
-                    write_json(folder / INFO_FILE, info | {"overrides": []})
+                if run_info(folder) is not None:
+                    (folder / CONFIG_FILE).unlink(missing_ok=True)
     if not request.dry_run:
         try:
             request.out.mkdir(parents=True, exist_ok=True)

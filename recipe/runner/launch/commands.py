@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import yaml
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import InterpolationResolutionError
@@ -18,7 +20,7 @@ from recipe.runner.faults.preemption import ENDED_BY, PREEMPTED, Preempted, end_
 from recipe.runner.launch.compose import parsed, quoted
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import forked_workers, private_run
-from recipe.runner.launch.run_settings import how_far, next_commands
+from recipe.runner.launch.run_settings import Resume, how_far, next_commands
 from recipe.runner.launch.values import PreflightError
 
 #: Exit status of a run that failed.
@@ -35,7 +37,7 @@ class BadInput(ValueError):
     """The command line asks for something that cannot be done; the message names the argument and what to change."""
 
 
-def without_hydra_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def _without_hydra_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments without Hydra's options for another configuration, and what to give in place of these."""
     words, named, rest = [], [], iter(arguments)
     for word in rest:
@@ -54,18 +56,24 @@ def without_hydra_options(arguments: Sequence[str]) -> tuple[list[str], list[str
 
 
 def split_arguments(
-    arguments: Sequence[str], own: Collection[str], problems: list[str] | None = None
-) -> tuple[dict[str, Any], list[str]]:
-    """The command's own settings, read as YAML values, and the other arguments, which are Hydra overrides.
+    arguments: Sequence[str],
+    own: Collection[str],
+    problems: list[str] | None = None,
+    flags: argparse.ArgumentParser | None = None,
+) -> tuple[dict[str, Any], list[Override]]:
+    """The command's own settings, read as YAML values, and the other arguments, as Hydra reads them.
 
-    What cannot be read is added to ``problems`` and left out.
+    What cannot be read is added to ``problems`` and left out. The ``flags`` of the command are among its settings.
 
     Raises:
         BadInput: without that list, for all arguments that cannot be read.
     """
     values: dict[str, Any] = {}
-    overrides = []
-    arguments, wrong = without_hydra_options(arguments)
+    overrides = list[Override]()
+    arguments, wrong = _without_hydra_options(arguments)
+    if flags is not None:  # here: it takes -cn for -c n
+        known, arguments = flags.parse_known_args(arguments)
+        values |= vars(known)
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if set("\r\n") & set(argument):
@@ -76,12 +84,10 @@ def split_arguments(
             wrong.append(f"{argument!r} is not KEY=VALUE: a value with blanks in it needs quotes; see --help")
         elif key not in own:
             try:
-                parsed([argument])
+                overrides += parsed([argument])
             except HydraException as error:
                 why, way = str(error).splitlines()[0], shlex.quote(f"{key}={quoted(value)}")
                 wrong.append(f"{argument}: the value cannot be read ({why}); a text is {way}, a list KEY=[A,B]")
-            else:
-                overrides.append(argument)
         else:
             try:  # out is a name as it stands: 2026_11_23 is a folder and not a number
                 values[key] = value if key == "out" else yaml.safe_load(value)
@@ -109,19 +115,27 @@ def as_list(own: Mapping[str, Any], key: str, choices: Sequence[str] = ()) -> li
     return values
 
 
+def refuse(*problems: object) -> NoReturn:
+    """Print each problem as an error, and leave the process with the status of bad input."""
+    print(*(f"error: {problem}" for problem in problems), sep="\n", file=sys.stderr)
+    sys.exit(BAD_INPUT)
+
+
 def of_system(error: OSError) -> str:
     """What the system refuses before anything is started, as one sentence."""
     place = f"{error.filename}: " if error.filename else ""
     return (
-        f"error: {place}{error.strerror or error}; nothing was started: make room or mend the place, or give another "
+        f"{place}{error.strerror or error}; nothing was started: make room or mend the place, or give another "
         "one (run.dir, or the variables HOME, TMPDIR and HF_HOME)"
     )
 
 
-def launch_or_exit(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> None:
+def launch_or_exit(
+    config: DictConfig, job: Job, overrides: Sequence[Override] = (), resume: Resume | None = None
+) -> None:
     """Run the stack with ``config``; unless it finishes, say why and leave the process.
 
-    It was composed with ``overrides``, which the run folder keeps, and its platform is exported.
+    It was composed with ``overrides`` on the settings of the run ``resume``, and its platform is exported.
     """
 
     def commands(finished: bool = False) -> list[str]:
@@ -149,20 +163,17 @@ def launch_or_exit(config: DictConfig, job: Job, overrides: Sequence[str] = ()) 
             from recipe.runner.launch.start import launch
 
             try:
-                start = prepare(config, job, overrides)
+                start = prepare(config, job, overrides, resume=resume)
                 config = start.config
                 launch(start)
             except TrainingFailed as failed:
                 leave(f"error: {failed}", FAILED)
     except PreflightError as error:
-        print(error, file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        refuse(*error.problems)
     except InterpolationResolutionError as error:  # of ${...} in an override
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        refuse(error)
     except OSError as error:  # once Ray runs, its errors say where they come from
-        print(of_system(error), file=sys.stderr)
-        sys.exit(BAD_INPUT)
+        refuse(of_system(error))
     except Preempted as ended:
         if signal.SIGINT in ENDED_BY:
             leave_by(signal.SIGINT)

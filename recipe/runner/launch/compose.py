@@ -11,7 +11,7 @@ import functools
 import importlib.util
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,20 +60,21 @@ def verl_config_dir() -> Path:
     return Path(spec.submodule_search_locations[0]) / "trainer" / "config"
 
 
-def own_folders(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The folders that ``hydra.searchpath=[FOLDER]`` adds, absolute, and the other overrides.
+def key_of(override: Override) -> str:
+    """Its key, or its group with the package."""
+    return str(override.key_or_group)
 
-    Raises HydraException for an argument that is no override, or a folder that does not exist.
-    """
-    folders: list[str] = []
-    rest = []
-    for override in parsed(overrides):
-        if override.key_or_group == SEARCH_PATH:
-            value = override.value()
-            folders = [_absolute(str(folder)) for folder in (value if isinstance(value, list) else [value])]
-        else:
-            rest.append(str(override.input_line))
-    return folders, rest
+
+def text_of(override: Override) -> str:
+    """The word of the command that it is."""
+    return str(override.input_line)
+
+
+def own_folders(overrides: Iterable[Override]) -> list[str]:
+    """The folders that ``hydra.searchpath=[FOLDER]`` adds, absolute; HydraException if there is no such folder."""
+    values = [override.value() for override in overrides if key_of(override) == SEARCH_PATH]
+    last = values[-1] if values else []
+    return [_absolute(str(folder)) for folder in (last if isinstance(last, list) else [last])]
 
 
 def _absolute(folder: str) -> str:
@@ -109,91 +110,106 @@ class Refused(ConfigCompositionException):
         self.problems, self.config = tuple(problems), config
 
 
-def compose(job: Job, overrides: Sequence[str] = (), own: Collection[str] = ()) -> DictConfig:
+#: What the groups of a command make: a configuration, and what is wrong with them.
+Base = Callable[[Sequence[Override]], tuple[DictConfig, list[str]]]
+
+
+def compose(
+    job: Job, overrides: Sequence[Override] = (), own: Collection[str] = (), base_of: Base | None = None
+) -> DictConfig:
     """The configuration of a job with these overrides, in every form of Hydra's grammar but a sweep.
 
-    Hydra puts the groups together once; the other overrides are looked up in that, and applied to it one by one.
-    ``own`` are settings of the command itself, which a mistyped key may have been meant for.
+    Hydra puts the groups together once (or ``base_of`` does, where a run is resumed); the other overrides are looked up
+    in that, and applied to it one by one. ``own`` are settings of the command itself, which a mistyped key may have
+    been meant for.
 
     Raises:
         Refused: for unknown options of a group and unknown keys, with the choices and a suggestion; for a key of an
-            earlier verl, with the key to use instead; for a file of the user's that cannot be composed.
-        hydra.errors.HydraException: for what is no override.
+            earlier verl, with the key to use instead; for a file of the user's that cannot be composed; for a group
+            that a run does not have.
+        hydra.errors.HydraException: for a folder of configuration files that does not exist.
         Exception: any other comes from an error in a program, not from the command.
     """
     good, problems = _without_old_keys(job, overrides)
-    groups = [text for text in good if _is_of_groups(job, text, good)]
-    base, wrong = _composed_groups(job, groups)
+    groups = of_groups(job, good)
+    base, wrong = base_of(groups) if base_of else composed_groups(job, groups)
     problems += wrong
     config = copy.deepcopy(base)
-    values = {text: parsed([text])[0] for text in good if text not in groups}
+    values = [override for override in good if override not in groups]
     unknown = _wrong_keys(job, values, own, base)
-    for text, override in values.items():
-        if text not in unknown:
+    for override in values:
+        if text_of(override) not in unknown:
             try:
-                ConfigLoaderImpl._apply_overrides_to_config([override], config)
+                apply(override, config)
             except _REFUSALS as error:
-                unknown[text] = f"{text}: {' '.join(f'{error} {error.__cause__ or str()}'.split())}"
+                why = " ".join(f"{error} {error.__cause__ or ''}".split())
+                unknown[text_of(override)] = f"{text_of(override)}: {why}"
     if problems := [*problems, *unknown.values()]:
         raise Refused(problems, config)
     return config
 
 
-def defaults(job: Job, overrides: Sequence[str]) -> DictConfig:
+def apply(override: Override, config: DictConfig) -> None:
+    """Change a configuration as one override says; an error of Hydra or OmegaConf if it cannot be."""
+    ConfigLoaderImpl._apply_overrides_to_config([override], config)
+
+
+def defaults(job: Job, overrides: Sequence[Override]) -> DictConfig:
     """The configuration of the groups that overrides choose, without the others. Not to be changed: it is cached."""
-    good, _ = _without_old_keys(job, overrides)
-    return _composed_groups(job, [text for text in good if _is_of_groups(job, text, good)])[0]
+    return composed_groups(job, of_groups(job, _without_old_keys(job, overrides)[0]))[0]
 
 
-def _is_of_groups(job: Job, text: str, overrides: Sequence[str]) -> bool:
-    """Whether Hydra needs an override to put the groups together."""
-    (override,) = parsed([text])
-    key = str(override.key_or_group)
-    if override.package is not None or key.startswith("hydra."):
-        return True
-    return "." not in key and _is_group(job, key, overrides)
+def of_groups(job: Job, overrides: Sequence[Override]) -> list[Override]:
+    """The overrides that Hydra needs to put the groups together."""
+    folders = _folders(job, overrides)
+
+    def is_needed(override: Override) -> bool:
+        key = key_of(override)
+        is_named = override.package is not None or key.startswith("hydra.")
+        return is_named or ("." not in key and _is_group(key, folders))
+
+    return [override for override in overrides if is_needed(override)]
 
 
-def _composed_groups(job: Job, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
+def composed_groups(job: Job, overrides: Sequence[Override]) -> tuple[DictConfig, list[str]]:
     """The configuration of the groups without the overrides that are wrong, and what is wrong with those."""
     good, problems = list(overrides), []
     while True:
         try:
-            return _compose(job.config, tuple(good)), problems
+            return _composed(job, good), problems
         except Exception as error:
             wrong = _unknown_options(good, error) or _culprit(job, good, error)
             if not wrong and isinstance(error, _REFUSALS):
                 raise Refused([*problems, str(error)]) from error
             if not wrong:
                 raise
-            good = [text for text in good if text not in wrong]
+            good = [override for override in good if text_of(override) not in wrong]
             problems += wrong.values()
 
 
-def _unknown_options(overrides: Sequence[str], error: Exception) -> dict[str, str]:
+def _unknown_options(overrides: Sequence[Override], error: Exception) -> dict[str, str]:
     """The overrides that choose an option which a group does not have, with the choices."""
     if not (isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file):
         return {}
     group, _, option = error.missing_cfg_file.rpartition("/")
-    like, options = did_you_mean(option, error.options), ", ".join(error.options)
-    of = [text for text in overrides if str(parsed([text])[0].key_or_group).partition("@")[0] == group]
-    return {text: f"there is no {group}={option}{like}: give one of {options}" for text in of}
+    why = f"there is no {group}={option}{did_you_mean(option, error.options)}: give one of {', '.join(error.options)}"
+    return {text_of(override): why for override in overrides if key_of(override).partition("@")[0] == group}
 
 
-def _culprit(job: Job, overrides: Sequence[str], error: Exception) -> dict[str, str]:
+def _culprit(job: Job, overrides: Sequence[Override], error: Exception) -> dict[str, str]:
     """The override of a group without which the others compose, and why; a file of the user's is named.
 
     An error that is none of Hydra's is a file's, or that of a program.
     """
-    folders = [Path(folder.removeprefix("file://")) for folder in own_folders(overrides)[0]]
-    for text in overrides:
-        override = parsed([text])[0]
-        name = f"{str(override.key_or_group).partition('@')[0]}/{override.value()}.yaml"
+    folders = [Path(folder.removeprefix("file://")) for folder in own_folders(overrides)]
+    for override in overrides:
+        text, key = text_of(override), key_of(override)
+        name = f"{key.partition('@')[0]}/{override.value()}.yaml"
         file = next((folder / name for folder in folders if (folder / name).is_file()), None)
-        if override.key_or_group == SEARCH_PATH or (file is None and not isinstance(error, _REFUSALS)):
+        if key == SEARCH_PATH or (file is None and not isinstance(error, _REFUSALS)):
             continue
         try:
-            _compose(job.config, tuple(other for other in overrides if other != text))
+            _composed(job, [other for other in overrides if other is not override])
         except Exception:  # so this one is not the only cause
             continue
         why = " ".join(f"{type(error).__name__ if file else ''} {str(error) or error.__cause__}".split())
@@ -201,36 +217,41 @@ def _culprit(job: Job, overrides: Sequence[str], error: Exception) -> dict[str, 
     return {}
 
 
-def _without_old_keys(job: Job, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The overrides that can be composed as far as they themselves tell, and what is wrong with the others."""
-    good, problems, by_old = [], [], dict[str, list[str]]()
+def old_key(job: Job, override: Override) -> tuple[str, str] | None:
+    """The key of an earlier verl, or of an earlier recipe, that an override is about, and what to give instead."""
     olds = {**OLD_KEYS, **job.old_keys}
-    for text in overrides:
-        (override,) = parsed([text])
-        key = str(override.key_or_group)
-        if not _is_option(override) and _is_group(job, key, overrides):
+    return next(((old, instead) for old, instead in olds.items() if is_below(key_of(override), [old])), None)
+
+
+def _without_old_keys(job: Job, overrides: Sequence[Override]) -> tuple[list[Override], list[str]]:
+    """The overrides that can be composed as far as they themselves tell, and what is wrong with the others."""
+    good, problems, by_old, folders = list[Override](), [], dict[tuple[str, str], list[str]](), _folders(job, overrides)
+    for override in overrides:
+        key = key_of(override)
+        if not _is_option(override) and _is_group(key, folders):
             wanted = (
                 f"leave it out, write ~{key} for none, or give one of" if override.value() is None else "give one of"
             )
             options = ", ".join(choices(job, key.partition("@")[0], overrides)) or "its options"
-            problems.append(f"{text}: {key} is a group of settings; {wanted} {options}")
-        elif old := next((old for old in olds if f"{key}.".startswith(f"{old}.")), None):
+            problems.append(f"{text_of(override)}: {key} is a group of settings; {wanted} {options}")
+        elif old := old_key(job, override):
             by_old.setdefault(old, []).append(key)
         elif key in job.former_keys and not override.is_delete():
-            good.append(f"++{text.lstrip('+')}")
+            good += parsed([f"++{text_of(override).lstrip('+')}"])
         else:
-            good.append(text)
+            good.append(override)
     # One line for all keys of a group that has gone: a script of Megatron's has dozens.
-    return good, [*problems, *(f"{', '.join(keys)}: there is no {old}; {olds[old]}" for old, keys in by_old.items())]
+    lines = (f"{', '.join(keys)}: there is no {old}; {instead}" for (old, instead), keys in by_old.items())
+    return good, [*problems, *lines]
 
 
-def _wrong_keys(job: Job, values: Mapping[str, Override], own: Collection[str], base: DictConfig) -> dict[str, str]:
+def _wrong_keys(job: Job, overrides: Sequence[Override], own: Collection[str], base: DictConfig) -> dict[str, str]:
     """The overrides of keys that there are not, and those that add a key which is there, with what to write instead."""
-    added = [str(override.key_or_group) for override in values.values() if override.is_add() or override.is_force_add()]
+    added = [key_of(override) for override in overrides if override.is_add() or override.is_force_add()]
     wrong = {}
-    for text, override in values.items():
-        key, value = str(override.key_or_group), override.value()
-        if above := _list_above(base, key, values.values()):
+    for override in overrides:
+        text, key, value = text_of(override), key_of(override), override.value()
+        if above := _list_above(base, key, overrides):
             wrong[text] = f"{text}: {above} is a list; give the whole of it, {above}=[...]"
         elif override.is_force_add():
             continue
@@ -238,18 +259,23 @@ def _wrong_keys(job: Job, values: Mapping[str, Override], own: Collection[str], 
             there = has_key(base, key) and OmegaConf.select(base, key, throw_on_resolution_failure=False) is not None
             if there and not isinstance(value, dict | list):
                 wrong[text] = f"{text}: there is {key} already; leave the + out"
-        elif not has_key(base, key) and not any(f"{key}.".startswith(f"{other}.") for other in added):
+        elif not has_key(base, key) and not is_below(key, added):
             wrong[text] = _no_such(job, text, key, own, base)
     return wrong
 
 
-def leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Keys and values of a group, and of those inside it; a missing value (``???``) is null."""
-    if OmegaConf.is_dict(value):
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys and values of a group, and of those inside it. A list is a value, and a missing one (``???``) is null."""
+    if isinstance(value, Mapping | DictConfig):
         for name in value:
-            yield from leaves(f"{key}.{name}", value.get(name))
+            yield from leaves(value.get(name), f"{key}.{name}" if key else str(name))
     else:
         yield key, value
+
+
+def is_below(key: str, parents: Iterable[str]) -> bool:
+    """Whether a key is one of these, or lies below one."""
+    return any(f"{key}.".startswith(f"{parent}.") for parent in parents)
 
 
 def has_key(config: DictConfig, key: str) -> bool:
@@ -272,8 +298,8 @@ def select(config: DictConfig, key: str, default: Any) -> Any:
 def _list_above(config: DictConfig, key: str, overrides: Collection[Override]) -> str | None:
     """The list below which a key names something else than an entry, as in ``trainer.logger.console``, or an entry that
     is to be deleted; also a list that another override gives."""
-    given = {str(other.key_or_group) for other in overrides if isinstance(other.value(), list)}
-    deleted = {str(other.key_or_group) for other in overrides if other.is_delete()}
+    given = {key_of(other) for other in overrides if isinstance(other.value(), list)}
+    deleted = {key_of(other) for other in overrides if other.is_delete()}
     prefixes = list(itertools.accumulate(key.split("."), "{}.{}".format))
     for group, below in itertools.pairwise(prefixes):
         if OmegaConf.is_list(select(config, group, None)) and (below in deleted or not has_key(config, below)):
@@ -291,11 +317,15 @@ def _is_option(override: Override) -> bool:
     return isinstance(value, str | dict) or (isinstance(value, list) and all(isinstance(name, str) for name in value))
 
 
-def _is_group(job: Job, key: str, overrides: Sequence[str]) -> bool:
+def _folders(job: Job, overrides: Iterable[Override]) -> list[Path]:
+    """The folders with groups of configuration files."""
+    own = (Path(folder.removeprefix("file://")) for folder in own_folders(overrides))
+    return [job.config.parent, CONF_DIR, verl_config_dir(), *own]
+
+
+def _is_group(key: str, folders: Iterable[Path]) -> bool:
     """Whether a key without its package names a group of configuration files."""
     name = key.partition("@")[0]
-    folders = [job.config.parent, CONF_DIR, verl_config_dir()]
-    folders += [Path(folder.removeprefix("file://")) for folder in own_folders(overrides)[0]]
     return name.partition("/")[0] == "hydra" or (name != "" and any((folder / name).is_dir() for folder in folders))
 
 
@@ -304,7 +334,7 @@ def _no_such(job: Job, text: str, key: str, own: Collection[str], defaults: Dict
     if text.startswith("~"):
         return f"{text}: there is no such key; leave it out"
     for group, instead in job.instead.items():
-        if f"{key}.".startswith(f"{group}."):
+        if is_below(key, [group]):
             return f"{key}: there is no such key; {instead}"
     like = _like(job, key, own, defaults)
     if HANDED_ON.search(key):
@@ -337,24 +367,30 @@ def _like(job: Job, key: str, own: Collection[str], defaults: DictConfig) -> str
     return like.replace("did you mean ", f"did you mean {part}")
 
 
-@functools.lru_cache(maxsize=1)  # prepare() asks for the defaults of the command that was composed
-def _compose(root: Path, overrides: tuple[str, ...]) -> DictConfig:
-    folders, rest = own_folders(overrides)
-    path = search_path([f"file://{folder}" for folder in (verl_config_dir(), CONF_DIR)] + folders)
+def _words(overrides: Sequence[Override]) -> list[str]:
+    """What Hydra is told: where all groups are, and which of them are chosen."""
+    path = search_path([f"file://{folder}" for folder in (verl_config_dir(), CONF_DIR)] + own_folders(overrides))
+    return [path, *(text_of(override) for override in overrides if key_of(override) != SEARCH_PATH)]
+
+
+def _composed(job: Job, overrides: Sequence[Override]) -> DictConfig:
+    return _compose(job.config, tuple(_words(overrides)))
+
+
+@functools.lru_cache(maxsize=2)  # prepare() asks for the defaults of the command that was composed
+def _compose(root: Path, words: tuple[str, ...]) -> DictConfig:
     with initialize_config_dir(config_dir=str(root.parent), version_base=None):
-        return hydra_compose(root.stem, overrides=[path, *rest])
+        return hydra_compose(root.stem, overrides=list(words))
 
 
-def composed_files(job: Job, overrides: Sequence[str]) -> list[Path]:
+def composed_files(job: Job, overrides: Sequence[Override]) -> list[Path]:
     """The files in the folders of ``hydra.searchpath`` that these overrides are composed from."""
-    folders, rest = own_folders(overrides)
-    if not folders:
+    own = [Path(folder.removeprefix("file://")) for folder in own_folders(overrides)]
+    if not own:
         return []
-    path = search_path([f"file://{folder}" for folder in (verl_config_dir(), CONF_DIR)] + folders)
     with initialize_config_dir(config_dir=str(job.config.parent), version_base=None):
         loader = GlobalHydra.instance().config_loader()
-        entries = loader.compute_defaults_list(job.config.stem, [path, *rest], RunMode.RUN).defaults
-    own = [Path(folder.removeprefix("file://")) for folder in folders]
+        entries = loader.compute_defaults_list(job.config.stem, _words(overrides), RunMode.RUN).defaults
     files = (folder / f"{entry.config_path}.yaml" for entry in entries for folder in own)
     return [file for file in dict.fromkeys(files) if file.is_file()]
 
@@ -373,8 +409,8 @@ def unexpected_key(config: DictConfig, message: str) -> str:
     return f": {key}{did_you_mean(name, sorted(set(beside) - {name}))}" if key else ""
 
 
-def choices(job: Job, group: str, overrides: Sequence[str] = ()) -> list[str]:
+def choices(job: Job, group: str, overrides: Sequence[Override] = ()) -> list[str]:
     """The options of a configuration group: those of the job, and those of the user's own folders."""
-    folders = [str(job.config.parent), *own_folders(overrides)[0]]
+    folders = [str(job.config.parent), *own_folders(overrides)]
     paths = (Path(folder.removeprefix("file://")) / group for folder in folders)
     return sorted({file.stem for path in paths for file in path.glob("*.yaml")})

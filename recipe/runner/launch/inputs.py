@@ -262,18 +262,21 @@ def migrate_rewards(config: DictConfig) -> str | None:
 
     if _LEGACY[0] not in config:  # moved before
         return None
-    moved = [key for old in _LEGACY for key, value in leaves(old, config[old]) if value is not None]
-    marked = copy.deepcopy(config)
-    with open_dict(config), open_dict(marked):
-        for key in moved:
-            OmegaConf.update(marked, key, f"<{key}>")
-        for old in ("custom_reward_function", "sandbox_fusion"):  # verl takes the group whole, with what is null in it
-            if any(key.startswith(old) for key in moved):
-                given = {name: value for name, value in config[old].items() if value is not None}
-                config[old] = OmegaConf.merge(config.reward[old], given)
-        text = OmegaConf.to_yaml(migrate_legacy_reward_impl(marked).reward)
+    moved = [key for old in _LEGACY for key, value in leaves(config[old], old) if value is not None]
+    if moved:
+        marked = copy.deepcopy(config)
+        with open_dict(config), open_dict(marked):
+            for key in moved:
+                OmegaConf.update(marked, key, f"<{key}>")
+            # verl takes a group whole, with what is null in it.
+            for old in ("custom_reward_function", "sandbox_fusion"):
+                if any(key.startswith(old) for key in moved):
+                    given = {name: value for name, value in config[old].items() if value is not None}
+                    config[old] = OmegaConf.merge(config.reward[old], given)
+            text = OmegaConf.to_yaml(migrate_legacy_reward_impl(marked).reward)
         if lost := [key for key in moved if f"<{key}>" not in text]:
             raise PreflightError(f"{', '.join(lost)}: verl's main_ppo no longer reads this; leave it out")
+    with open_dict(config):
         migrate_legacy_reward_impl(config)
     return f"verl's migration has moved {', '.join(moved)} to reward.*" if moved else None
 

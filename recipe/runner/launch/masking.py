@@ -9,20 +9,21 @@ read for a value: a resumed run takes secrets from its command or its environmen
 from __future__ import annotations
 
 import contextlib
-import copy
+import functools
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from recipe.runner.faults.texts import KNOWN, MASK, masked_text, masking
-from recipe.runner.launch.compose import parsed, quoted
+from recipe.runner.launch.compose import key_of, leaves, parsed, quoted, text_of
 
 _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z][a-z0-9]*|\d+")
 #: Words that make a key a secret's, wherever they stand in it.
@@ -112,19 +113,22 @@ def masked(value: Any, key: str = "", references: Mapping[str, str] | None = Non
     return masked_text(text) if isinstance(text, str) else text
 
 
-def masked_override(line: str) -> str:
-    """An override, or another word of a command, as it may be written."""
-    head, equals, _ = line.partition("=")
+@functools.cache
+def masked_word(word: str) -> str:
+    """A word of a command as it may be written."""
     try:
-        (override,) = parsed([line])
-        value = override.value() if equals and not override.is_sweep_override() else None
+        return masked_override(*parsed([word]))
     except (HydraException, OmegaConfBaseException):
-        return masked_text(line)
-    key = str(override.key_or_group)
-    shown = masked(value, key)
+        return masked_text(word)
+
+
+def masked_override(override: Override) -> str:
+    """An override as it may be written."""
+    value, line = None if override.is_sweep_override() else override.value(), text_of(override)
+    shown = masked(value, key_of(override))
     if shown == value or value != value:  # nan
         return line
-    return f"{head}={quoted(shown if isinstance(shown, str) else MASK)}"
+    return f"{line.partition('=')[0]}={quoted(shown if isinstance(shown, str) else MASK)}"
 
 
 def know(value: Any, key: str = "") -> None:
@@ -150,14 +154,13 @@ def references(config: DictConfig) -> dict[str, str]:
     ``config`` is not resolved yet. A variable that is not set has no reference: the value is the default in the file.
     Numbers are recorded as they are.
     """
-    named = copy.deepcopy(config)
 
     def reference(name: str, *default: Any) -> Any:
         return f"${{oc.env:{name}}}" if name in os.environ else oc.env(name, *default)
 
     OmegaConf.register_new_resolver("oc.env", reference, replace=True)
     try:
-        texts = {key: text for key, text in _texts(named) if _REFERENCE.search(text)}
+        texts = {key: text for key, text in _texts(config) if _REFERENCE.search(text)}
     finally:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
     return {key: text for key, text in texts.items() if isinstance(OmegaConf.select(config, key), str)}
@@ -190,7 +193,7 @@ def printed_problems(config: DictConfig, references: Mapping[str, str], joins: b
         if (part := OmegaConf.select(config, group)) is None:
             continue
         plain = OmegaConf.to_container(part, resolve=True)
-        for key, value in _leaves(plain, group):
+        for key, value in leaves(plain, group):
             name, of_environment = key.rpartition(".")[2], is_variable(key)
             if of_environment and not joins:
                 continue  # handed on by the environment of Ray itself
@@ -202,17 +205,14 @@ def printed_problems(config: DictConfig, references: Mapping[str, str], joins: b
                 )
 
 
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for name, part in value.items():
-            yield from _leaves(part, f"{key}.{name}")
-    else:
-        yield key, value
+def masked_command_line() -> list[str]:
+    """The words that this process was started with, as they may be written."""
+    return list(map(masked_word, sys.orig_argv))
 
 
 def mask_command_line() -> None:
     """Take secrets off this process's command line, which processes that it forks begin with, too."""
-    if (shown := [masked_override(word) for word in sys.orig_argv]) != sys.orig_argv:
+    if (shown := masked_command_line()) != sys.orig_argv:
         import setproctitle  # verl's, or Ray's own copy
 
         os.environ["SPT_NOENV"] = "1"  # else it wipes the environment
@@ -220,12 +220,10 @@ def mask_command_line() -> None:
 
 
 @contextlib.contextmanager
-def masked_output(words: Iterable[str]) -> Iterator[None]:
-    """Within it this process prints none of the secrets in a command's words, nor what it knows besides."""
-    for word in words:
-        with contextlib.suppress(HydraException, OmegaConfBaseException):
-            (override,) = parsed([word])
-            if "=" in word and not override.is_sweep_override():
-                know(override.value(), str(override.key_or_group))
+def masked_output(overrides: Iterable[Override]) -> Iterator[None]:
+    """Within it this process prints none of the secrets in a command's overrides, nor what it knows besides."""
+    for override in overrides:
+        if not override.is_sweep_override():
+            know(override.value(), key_of(override))
     with contextlib.redirect_stdout(masking(sys.stdout)), contextlib.redirect_stderr(masking(sys.stderr)):
         yield

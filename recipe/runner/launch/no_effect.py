@@ -11,24 +11,23 @@ import functools
 import inspect
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from recipe.runner.launch import inputs
 from recipe.runner.launch.compose import (
     CONF_DIR,
     HANDED_ON,
-    SEARCH_PATH,
-    compose,
     has_key,
+    key_of,
     leaves,
-    parsed,
     select,
     verl_config_dir,
 )
@@ -163,15 +162,19 @@ def _is_switched_off(key: str, config: DictConfig) -> bool:
     return any(select(config, at, None) is False for at in switches if at not in (key, *_NO_SWITCHES))
 
 
-def values_of(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+def values_of(config: DictConfig, overrides: Iterable[Override]) -> dict[str, Any]:
     """Key and value of every override; those of groups of the configuration are left out."""
-    keys = (str(override.key_or_group) for override in parsed(overrides))
+    keys = map(key_of, overrides)
     values = {key: select(config, key, _ABSENT) for key in keys if "." in key}
-    return dict(leaf for key, value in values.items() if value is not _ABSENT for leaf in leaves(key, value))
+    return dict(leaf for key, value in values.items() if value is not _ABSENT for leaf in leaves(value, key))
 
 
 def judged(
-    config: DictConfig, job: Job, overrides: Sequence[str], begun_with: Sequence[str] = ()
+    config: DictConfig,
+    job: Job,
+    overrides: Sequence[Override],
+    without: DictConfig,
+    begun_with: Sequence[Override] = (),
 ) -> tuple[list[str], list[str]]:
     """The sentences that refuse a run, and those that a person should read.
 
@@ -179,27 +182,25 @@ def judged(
         config: The prepared configuration, before the run folder changes what the run begins with.
         job: The kind of run.
         overrides: Those that composed it, those of a resumed run's first command among them.
+        without: The configuration of their groups, without the other overrides.
         begun_with: The overrides with which the run has trained already: no reason to refuse it.
     """
     rows = (*(rows_of(job.no_effect) if job.no_effect else ()), *rows_of(TABLE))
-    values, trained_with = values_of(config, overrides), {str(one.key_or_group) for one in parsed(begun_with)}
-    added = values_of(config, [line for line in overrides if line.startswith("+")])
-    words = {line: line.partition("=")[0] for line in overrides}
-    groups = [line for line, word in words.items() if "." not in word or word == SEARCH_PATH]
-    without = functools.cache(lambda: compose(job, groups))  # the configuration without the other overrides
+    values, trained_with = values_of(config, overrides), set(map(key_of, begun_with))
+    added = values_of(config, (override for override in overrides if override.is_add() or override.is_force_add()))
     refused, idle, unknown = dict[str, list[str]](), list[str](), list[str]()
     for key, value in values.items():
         row = next((row for row in rows if row.disables(key, config)), None)
         if row is None or row.give is None:
             if row is not None or _is_switched_off(key, config):
                 idle.append(key)
-            elif key in added and _is_unknown(key, without()):
+            elif key in added and _is_unknown(key, without):
                 unknown.append(f"{key}={_text(value)}")
             continue
         switches = row.switches(key, config)
         is_spared = not row.always and (not value or any(place in values for place in switches))
         is_spared = is_spared or key in trained_with
-        if is_spared or value == select(without(), key, None):
+        if is_spared or value == select(without, key, None):
             idle.append(key)
         else:
             because = ", ".join(f"{place}={_text(at)}" for place, at in switches.items())

@@ -16,10 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.types import Override
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fspo.files import local_path
+from fspo.records import CONFIG_FILE
 from recipe.runner.checkpoints import integrity
 from recipe.runner.faults.resources import needs_of
 from recipe.runner.launch import checks, inputs, masking, run_settings
@@ -30,14 +32,23 @@ from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import pass_to_ray_workers, starts_ray
 from recipe.runner.launch.no_effect import judged
 from recipe.runner.launch.run_folder import Start
+from recipe.runner.launch.run_settings import FORMER, Resume
 from recipe.runner.launch.values import MachineProblem, PreflightError, folder_problem, value_problems
 
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
 _ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 
 
-def prepare(config: DictConfig, job: Job, overrides: Sequence[str] = (), elsewhere: bool = False) -> Start:
-    """Make a start of the configuration that was composed with ``overrides``; keys without effect are noted.
+def prepare(
+    config: DictConfig,
+    job: Job,
+    overrides: Sequence[Override] = (),
+    elsewhere: bool = False,
+    resume: Resume | None = None,
+) -> Start:
+    """Make a start of the configuration that was composed with ``overrides``, on the settings of the run ``resume``.
+
+    Keys without effect are noted.
 
     Writes nothing but a tracker of the run's checkpoints that a killed save has left unreadable. With ``elsewhere`` the
     run will be on another machine: then not even that, and what only that machine can settle is no error.
@@ -46,42 +57,41 @@ def prepare(config: DictConfig, job: Job, overrides: Sequence[str] = (), elsewhe
         PreflightError: if the configuration, the machine or the folder cannot serve the run.
     """
     if (problem := folder_problem(config)) is None:
-        return _prepared(config, job, overrides, elsewhere)
+        return _prepared(config, job, overrides, elsewhere, resume)
     # Many scripts give another one: what else is wrong with them is said in the same go.
     config = copy.deepcopy(config)
     config.trainer.default_local_dir = f"{config.run.dir}/checkpoints"
     try:
-        _prepared(config, job, overrides, elsewhere)
+        _prepared(config, job, overrides, elsewhere, resume)
     except PreflightError as error:
         raise PreflightError(problem, *error.problems) from error
     raise PreflightError(problem)
 
 
-def _prepared(config: DictConfig, job: Job, overrides: Sequence[str], elsewhere: bool) -> Start:
+def _prepared(
+    config: DictConfig, job: Job, overrides: Sequence[Override], elsewhere: bool, resume: Resume | None
+) -> Start:
+    if resume is not None and (former := list(job.recorded(resume.settings))):
+        raise PreflightError(*(f"{resume.folder / CONFIG_FILE}: {problem}; {FORMER}" for problem in former))
     references: dict[str, str] = {}
+    overrides = resume.all_overrides(overrides) if resume else overrides
+    of_groups = defaults(job, overrides)
     # A copy, which the rest of this step completes in place.
-    config = on_this_machine(config, elsewhere, references, defaults(job, overrides))
-    folder, trainer = Path(config.run.dir), config.trainer
-    info, evaluates = run_settings.run_info(folder), bool(config.get("evaluate"))
+    config = on_this_machine(config, elsewhere, references, of_groups)
+    trainer, evaluates = config.trainer, bool(config.get("evaluate"))
     goes_on = job.resumes and not evaluates
-    before: dict[str, Any] | None = None
-    trained = (info or {}).get("overrides", []) if run_settings.has_results(folder) else []
-    refused, idle = judged(config, job, overrides, trained)
-    contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
-    if info is not None and not elsewhere and (repaired := integrity.repair_tracker(trainer, contents)):
-        print(f"note: {repaired}", flush=True)
-    if job.resumes:
-        _recall_beginning(trainer, (info or {}).get("resume_from_path"), goes_on)
-        # An evaluation needs the stop tokens only, and may have other settings.
-        with contextlib.nullcontext() if goes_on else contextlib.suppress(PreflightError):
-            before = run_settings.recorded_settings(folder) if info is not None else None
-        if goes_on and before is not None:
-            run_settings.refuse_former(folder, job, before)
+    measured = resume if resume and resume.measured else None
+    refused, idle = judged(config, job, overrides, of_groups, measured.overrides if measured else ())
+    if resume is not None:
+        contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
+        if not elsewhere and (repaired := integrity.repair_tracker(trainer, contents)):
+            print(f"note: {repaired}", flush=True)
+        resume.choose_checkpoint(trainer, evaluates)
     checkpoint = integrity.resumed_from(trainer)
-    note = add_stop_tokens(config, before, elsewhere)
+    note = add_stop_tokens(config, measured.settings if measured else None, elsewhere)
     if evaluates:
         turn_into_evaluation(config, checkpoint)
-    run_settings.check_folder(Path(config.run.dir), trainer, goes_on)
+    run_settings.check_folder(Path(config.run.dir), trainer, goes_on, resume)
     notes, facts, unsettled = check(config, job, elsewhere, refused, checkpoint, references)
     _note(*idle)
     if isinstance(note, MachineProblem):
@@ -90,10 +100,9 @@ def _prepared(config: DictConfig, job: Job, overrides: Sequence[str], elsewhere:
         _note(note)
     if not elsewhere:
         _note(inputs.download_note(config.actor_rollout_ref.model.path))
-    changed = run_settings.allowed_changes(config, before, references) if goes_on else []
-    kept = run_settings.kept_overrides(overrides, config)
+    changed = run_settings.allowed_changes(config, resume, references) if goes_on else []
     return Start(
-        config, job, tuple(kept), goes_on, checkpoint, tuple(changed), notes, tuple(unsettled), facts, references
+        config, job, tuple(overrides), goes_on, checkpoint, tuple(changed), notes, tuple(unsettled), facts, references
     )
 
 
@@ -148,28 +157,6 @@ def on_this_machine(
     if not elsewhere:
         pass_to_ray_workers(config)
     return config
-
-
-def _recall_beginning(trainer: DictConfig, before: str | None, goes_on: bool) -> None:
-    """Set the checkpoint to begin with, where an earlier start of the run was given ``before``; in place.
-
-    With ``trainer.resume_mode=auto`` a run resumes its own newest checkpoint. Until it has saved one, it starts again
-    from the checkpoint of another run that its first start was given. So does a command that names that path once more:
-    a restart or a requeued job would else lose what was done since. An evaluation uses the checkpoint that it names.
-    """
-    named = trainer.resume_mode == "resume_path"
-    if named and (not before or trainer.resume_from_path != before or not goes_on):
-        return
-    saved = (Path(trainer.default_local_dir) / integrity.TRACKER_FILE).exists()
-    if not named:
-        # The tracker knows the run's own checkpoints.
-        recalled = trainer.resume_mode == "auto" and not integrity.is_checkpoint_of(trainer, before)
-        trainer.resume_from_path = before if recalled else None
-        if trainer.resume_from_path and not saved:
-            trainer.resume_mode = "resume_path"
-    elif saved:
-        print(f"note: the start before this one began with {before}, too: what was saved since comes first", flush=True)
-        trainer.resume_mode = "auto"
 
 
 def add_stop_tokens(config: DictConfig, before: Mapping[str, Any] | None, elsewhere: bool = False) -> str:

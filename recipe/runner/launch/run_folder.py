@@ -9,7 +9,6 @@ import json
 import math
 import platform
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.files import atomic_path, write_json
@@ -28,9 +28,9 @@ from recipe.runner.faults.texts import masked_text
 from recipe.runner.launch.code_state import code_state
 from recipe.runner.launch.compose import composed_files
 from recipe.runner.launch.job import Job
-from recipe.runner.launch.masking import masked, masked_override
+from recipe.runner.launch.masking import masked, masked_command_line
 from recipe.runner.launch.progress import PROGRESS, step_line, validation_line
-from recipe.runner.launch.run_settings import has_results, recorded, run_info
+from recipe.runner.launch.run_settings import has_results, recorded, run_info, written
 from recipe.runner.launch.values import PreflightError
 
 #: Settings that a resumed run changes: key, old and new value.
@@ -47,8 +47,7 @@ class Start:
     Attributes:
         config: Final: resolved, complete and checked.
         job: The kind of run.
-        overrides: That the configuration was composed with, as the folder keeps them; without any it keeps those of
-            the start before.
+        overrides: Those of the run's commands, this one's last.
         goes_on: Whether it goes on in its folder, now or later; an evaluation has a folder of its own.
         checkpoint: What it resumes from; None for a run that begins anew.
         changed: Settings that it changes of the run that its folder holds.
@@ -60,7 +59,7 @@ class Start:
 
     config: DictConfig
     job: Job
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[Override, ...] = ()
     goes_on: bool = True
     checkpoint: Path | None = None
     changed: Changes = ()
@@ -142,8 +141,7 @@ def begin(start: Start) -> None:
     config, folder, changed = start.config, Path(start.config.run.dir), start.changed
     earlier = run_info(folder) or {}
     folder.mkdir(parents=True, exist_ok=True)
-    overrides = [masked_override(line) for line in start.overrides] or earlier.get("overrides", [])
-    code = code_state(OmegaConf.to_container(config, resolve=True), composed_files(start.job, overrides))
+    code = code_state(OmegaConf.to_container(config, resolve=True), composed_files(start.job, start.overrides))
     if code.problem:
         print(f"note: which code runs is not recorded: {code.problem}", flush=True)
     before = earlier.get("code", {}).get("id")
@@ -157,8 +155,8 @@ def begin(start: Start) -> None:
         "experiment": config.trainer.experiment_name,
         "versions": _versions(),
         **code.facts(),
-        "command": [masked_override(word) for word in sys.orig_argv],
-        "overrides": overrides,
+        "command": masked_command_line(),
+        "overrides": written(start.overrides),
         "resume_from_path": config.trainer.resume_from_path,
         "changed": [*earlier.get("changed", []), *changes],
         "starts": [*_earlier_starts(folder, earlier), {"started": _now(), "host": socket.gethostname()}],

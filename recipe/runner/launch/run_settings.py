@@ -1,8 +1,7 @@
 """A run folder knows its settings: a resumed run goes on with them, and a change is refused or recorded.
 
-``run.json`` keeps the overrides of the command that began the run, ``config.yaml`` what they resolved to. A command
-that names the folder starts from the former (:func:`with_settings_of_run`); what it would change of the latter is
-compared key by key before Ray starts (:func:`allowed_changes`).
+``config.yaml`` keeps what the run's first command resolved to. A command that names the folder starts from it
+(:class:`Resume`); what it would change is compared key by key before Ray starts (:func:`allowed_changes`).
 """
 
 from __future__ import annotations
@@ -11,29 +10,44 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fspo.reading import read_yaml, wrong_fields
+from fspo.reading import read_yaml
 from fspo.records import (
     CONFIG_FILE,
     INFO_FILE,
     METRICS_FILE,
-    RUN_FIELDS,
     STEP_FILES,
     grid_of,
     numbered_steps,
     read_info,
-    read_object,
 )
 from fspo.table import FOLDER, holds_table
-from recipe.runner.checkpoints.integrity import is_checkpoint_of, latest, step_of
+from recipe.runner.checkpoints.integrity import TRACKER_FILE, is_checkpoint_of, latest, step_of
 from recipe.runner.faults.texts import MASK
-from recipe.runner.launch.compose import own_folders, parsed, quoted, search_path
+from recipe.runner.launch.compose import (
+    SEARCH_PATH,
+    apply,
+    composed_groups,
+    has_key,
+    is_below,
+    key_of,
+    leaves,
+    of_groups,
+    old_key,
+    own_folders,
+    parsed,
+    quoted,
+    search_path,
+    text_of,
+)
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.masking import (
     is_plain_variable,
@@ -67,37 +81,27 @@ MAY_CHANGE: Final = (
 #: Exceptions to MAY_CHANGE: these keys change what a step computes. So does the run's length where the learning rate
 #: depends on it (:func:`_of_schedule`).
 _MAY_NOT: Final = ("trainer.balance_batch", "trainer.critic_warmup", "trainer.device", "trainer.use_v1", "trainer.v1")
-#: Ray's part of a configuration names what belongs to one start: its cluster, its workers' environment. It is neither
-#: read from a run's folder nor compared; nor are secrets, which the folder does not hold.
-_OF_A_START: Final = "ray_kwargs"
-#: Keys of files that a start makes absolute: a run may be resumed from another working folder.
-_PATHS: Final = (
-    "actor_rollout_ref.model.path",
-    "actor_rollout_ref.model.tokenizer_path",
-    "data.train_files",
-    "data.val_files",
-    "reward.custom_reward_function.path",
-    "reward.reward_manager.module.path",
-)
-#: verl's earlier name of a path, which its migration moves.
-_LEGACY_REWARD: Final = "custom_reward_function.path"
-#: Overrides that hold for one start only: its folder, the changes that it allows and its checkpoint.
-_NOT_KEPT: Final = (
-    "run.dir",
-    "run.allow_changed",
-    "trainer.resume_mode",
-    "trainer.resume_from_path",
+#: Settings of one start, which none takes from the run's folder: Ray's cluster, its workers' environment, the changes
+#: that are allowed, and the checkpoint.
+PER_START: Final = ("ray_kwargs", "run.allow_changed", "trainer.resume_mode", "trainer.resume_from_path")
+#: A reference that no run writes: its settings are resolved, but for texts from the environment.
+_STRAY: Final = re.compile(r"\$\{(?!oc\.env:\w+\})")
+#: What to do with a run that was begun with settings that have another meaning now, or none.
+FORMER: Final = (
+    "take another run.dir, or go on in the checkout that began this run; its weights can be exported (python -m "
+    "recipe.runner.export)"
 )
 #: Values of ``status`` in run.json.
 STATUSES: Final = ("running", "finished", "failed", "preempted", "interrupted", "killed")
 _ABSENT: Final = "(not set)"
-#: Fields of run.json without which a start could not know how the run began.
-_NEEDED: Final = ("overrides", "resume_from_path")
 
 
 def run_info(folder: Path) -> dict[str, Any] | None:
     """``run.json`` of a run folder without fields of a wrong kind; None if it is missing, or not this recipe's."""
-    info = read_info(folder)
+    return _of_recipe(read_info(folder))
+
+
+def _of_recipe(info: dict[str, Any]) -> dict[str, Any] | None:
     return info if info.get("status") in STATUSES and {"versions", "algo"} & info.keys() else None
 
 
@@ -108,147 +112,210 @@ def has_results(folder: Path) -> bool:
     return saved or any(record.is_file() and record.stat().st_size for record in records)
 
 
-# ---------------------------------------------------------------- the overrides of a run
+# ---------------------------------------------------------------- the settings of a run
 
 
-_OF_BEFORE: Final = (
-    "take another run.dir, or go on in the checkout that began this run; its weights can be exported (python -m "
-    "recipe.runner.export)"
-)
+@dataclass(frozen=True)
+class Resume:
+    """A run that a command goes on with; made once, by :func:`resume_of`, and handed on.
+
+    Attributes:
+        job: The kind of run.
+        folder: The run's, absolute.
+        settings: Those of its ``config.yaml``, nested, with the folder's present place.
+        hidden: Key and value of every secret among them, masked or a reference.
+        checkpoint: The one that its last start was told to begin with.
+        overrides: Those of its commands, as ``run.json`` lists them.
+        measured: Whether a step, or a part of one, was recorded or saved; a run without one may change.
+    """
+
+    job: Job
+    folder: Path
+    settings: Mapping[str, Any]
+    hidden: Mapping[str, Any]
+    checkpoint: str | None
+    overrides: tuple[Override, ...]
+    measured: bool
+
+    def all_overrides(self, overrides: Sequence[Override]) -> list[Override]:
+        """Those of its commands and those of a new one, which replace them."""
+        replaced = [*map(key_of, overrides), *PER_START]
+        return [*(earlier for earlier in self.overrides if not is_below(key_of(earlier), replaced)), *overrides]
+
+    def new(self, overrides: Sequence[Override]) -> list[Override]:
+        """Those of a command that ``run.json`` does not list: a requeue repeats its command."""
+        listed, again = set(map(text_of, self.overrides)), [*PER_START, *self.hidden]
+        return [
+            override
+            for override in overrides
+            if key_of(override) != "resume" and (text_of(override) not in listed or is_below(key_of(override), again))
+        ]
+
+    def base(self, groups: Sequence[Override]) -> tuple[DictConfig, list[str]]:
+        """The settings over the configuration of the run's groups, and what is wrong with the ``groups`` of a command.
+
+        Of the run's groups it has what is of one start, and keys that are newer than the run. Secrets are null.
+        """
+        paths = [override for override in groups if key_of(override) == SEARCH_PATH]
+        config, problems = composed_groups(self.job, of_groups(self.job, self.all_overrides(paths)))
+        for override in groups:
+            if override not in paths:
+                other, wrong = composed_groups(self.job, of_groups(self.job, self.all_overrides([*paths, override])))
+                changes = OmegaConf.to_container(other) != OmegaConf.to_container(config)
+                why = f"{text_of(override)}: {key_of(override)} cannot change: {self.folder} keeps the settings of "
+                problems += wrong or [f"{why}another one; leave it out, or give another run.dir"] * changes
+        with open_dict(config):
+            merged: Any = OmegaConf.merge(config, dict(self.settings))
+        for override in self.overrides:
+            if override.is_delete() and has_key(merged, key_of(override)):
+                apply(override, merged)
+        for key in PER_START:
+            OmegaConf.update(merged, key, OmegaConf.select(config, key), merge=False)
+        for key in self.hidden:
+            OmegaConf.update(merged, key, None)
+        OmegaConf.set_struct(merged, True)
+        return merged, problems
+
+    def choose_checkpoint(self, trainer: DictConfig, evaluates: bool) -> None:
+        """Choose between the run's own checkpoints and the one that it was told to begin with; changes ``trainer``.
+
+        A run resumes its own newest checkpoint. Until it has saved one, it starts again from that of another run that
+        its first start was given. So does a command that names the same path once more: a requeue would else lose what
+        was done since. An evaluation uses the checkpoint that it names.
+        """
+        first, mode = self.checkpoint, trainer.resume_mode
+        if mode == "disable" or (mode == "resume_path" and (evaluates or trainer.resume_from_path != first)):
+            return
+        saved = (Path(trainer.default_local_dir) / TRACKER_FILE).exists()
+        if mode == "auto":  # the tracker knows the run's own checkpoints
+            trainer.resume_from_path = None if is_checkpoint_of(trainer, first) else first
+        elif saved:
+            print(f"note: the start before began with {first}, too: what was saved since comes first", flush=True)
+        trainer.resume_mode = "auto" if saved or not trainer.resume_from_path else "resume_path"
 
 
-def refuse_former(folder: Path, job: Job, before: Mapping[str, Any]) -> None:
-    """Refuse a folder whose run was begun with settings that have another meaning now, or none.
+def resume_of(overrides: Sequence[Override], job: Job) -> Resume | None:
+    """The run in the folder that ``resume=FOLDER`` or ``run.dir=FOLDER`` names; None for a new one.
 
     Raises:
-        PreflightError: if it was.
+        PreflightError: if ``resume`` names a folder without a run, or one of a run that ``job`` cannot go on with; if a
+            file of the run is damaged; or if the command lacks a secret of the run's.
     """
-    if former := list(job.recorded(before)):
-        raise PreflightError(*(f"{folder / CONFIG_FILE}: {problem}; {_OF_BEFORE}" for problem in former))
-
-
-def with_settings_of_run(arguments: Sequence[str], old_keys: Mapping[str, str] | None = None) -> list[str]:
-    """The command line of a run, with the overrides that its folder keeps before those of the command itself.
-
-    ``resume=FOLDER`` and ``run.dir=FOLDER`` name the folder; without one, or for a new one, nothing changes. Secrets
-    and what belongs to one start are not taken from the folder.
-
-    Raises:
-        PreflightError: if ``resume`` names a folder without a run, or a run was begun with one of ``old_keys``, which
-            nobody could take out of its words, or the command lacks a secret of the run's.
-        hydra.errors.HydraException: for an argument that is no override.
-    """
-    new = {_key(override): override for override in parsed(arguments)}
+    new = {key_of(override): override for override in overrides}
     named = [new[key] for key in ("resume", "run.dir") if key in new]
     for override in named:
         if not str(override.value() or "").strip():
-            raise PreflightError(f"{override.input_line}: a run needs a folder; is a variable of the shell not set?")
+            raise PreflightError(f"{text_of(override)}: a run needs a folder; is a variable of the shell not set?")
     if len({os.path.abspath(str(override.value())) for override in named}) > 1:
         raise PreflightError(
             "resume=FOLDER is another way to write run.dir=FOLDER: give one of them. To begin another run with a "
             "checkpoint: trainer.resume_mode=resume_path trainer.resume_from_path=RUN/checkpoints/global_step_N"
         )
-    if not named or "${" in str(named[0].input_line):
-        return list(arguments)
-    folder = Path(str(named[0].value())).absolute()
-    info = run_info(folder)
-    problems: list[str] = []
-    wrong = wrong_fields(read_object(folder / INFO_FILE, problems), RUN_FIELDS)
-    if "resume" in new and info is None:
-        problems += [f"{folder / INFO_FILE}: {name} {sentence}" for name, sentence in wrong.items()]
+    if not named or "${" in text_of(named[0]) or not job.resumes:
+        return None
+    folder, must_be = Path(str(named[0].value())).absolute(), "resume" in new
+    problems = list[str]()
+    info = _of_recipe(read_info(folder, problems))
+    if info is None:
+        if not must_be:
+            return None
         why = "; ".join(problems) or f"{INFO_FILE} does not say how it ended"
         raise PreflightError(f"resume={folder}: there is no run in it ({why}); give the folder of one")
-    for name, sentence in wrong.items() if info is not None else ():
-        if name in _NEEDED:
-            raise PreflightError(
-                f"{folder / INFO_FILE}: {name} {sentence}: mend it, or begin again with another run.dir"
-            )
-        print(f"note: {folder / INFO_FILE}: {name} {sentence}: left out", file=sys.stderr)
-    kept, missing = [], []
-    for override in parsed((info or {}).get("overrides", [])):
-        key, line = _key(override), str(override.input_line)
-        if old := next((old for old in old_keys or () if _is_below(key, [old])), None):
-            raise PreflightError(
-                f"{folder / INFO_FILE}: the run was begun with {line}, and there is no {old}; {_OF_BEFORE}"
-            )
-        if key in (*new, *_NOT_KEPT):
-            continue
-        of_environment = is_secret(key) and is_reference(override.value())
-        hidden = of_environment or MASK in line or masked_override(line) != line
-        if hidden and not is_plain_variable(key):
-            name = key.rpartition(".")[2]
-            given = any(_is_below(other, [key]) for other in new)
-            if not given and is_variable(key) and name not in os.environ:
-                missing.append(f"set {name} in the environment")
-            elif not given and not is_variable(key):
-                head = line.partition("=")[0]
-                missing.append(
-                    shlex.quote(line) if MASK not in line and of_environment else f"{head}='${{oc.env:NAME}}'"
-                )
-        elif _is_below(key, [_OF_A_START]):
-            print(f"note: {line} is not taken from {folder}: give it again if this start needs it", file=sys.stderr)
-        else:
-            kept.append(line)
-    if missing:
+    for problem in problems:
+        if problem.startswith(f"{folder / INFO_FILE}: overrides "):
+            raise PreflightError(f"{problem}: mend it, or begin again with another run.dir")
+        print(f"note: {problem}: left out", file=sys.stderr)
+    begun_with = _begun_with(folder, info, job)
+    measured = has_results(folder)
+    try:
+        settings: Any = read_yaml(folder / CONFIG_FILE)
+        settings = moved(settings, settings["run"]["dir"], str(folder))
+        checkpoint = settings["trainer"]["resume_from_path"] or ""
+        if stray := _STRAY.search(text := str(settings)):
+            raise ValueError(f"a reference, {text[stray.start() :][:40]}: write out what it stands for")
+    except Exception as error:
+        if not measured and not must_be:
+            return None  # it was killed while it began: the command says what it is
+        raise PreflightError(
+            f"{folder / CONFIG_FILE} cannot be read ({error}): restore it, or begin another run with another run.dir"
+        ) from error
+    resume = Resume(job, folder, settings, _hidden(settings), str(checkpoint) or None, begun_with, measured)
+    if missing := list(_missing(resume, new)):
         raise PreflightError(
             f"{folder} keeps no secrets, and the run was given some: give them again, {'; '.join(missing)}"
         )
-    return [*kept, *(f"run.dir={quoted(folder)}" if word.startswith("resume=") else word for word in arguments)]
+    return resume
 
 
-def kept_overrides(overrides: Sequence[str], config: DictConfig) -> list[str]:
-    """A command's overrides as the run folder keeps them: the user's folders of configuration files last.
-
-    Their paths are the absolute ones of the prepared ``config``.
-    """
-    folders, task = own_folders(overrides)
-    kept = []
-    for override in parsed(task):
-        line, key = str(override.input_line), _key(override)
-        place = f"reward.{key}" if key == _LEGACY_REWARD else key
-        if place in _PATHS and "=" in line:
-            line = f"{line.partition('=')[0]}={_as_override(OmegaConf.select(config, place))}"
-        if not key.startswith("hydra."):
-            kept.append(line)
-    return [*kept, *([search_path(folders)] if folders else [])]
+def _begun_with(folder: Path, info: Mapping[str, Any], job: Job) -> tuple[Override, ...]:
+    """The overrides that ``run.json`` lists; PreflightError for damage, and for a key that there is no more."""
+    try:
+        overrides = parsed(info.get("overrides", ()))
+    except HydraException as error:
+        raise PreflightError(
+            f"{folder / INFO_FILE}: overrides cannot be read ({error}): mend it, or begin again with another run.dir"
+        ) from error
+    for override in overrides:
+        if old := old_key(job, override):
+            why = f"the run was begun with {text_of(override)}, and there is no {old[0]}"
+            raise PreflightError(f"{folder / INFO_FILE}: {why}; {FORMER}")
+    return tuple(overrides)
 
 
-def _as_override(value: Any) -> str:
-    if value is None or isinstance(value, str):
-        return "null" if value is None else quoted(value)
-    return f"[{','.join(map(quoted, value))}]"
+def _missing(resume: Resume, new: Collection[str]) -> Iterator[str]:
+    """What to give or set for every secret of the run that a command does not give; notes what else it may lack."""
+    for override in resume.overrides:
+        key, line, name = key_of(override), text_of(override), key_of(override).rpartition(".")[2]
+        if not is_below(key, ["ray_kwargs"]) or any(is_below(other, [key]) for other in new):
+            continue
+        if not is_variable(key) or is_plain_variable(key):
+            print(
+                f"note: {line} is not taken from {resume.folder}: give it again if this start needs it", file=sys.stderr
+            )
+        elif name not in os.environ:
+            yield f"set {name} in the environment"
+    for key, value in resume.hidden.items():
+        if not is_below(key, new) and not any(is_below(other, [key]) for other in new):
+            yield shlex.quote(f"++{key}={quoted(value)}") if MASK not in str(value) else f"++{key}='${{oc.env:NAME}}'"
 
 
-def _key(override: Override) -> str:
-    return str(override.key_or_group)
+def _hidden(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Key and value of every secret of a run's settings, masked or a reference; a list with one counts as a whole."""
+    return {
+        key: value
+        for key, value in leaves(settings)
+        if not is_below(key, PER_START) and (MASK in str(value) or (is_secret(key) and is_reference(value)))
+    }
+
+
+def written(overrides: Sequence[Override]) -> list[str]:
+    """The overrides as ``run.json`` lists them: without secrets, the user's folders absolute and last."""
+    folders, task = own_folders(overrides), (one for one in overrides if key_of(one) != SEARCH_PATH)
+    return [*map(masked_override, task), *([search_path(folders)] if folders else [])]
 
 
 # ---------------------------------------------------------------- what a start changes
 
 
-def check_folder(folder: Path, trainer: DictConfig, goes_on: bool) -> None:
+def check_folder(folder: Path, trainer: DictConfig, goes_on: bool, resume: Resume | None = None) -> None:
     """Refuse a run folder that holds something else than this run, with these settings ``trainer.*``.
 
-    A run that ``goes_on`` adds to the records of the run that the folder holds.
+    A run that ``goes_on`` adds to the records of the run that the folder holds, ``resume``.
 
     Raises:
         PreflightError: if files of these names are not a run's, or if the run would begin again beside the records of
             its first beginning.
     """
-    info = run_info(folder)
     foreign = [str(path.relative_to(folder)) for name in _FILES for path in folder.glob(name)]
-    if foreign and info is None:
+    if foreign and resume is None and run_info(folder) is None:
         raise PreflightError(
             f"run.dir={folder} holds {', '.join(foreign)}, but is not the folder of a run: give another one, "
             "so that nothing of yours is replaced"
         )
     mode, begins = trainer.resume_mode, trainer.resume_from_path
-    other = (
-        mode == "resume_path"
-        and not is_checkpoint_of(trainer, begins)
-        and begins != (info or {}).get("resume_from_path")
-    )
-    if goes_on and has_results(folder) and (mode == "disable" or other):
+    first = resume and resume.checkpoint
+    other = mode == "resume_path" and not is_checkpoint_of(trainer, begins) and begins != first
+    if goes_on and resume and resume.measured and (mode == "disable" or other):
         key = f"resume_mode={mode}" + (f" trainer.resume_from_path={begins}" if other else "")
         raise PreflightError(
             f"trainer.{key} would put another run's metrics beside those in {folder}: give another run.dir"
@@ -265,10 +332,6 @@ def changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]
         yield key, old, new
 
 
-def _is_below(key: str, parents: Iterable[str]) -> bool:
-    return any(f"{key}.".startswith(f"{parent}.") for parent in parents)
-
-
 def moved(value: Any, old: str, new: str) -> Any:
     """``value`` with the run folder's old place replaced by its new one: a run folder may be moved."""
     if isinstance(value, dict):
@@ -278,55 +341,38 @@ def moved(value: Any, old: str, new: str) -> Any:
     return re.sub(rf"^{re.escape(old)}(?=/|$)", lambda _: new, value) if isinstance(value, str) else value
 
 
-def recorded_settings(folder: Path) -> dict[str, Any] | None:
-    """The settings of the run that a folder holds.
-
-    None for a new run, and for one that died before anything was measured or saved.
-
-    Raises:
-        PreflightError: if the run's configuration is damaged.
-    """
-    if not has_results(folder):
-        return None
-    try:
-        old: Any = read_yaml(folder / CONFIG_FILE)
-        return moved(old, old["run"]["dir"], str(folder))  # type: ignore[no-any-return]
-    except Exception as error:
-        raise PreflightError(
-            f"{folder / CONFIG_FILE} cannot be read ({error}): restore it, or begin another run with another run.dir"
-        ) from error
-
-
 def changed_settings(
-    config: DictConfig, before: dict[str, Any] | None, references: Mapping[str, str] | None = None
+    config: DictConfig, resume: Resume | None, references: Mapping[str, str] | None = None
 ) -> list[tuple[str, Any, Any]]:
-    """What a command would change of the run's settings ``before`` (:func:`recorded_settings`): key, old, new value.
+    """What a start would change of the settings of the run that it resumes: key, old, new value.
 
     Secrets, and texts that come from the environment (``references``, by key), are not compared.
     """
-    if before is None:
+    if resume is None or not resume.measured:
         return []
-    differing = changes(masked(before), masked(OmegaConf.to_container(config, resolve=True), references=references))
+    differing = changes(
+        masked(resume.settings), masked(OmegaConf.to_container(config, resolve=True), references=references)
+    )
     return [
         (key, old, new)
         for key, old, new in differing
-        if not (_is_below(key, [_OF_A_START]) or MASK in (old, new) or is_reference(old) or is_reference(new))
+        if not (is_below(key, PER_START) or MASK in (old, new) or is_reference(old) or is_reference(new))
     ]
 
 
 def allowed_changes(
-    config: DictConfig, before: dict[str, Any] | None, references: Mapping[str, str] | None = None
+    config: DictConfig, resume: Resume | None, references: Mapping[str, str] | None = None
 ) -> list[tuple[str, Any, Any]]:
     """:func:`changed_settings`, if all of them are allowed.
 
     Raises:
         PreflightError: if one is neither in MAY_CHANGE nor in ``run.allow_changed``.
     """
-    changed = changed_settings(config, before, references)
+    changed = changed_settings(config, resume, references)
     fixed, allowed = [*_MAY_NOT, *_of_schedule(config)], config.run.allow_changed
 
     def is_allowed(key: str) -> bool:
-        return _is_below(key, allowed) or (_is_below(key, MAY_CHANGE) and not _is_below(key, fixed))
+        return is_below(key, allowed) or (is_below(key, MAY_CHANGE) and not is_below(key, fixed))
 
     refused = [change for change in changed if not is_allowed(change[0])]
     if refused:

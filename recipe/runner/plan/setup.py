@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, Field, ValidationError
 
 from recipe.runner.launch.checks import shards, ulysses
 from recipe.runner.launch.commands import BadInput, split_arguments
+from recipe.runner.launch.compose import parsed
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.values import Positive, PositiveOrZero, value_problems
 from recipe.runner.verl_patches.server_slots import asynchronous_mode
@@ -28,14 +30,15 @@ _COVERED: Final = (
 )
 
 
-def job_arguments(arguments: Sequence[str], own: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+def job_arguments(arguments: Sequence[str], own: Collection[str]) -> tuple[dict[str, Any], list[Override]]:
     """A command's ``own`` settings, and its other arguments as Hydra overrides, ALIASES written out.
 
     Raises:
         BadInput: for an argument that cannot be read.
     """
     settings, overrides = split_arguments(arguments, [*ALIASES, *own])
-    return settings, overrides + [f"{key}={settings[name]}" for name, key in ALIASES.items() if name in settings]
+    given = [f"{key}={settings[name]}" for name, key in ALIASES.items() if name in settings]
+    return settings, overrides + parsed(given)
 
 
 class Hardware(BaseModel, frozen=True):
