@@ -78,23 +78,11 @@ def test_each_run_has_a_name_of_its_own(folder: str, name: str) -> None:
     [
         ("[console,wnadb]", ("wnadb", "wandb")),
         ("[clearml]", ("clearml", "pip install clearml")),
-        ("[console,wandb]", ("api.wandb.ai", "wandb login")),
         ("[console,tensorboard]", ()),
     ],
 )
-def test_what_cannot_be_logged_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logger: str, says: tuple[str, ...]
-) -> None:
-    for variable in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+def test_what_cannot_be_logged_is_refused(logger: str, says: tuple[str, ...]) -> None:
     sentences = list(problems(composed(f"trainer.logger={logger}")))
     assert len(sentences) == bool(says) and all(part in sentences[0] for part in says), sentences
-    # A dry run for another machine passes what that one decides: packages and logins.
+    # A dry run for another machine passes what that one decides: packages.
     assert all(isinstance(sentence, MachineProblem) is ("wnadb" not in says) for sentence in sentences)
-
-
-def test_verls_loggers_are_those_listed() -> None:
-    from verl.utils.tracking import Tracking
-
-    assert set(loggers._LOGGERS) == set(Tracking.supported_backend)

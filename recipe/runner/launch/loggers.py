@@ -7,13 +7,11 @@ the loggers themselves read; one that the user has set is left alone.
 from __future__ import annotations
 
 import importlib.util
-import netrc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -32,11 +30,6 @@ HEADLINE: Final = (
     "timing_s/step",
     "training/rollout_probs_diff_mean",
     "val-core/*",
-)
-#: verl's loggers.
-_LOGGERS: Final = (
-    *("clearml", "console", "file", "mlflow", "rl_insight", "swanlab", "tensorboard", "trackio"),
-    *("vemlp_wandb", "wandb"),
 )
 #: The package that a logger needs, where it has another name.
 _PACKAGES: Final = {"console": "verl", "file": "verl", "vemlp_wandb": "volcengine_ml_platform"}
@@ -86,25 +79,16 @@ class Chosen:
 
 
 def problems(config: DictConfig) -> Iterator[str]:
-    """Loggers that verl does not have, that are not installed or that have no login."""
+    """Loggers that verl does not have, or that are not installed."""
+    from verl.utils.tracking import Tracking
+
+    loggers = Tracking.supported_backend
     names = [config.trainer.logger] if isinstance(config.trainer.logger, str) else list(config.trainer.logger)
     for name in names:
         package = _PACKAGES.get(name, name)
-        if name not in _LOGGERS:
-            yield f"trainer.logger: {name} is none of verl's loggers; choose from {', '.join(_LOGGERS)}"
+        if name not in loggers:
+            yield f"trainer.logger: {name} is none of verl's loggers; choose from {', '.join(loggers)}"
         elif importlib.util.find_spec(package) is None:
             yield MachineProblem(
                 f"trainer.logger: {name} needs the package {package}, which is not installed: pip install {package}"
-            )
-    online = os.environ.get("WANDB_MODE", "online") in ("online", "shared")
-    if "wandb" in names and online and not os.environ.get("WANDB_API_KEY"):
-        host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc.rpartition("@")[2]
-        try:
-            known = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
-        except (OSError, netrc.NetrcParseError):
-            known = None
-        if known is None:
-            yield MachineProblem(
-                f"trainer.logger={names}: there is no login for {host}, and a job cannot ask for one: run "
-                "`wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline"
             )

@@ -39,7 +39,7 @@ _ENDLESS: Final = 1000000  # trainer.total_epochs in conf/base.yaml
 
 
 class MachineProblem(str):
-    """A problem that only the machine of the run can settle: a GPU, a login, a package or a file that is not here."""
+    """A problem that only the machine of the run can settle: a GPU, a package or a file that is not here."""
 
 
 class PreflightError(ValueError):
