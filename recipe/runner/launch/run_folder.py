@@ -25,6 +25,7 @@ from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, append_records
 from recipe.runner.checkpoints.integrity import step_of
 from recipe.runner.faults.phase import read_phase
 from recipe.runner.faults.texts import masked_text
+from recipe.runner.launch import end_of_turn
 from recipe.runner.launch.code_state import code_state
 from recipe.runner.launch.compose import composed_files
 from recipe.runner.launch.job import Job
@@ -55,6 +56,7 @@ class Start:
         unsettled: Problems that only the machine of the run can settle.
         facts: What ``run.json`` says of its method, by :attr:`Job.complete`.
         references: To the environment, by key (:func:`recipe.runner.launch.masking.references`).
+        stop_tokens: ``eos_token_id`` of the run's own generation_config.json, if it gets one.
     """
 
     config: DictConfig
@@ -67,6 +69,7 @@ class Start:
     unsettled: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     references: Mapping[str, str] = field(default_factory=dict)
+    stop_tokens: tuple[int, ...] = ()
 
     def written(self) -> dict[str, Any]:
         """The configuration as files and loggers get it: without secrets."""
@@ -162,6 +165,8 @@ def begin(start: Start) -> None:
         "starts": [*_earlier_starts(folder, earlier), {"started": _now(), "host": socket.gethostname()}],
     }
     write_json(folder / INFO_FILE, info, allow_nan=True)  # a setting of a user's loss may be infinite
+    if start.stop_tokens:
+        write_json(folder / end_of_turn.FILE, {"eos_token_id": list(start.stop_tokens)})
     with atomic_path(folder / CONFIG_FILE) as temporary:
         temporary.write_text(OmegaConf.to_yaml(start.written()), encoding="utf-8")
     code.save(folder)  # last: without run.json the folder would not be that of a run

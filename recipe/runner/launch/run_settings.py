@@ -62,7 +62,7 @@ from recipe.runner.launch.values import PreflightError
 #: Files that a start replaces or appends to.
 _FILES: Final = (
     *(CONFIG_FILE, INFO_FILE, *STEP_FILES, FOLDER, "launcher.log", "phase.json", "progress.log", "hang.txt", "run.png"),
-    *("code", "checkpoints/global_step_*"),
+    *("code", "checkpoints/global_step_*", "generation_config.json"),
 )
 #: Keys (and whatever lies below them) that may change when a run goes on: how long it runs, what it saves and logs, and
 #: the machine it runs on. None of them changes what a step computes.

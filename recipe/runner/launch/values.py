@@ -85,7 +85,6 @@ _RANGES: Final[tuple[tuple[Any, str], ...]] = (
     (PositiveOrZero, f"{_ROLLOUT}.val_kwargs.temperature"),
     (PositiveOrZero, "trainer.v1.colocate_async.num_warmup_batches trainer.v1.separate_async.num_warmup_batches"),
     (Annotated[float, Field(gt=0, le=1)], f"{_ROLLOUT}.gpu_memory_utilization"),
-    (list[CountOrZero] | None, f"{_ROLLOUT}.custom.stop_token_ids"),
     (dict, "reward.custom_reward_function.reward_kwargs"),
     (Literal["auto", "disable", "resume_path"], "trainer.resume_mode"),
     (str | list[str], "trainer.logger"),

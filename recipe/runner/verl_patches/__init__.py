@@ -7,7 +7,7 @@ besides is :mod:`recipe.runner.cpu.patches`.
 
 | module | changes | for |
 |---|---|---|
-| ``front_end`` | verl's vLLM server | whole responses without text, stop tokens |
+| ``front_end`` | verl's vLLM server | whole responses without text |
 | ``server_slots`` | ``RolloutReplica.max_concurrency`` | asynchronous modes with many requests |
 | ``packs`` | ``TrainingWorker.infer_batch``, the rows of each rank | old and new log-probabilities rounded alike |
 | ``validation`` | ``metric_utils.bootstrap_metric`` | seconds in place of minutes |
