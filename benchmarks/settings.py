@@ -16,7 +16,7 @@ import yaml
 
 from fspo.files import atomic_path
 from fspo.types import SequenceLossSettings
-from recipe.fspo.compare.__main__ import SETTINGS as OF_COMPARE
+from recipe.fspo.compare import SETTINGS as OF_COMPARE
 from recipe.runner.main import SETTINGS as OF_MAIN
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,8 @@ os.environ["VERL_PLATFORM"] = "cpu"
 
 @pytest.fixture
 def own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder, entered, with the loss that docs/extending.md lets its reader write.
-
-    ``compare`` checks it in this process, which has imported verl; tests/e2e/test_compare.py has the real one.
-    """
+    """A folder, entered, with the loss that docs/extending.md lets its reader write."""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-    from recipe.fspo.compare import losses
-
-    monkeypatch.setattr(losses, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers))
 
     page = (Path(__file__).resolve().parents[2] / "docs/extending.md").read_text(encoding="utf-8")
     folder = tmp_path / "mine"

@@ -15,10 +15,8 @@ from messages import holds
 from test_run_folder import begun
 
 from fspo.records import PlannedRun
-from recipe.fspo.compare import grid
-from recipe.fspo.compare.__main__ import parse
-from recipe.fspo.compare.grid import Request, plan
-from recipe.fspo.compare.starts import Starts
+from recipe.fspo import compare
+from recipe.fspo.compare import Request, Starts, parse, plan
 from recipe.fspo.job import JOB
 from recipe.runner.launch.commands import BadInput
 from recipe.runner.launch.compose import parsed
@@ -27,8 +25,7 @@ from recipe.runner.launch.run_settings import resume_of
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("__main__", "losses"):
-        monkeypatch.setattr(f"recipe.fspo.compare.{module}.compose", composed_from)
+    monkeypatch.setattr(compare, "compose", composed_from)
 
 
 def write_run(folder: Path, status: str) -> None:
@@ -50,7 +47,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             (folder / "metrics.jsonl").touch()
         return ["sh", "-c", f"exit {code}"]
 
-    monkeypatch.setattr(grid, "command_of", command_of)
+    monkeypatch.setattr(compare, "command_of", command_of)
     return runs
 
 
@@ -63,7 +60,7 @@ def test_whole_seeds_first() -> None:
         for algo in ("fspo", "gspo")
     ]
     for run in request.runs():
-        assert composed(*grid.command_of(run, request)[3:]).fspo.clip_values == run.clip_values
+        assert composed(*compare.command_of(run, request)[3:]).fspo.clip_values == run.clip_values
 
 
 def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
@@ -130,15 +127,15 @@ def test_a_command_runs_what_it_asks_for_and_a_dry_run_writes_nothing(
     tmp_path: Path, runs: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "grid"
-    assert grid.run(parse(["algos=[fspo,rloo]", "seeds=[1,2]", f"out={out}", "dry_run=true"])) == 0
+    assert compare.run(parse(["algos=[fspo,rloo]", "seeds=[1,2]", f"out={out}", "dry_run=true"])) == 0
     assert not out.exists() and "measured/rloo/seed2: not run" in capsys.readouterr().out
     plan(parse(["algos=[fspo,rloo]", "seeds=[1,2]", f"out={out}"]))  # and interrupted
-    assert grid.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={out}"])) == 0
+    assert compare.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={out}"])) == 0
     assert runs.begun == ["measured/fspo/seed1", "measured/fspo/seed2"]
     printed = capsys.readouterr().out
     assert "measured/rloo/seed1: not run" in printed, "the report is on all that was planned"
     assert re.search(holds("run 1 of 2: fspo, seed 1", "run 2 of 2: fspo, seed 2"), printed)
-    grid.run(parse(["algos=[fspo]", "seeds=[2,3]", f"out={out}"]))
+    compare.run(parse(["algos=[fspo]", "seeds=[2,3]", f"out={out}"]))
     assert re.search(holds("run 1 of 2: fspo, seed 2", "finished", "run 2 of 2: fspo, seed 3"), capsys.readouterr().out)
 
 
@@ -160,9 +157,9 @@ def test_no_run_begins_after_a_ctrl_c(tmp_path: Path, monkeypatch: pytest.Monkey
         return ["/bin/sh", "-c", f"trap : INT; kill -INT $PPID; sleep 20 & wait; exit {code}"]
 
     begun: list[str] = []
-    monkeypatch.setattr(grid, "command_of", command_of)
+    monkeypatch.setattr(compare, "command_of", command_of)
     with pytest.raises(KeyboardInterrupt):
-        grid.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={tmp_path}/grid"]))
+        compare.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={tmp_path}/grid"]))
     assert begun == ["measured/fspo/seed1"]
 
 
@@ -181,11 +178,11 @@ def test_what_ends_the_command_ends_its_run(
     """Without waiting for it, it would train on, and keep the same command out of its folder."""
     ended = tmp_path / "ended"
     run_trains = f"trap 'echo > {ended}; exit 143' {signum.value}; kill -{signum.value} $PPID; sleep 20 & wait"
-    monkeypatch.setattr(grid, "command_of", lambda *_: ["/bin/sh", "-c", run_trains])
+    monkeypatch.setattr(compare, "command_of", lambda *_: ["/bin/sh", "-c", run_trains])
     before = signal.signal(signum, signal.SIG_DFL)  # below nohup it would be ignored, and stay so
     try:
         with pytest.raises(KeyboardInterrupt):
-            grid.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={tmp_path}/grid"]))
+            compare.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={tmp_path}/grid"]))
     finally:
         signal.signal(signum, before)
     assert ended.exists()
@@ -213,7 +210,7 @@ def test_a_foreign_or_broken_grid_is_named_and_stays(tmp_path: Path, content: st
 
 def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     request = parse(["algos=[fspo]", "seeds=[1]", f"out={tmp_path}/jürgen's (1),=[a]&#!"])
-    config = composed(*grid.command_of(request.runs()[0], request)[3:])
+    config = composed(*compare.command_of(request.runs()[0], request)[3:])
     assert config.run.dir == f"{tmp_path}/jürgen's (1),=[a]&#!/measured/fspo/seed1"
     assert parse(["out=3"]).out == Path.cwd() / "3" and parse(["out=2026_11_23"]).out == Path.cwd() / "2026_11_23"
     assert "~trainer.nnodes" in parse(["~trainer.nnodes", "+trainer.nnodes=1"]).overrides
@@ -222,8 +219,8 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
 def test_a_run_that_fails_in_training_does_not_keep_the_others_waiting(tmp_path: Path, runs: SimpleNamespace) -> None:
     request = parse(["algos=[fspo,rloo]", "seeds=[1,2]", f"out={tmp_path}"])
     runs.codes |= {"measured/fspo/seed1": 1, "measured/fspo/seed2": 2}
-    assert grid.run(request) == 2
+    assert compare.run(request) == 2
     assert runs.begun == ["measured/fspo/seed1", "measured/rloo/seed1", "measured/fspo/seed2"]
     runs.codes.clear()
-    assert grid.run(request) == 0
+    assert compare.run(request) == 0
     assert runs.begun[3:] == ["measured/fspo/seed1", "measured/fspo/seed2", "measured/rloo/seed2"]

@@ -201,7 +201,7 @@ def parses(module: str, *arguments: str) -> None:
 
 
 def check_compare(*arguments: str) -> None:
-    from recipe.fspo.compare.__main__ import parse
+    from recipe.fspo.compare import parse
 
     assert parse(arguments).runs()  # checks its own keys and composes the others
 
@@ -316,8 +316,7 @@ def check(command: str) -> None:
 )
 @pytest.mark.usefixtures("own_loss")  # which a page lets its reader write
 def test_commands_are_right(pages: Sequence[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("fspo.compare.__main__", "fspo.compare.losses"):
-        monkeypatch.setattr(f"recipe.{module}.compose", composed_from)
+    monkeypatch.setattr("recipe.fspo.compare.compose", composed_from)
     monkeypatch.setattr("recipe.runner.plan.command.compose", lambda _, *rest: composed_from(*rest))
     commands = {
         f"{name_of(page)}: {command}": functools.partial(check, command)

@@ -168,7 +168,7 @@ for name in modules_of("fspo.report"):
     importlib.import_module(name)
 absent("verl", "ray", "vllm", "hydra", "omegaconf", "transformers")
 
-import recipe.fspo.compare.__main__, recipe.fspo.main, recipe.fspo.plan
+import recipe.fspo.compare, recipe.fspo.main, recipe.fspo.plan
 absent("verl", "ray", "vllm", "transformers")
 with contextlib.redirect_stdout(io.StringIO()):
     assert recipe.fspo.plan.main(recipe.fspo.plan.JOB, "", ["experiment=qwen3_8b"]) == 0

@@ -16,7 +16,7 @@ from test_run_folder import SMALL_TASK, begun, prepared, saved_by
 from verl.trainer import main_ppo
 from verl.trainer.ppo.v1 import trainer_base
 
-from recipe.fspo.compare.__main__ import parse
+from recipe.fspo.compare import parse
 from recipe.fspo.job import JOB, choices, compose
 from recipe.math.data.offline_task import write_dataset
 from recipe.runner.faults.errors import explained

@@ -21,7 +21,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from fspo.losses import sequence_policy_loss
 from fspo.types import SequenceLossOutput, SequenceLossSettings
 from recipe.fspo import rules as method
-from recipe.fspo.compare.__main__ import parse
+from recipe.fspo.compare import parse
 from recipe.fspo.config import scales_with_length
 from recipe.fspo.job import JOB, choices
 from recipe.runner.launch import run_folder, trial
@@ -161,8 +161,7 @@ def test_a_loss_without_settings_is_a_library(own_loss: Path) -> None:
 
 
 def test_a_comparison_takes_it_or_says_what_it_needs(own_loss: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("__main__", "losses"):
-        monkeypatch.setattr(f"recipe.fspo.compare.{module}.compose", composed_from)
+    monkeypatch.setattr("recipe.fspo.compare.compose", composed_from)
     assert "fspo_power" in choices("algo", [SEARCH]) and "fspo_power" not in choices("algo")
     algos = "algos=[fspo,fspo_power]"
     request = parse([SEARCH, algos, "seeds=[1]"])

@@ -1,0 +1,331 @@
+"""``python -m recipe.fspo.compare``: algorithms x seeds under equal conditions, one by one, and the report on them.
+
+Each run has a folder; ``grid.json`` names them all. Runs share the data order of their seed, the initial weights, one
+advantage estimator and, up to a constant factor, one gradient scale (overrides given on the command line win).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from hydra.errors import HydraException
+from recipe.fspo.job import choices, compose
+from recipe.runner.faults.preemption import INTERRUPTED
+from recipe.runner.launch.commands import BadInput, as_list, refuse, split_arguments
+from recipe.runner.launch.compose import key_of, quoted, text_of
+from recipe.runner.launch.machine import WrongMachineError, export_platform
+from recipe.runner.launch.masking import masked_override
+from recipe.runner.launch.run_settings import has_results, run_info
+from recipe.runner.launch.values import name_problems
+
+from fspo.files import write_json
+from fspo.reading import parse_object, read_text
+from fspo.records import CONFIG_FILE, GRID_FILE, METRICS_FILE, PlannedRun, planned_runs
+
+CLIP_VALUES: Final = ("measured", "published")
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+#: Settings of the command: default and meaning of each (docs/settings.md).
+SETTINGS: Final = {
+    "algos": ("[fspo,rloo,gspo]", "values of algo (ls conf/algo); the first is compared with the others"),
+    "seeds": ("[1,2,3]", "seeds of data order and sampling"),
+    "clip_values": ("[measured]", "each run measures its own; published: each loss's own; or both"),
+    "advantage": ("shared", "one estimator for all, grpo, unless you give another; native: each algorithm's own"),
+    "out": ("runs/compare/EXPERIMENT", "where the runs and the report go"),
+    "run": ("null", "all; N: only run N, counted from 0, and no report (slurm/compare.sh)"),
+    "dry_run": ("false", "true: only print what is there and what would be run; writes nothing"),
+}
+_ROWS: Final = "\n".join(f"  {f'{name}={default}':28} {meaning}" for name, (default, meaning) in SETTINGS.items())
+USAGE: Final = f"""\
+usage: python -m recipe.fspo.compare [KEY=VALUE ...] [any Hydra override of recipe.fspo.main ...]
+
+Trains every algorithm with every seed and writes a report. Interrupted, the same command goes on where it stopped.
+
+{_ROWS}
+
+example: python -m recipe.fspo.compare experiment=demo algos=[fspo,rloo,gspo] seeds=[1,2,3]
+Each run shares the rest of its configuration; by default fspo.match_scale=matched. A loss of your own is
+one more value of algos; what it needs: docs/extending.md.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asks for."""
+
+    out: Path
+    algos: tuple[str, ...]
+    seeds: tuple[int, ...]
+    clip_values: tuple[str, ...]
+    dry_run: bool
+    overrides: tuple[str, ...]
+    only: int | None = None
+
+    def runs(self) -> list[PlannedRun]:
+        """The grid: whole seeds first, so that a partial grid is paired."""
+        return [
+            PlannedRun(f"{clip_values}/{algo}/seed{seed}", algo, seed, clip_values)
+            for clip_values in self.clip_values
+            for seed in self.seeds
+            for algo in self.algos
+        ]
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """Read the command line.
+
+    Raises:
+        BadInput: for an unknown value, naming the key and the choices.
+    """
+    settings, parsed = split_arguments(arguments, SETTINGS)
+    settings = {name: yaml.safe_load(default) for name, (default, _) in SETTINGS.items() if name != "out"} | settings
+    for override in parsed:
+        key, text = key_of(override), text_of(override)
+        if key in ("algo", "seed", "run.dir"):
+            raise BadInput(f"{text}: the grid sets {key}; give algos=[...], seeds=[...] and out=FOLDER instead")
+        if (shown := masked_override(override)) != text:
+            # On the command lines of the runs, which all users of the machine can read, and in grid.json.
+            raise BadInput(
+                f"{shown}: a grid hands its overrides on by command lines: export NAME=VALUE, and give "
+                f"{text.partition('=')[0]}='${{oc.env:NAME}}' (docs/clusters.md#secrets)"
+            )
+    seeds = as_list(settings, "seeds")
+    if not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise BadInput(f"seeds={seeds!r}: give whole numbers from 0, such as seeds=[1,2,3]")
+    if (advantage := settings["advantage"]) not in ("shared", "native"):
+        raise BadInput(f"advantage={advantage}: give shared or native")
+    shared = ["algorithm.adv_estimator=grpo"] if advantage == "shared" else []
+    overrides = [*shared, *map(text_of, parsed)]
+    try:
+        config = compose(overrides, SETTINGS)
+    except HydraException as error:
+        raise BadInput(str(error)) from None
+    if problems := list(name_problems(config)):
+        raise BadInput("\n".join(problems))
+    if config.evaluate:
+        raise BadInput("evaluate=true trains nothing: evaluate the runs of the grid one by one")
+    request = Request(
+        out=Path(str(settings.get("out") or f"runs/compare/{config.trainer.experiment_name}")).absolute(),
+        algos=tuple(as_list(settings, "algos", choices("algo", overrides))),
+        seeds=tuple(seeds),
+        clip_values=tuple(as_list(settings, "clip_values", CLIP_VALUES)),
+        dry_run=bool(settings["dry_run"]),
+        overrides=tuple(overrides),
+        only=settings["run"],
+    )
+    runs = len(request.runs())
+    if request.only is not None and (type(request.only) is not int or not 0 <= request.only < runs):
+        raise BadInput(f"run={settings['run']!r}: the grid has {runs} runs, numbered from 0 to {runs - 1}")
+    shipped = choices("algo")
+    own = {algo: list(problems_of_own([*overrides, f"algo={algo}"])) for algo in request.algos if algo not in shipped}
+    if any(own.values()):
+        raise BadInput("\n".join(f"algo={algo}: {problem}" for algo, problems in own.items() for problem in problems))
+    return request
+
+
+def problems_of_own(overrides: Sequence[str]) -> Iterator[str]:
+    """What keeps a grid from comparing a loss that is not shipped; imports verl and the user's module."""
+    config = compose(overrides)
+    try:
+        export_platform(config)
+    except WrongMachineError as error:
+        yield str(error)
+        return
+    import recipe.fspo.policy_loss  # noqa: F401  (the losses, which are tried)
+    from recipe.fspo.config import unknown_scale
+    from recipe.fspo.rules import problems
+    from recipe.runner.launch import trial
+
+    wrong = [*problems(config), *trial.problems(config)]
+    # A comparison of losses whose gradients differ by a factor would be one of learning rates.
+    yield from wrong or filter(None, [unknown_scale(config)])
+
+
+def status(folder: Path) -> str:
+    """How a run stands: ``not run``, or what its run.json says (``running`` is what a killed run leaves)."""
+    info = run_info(folder)
+    return "not run" if info is None else str(info["status"])
+
+
+def plan(request: Request) -> list[PlannedRun]:
+    """The runs that are asked for and those of earlier commands; unless it is a dry run, ``grid.json`` names them all.
+
+    Raises:
+        BadInput: if the folder holds runs that were made with other overrides, and could not be compared with these, or
+            if it holds something else, or cannot be written to.
+    """
+    path = request.out / GRID_FILE
+    runs = {run.path: run for run in request.runs()}
+    settings = {"overrides": list(request.overrides)}
+    if path.exists():
+        try:
+            grid = parse_object(read_text(path))
+            changed = [(key, grid[key], value) for key, value in settings.items() if grid[key] != value]
+            problems: list[str] = []
+            earlier = {run.path: run for run in planned_runs(request.out, problems)}
+            if problems:
+                raise ValueError(problems[0])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise BadInput(
+                f"{path} is damaged, or not of this command ({type(error).__name__}: {error}): give another out=FOLDER"
+            ) from None
+        folders = [info.parent for info in request.out.glob("*/*/*/run.json")]
+        if changed and any(has_results(folder) or status(folder) == "running" for folder in folders):
+            key, old, new = changed[0]
+            raise BadInput(
+                f"{path} was made with {key}={old}, not {new}: runs made under different conditions are not "
+                "comparable; give another out=FOLDER, or the same overrides"
+            )
+        if not changed:
+            runs = earlier | runs
+        elif not request.dry_run:
+            for folder in folders:  # a start that came to nothing; it keeps no settings
+                if run_info(folder) is not None:
+                    (folder / CONFIG_FILE).unlink(missing_ok=True)
+    if not request.dry_run:
+        try:
+            request.out.mkdir(parents=True, exist_ok=True)
+            write_json(path, settings | {"runs": [asdict(run) for run in runs.values()]})
+        except OSError as error:
+            raise BadInput(f"out={request.out}: {error}; give a folder that can be written to") from None
+    return list(runs.values())
+
+
+def command_of(run: PlannedRun, request: Request) -> list[str]:
+    """The command line of one run."""
+    overrides = [*request.overrides, f"algo={run.algo}", f"seed={run.seed}", f"fspo.clip_values={run.clip_values}"]
+    return [sys.executable, "-m", "recipe.fspo.main", *overrides, f"run.dir={quoted(request.out / run.path)}"]
+
+
+class Starts:
+    """Starts commands one after another, passes on what ends the current one, and lets none start after that."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._signals: set[int] = set()
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> Starts:
+        for signum in _ENDING:
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+                self._handlers[signum] = signal.signal(signum, self._pass_on)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)
+
+    def _pass_on(self, signum: int, _: object) -> None:
+        self._signals.add(signum)
+        if self._process is not None:
+            self._process.send_signal(signum)
+
+    @property
+    def ended_by(self) -> int | None:
+        """The signal that asked for the end of the grid."""
+        return min(self._signals, default=None)
+
+    def run(self, command: Sequence[str]) -> int:
+        """Run one command to its end; its exit status, -N if signal N ended it.
+
+        Raises:
+            KeyboardInterrupt: if a signal asked for the end, before the command or in it. A command that is in its last
+                step then still ends with 0.
+        """
+        self._end()
+        # In a group of its own: a terminal's Ctrl-C reaches it once, from here.
+        self._process = subprocess.Popen(command, process_group=0)
+        for signum in tuple(self._signals):
+            self._process.send_signal(signum)
+        try:
+            code = self._process.wait()
+        finally:
+            self._process = None
+        self._end()
+        return code
+
+    def _end(self) -> None:
+        if self.ended_by is not None:
+            raise KeyboardInterrupt
+
+
+def _announce(run: PlannedRun, number: int, of: int, is_done: bool = False) -> None:
+    done = ": finished before" if is_done else ""
+    print(f"run {number} of {of}: {run.algo}, seed {run.seed}, clip_values={run.clip_values}{done}", flush=True)
+
+
+def _run_all(runs: Sequence[PlannedRun], request: Request) -> int:
+    """Run what is not finished; 0 if everything is, then.
+
+    A run that fails in training does not keep the others waiting; what keeps one from its first step would keep them
+    from theirs.
+
+    Raises:
+        KeyboardInterrupt: if this process is told to end; then the run in progress is, too.
+    """
+    failed = 0
+    with Starts() as starts:
+        for number, run in enumerate(runs, 1):
+            folder = request.out / run.path
+            is_done = status(folder) == "finished"
+            _announce(run, number, len(runs), is_done)
+            if is_done or (code := starts.run(command_of(run, request))) == 0:
+                continue
+            if code != 1 or not (folder / METRICS_FILE).is_file():
+                return code
+            failed = code
+    return failed
+
+
+def run(request: Request) -> int:
+    """Run the grid, or one run of it, and report on it; returns the exit status."""
+    runs = plan(request)
+    if request.only is not None and not request.dry_run:
+        only = request.runs()[request.only]
+        if status(request.out / only.path) == "finished":
+            print(f"{only.path}: finished")
+            return 0
+        command = command_of(only, request)
+        _announce(only, request.only + 1, len(request.runs()))
+        os.execv(command[0], command)  # in this process's place, so that a signal reaches it
+    code = 0 if request.dry_run else _run_all(request.runs(), request)
+    for planned in runs:
+        print(f"{planned.path}: {status(request.out / planned.path)}")
+    if not request.dry_run and any((request.out / planned.path / METRICS_FILE).is_file() for planned in runs):
+        from fspo.report.build import build_report
+
+        report = build_report([request.out], request.out / "report")
+        for problem in report.problems:
+            print(f"note: {problem}")
+        print(f"report: {report.page}")
+    if code:
+        print("not finished: the same command goes on where this one stopped", file=sys.stderr)
+    return code
+
+
+def main() -> None:
+    """Command line."""
+    arguments = sys.argv[1:]
+    if any(argument in ("-h", "--help") for argument in arguments):
+        print(USAGE, end="")
+        return
+    try:
+        code = run(parse(arguments))
+    except BadInput as error:
+        refuse(error)
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on where this one stopped", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""``python -m recipe.fspo.compare``: algorithms by seeds under equal conditions."""
