@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -37,17 +36,16 @@ from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, write_phase
 from recipe.runner.faults.preemption import NOTHING_TO_SAVE, Preempted, stop_request, tell_of_save, time_left_s
 from recipe.runner.faults.resources import wait_for_resources
-from recipe.runner.launch import end_of_turn, loggers, run_folder
+from recipe.runner.launch import loggers, run_folder
 from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
+from recipe.runner.response_watch import ResponseWatch, warn_of_missing
 from recipe.runner.reward_manager import raise_failure
 from recipe.runner.verl_patches import server_slots
 from recipe.runner.verl_patches.frames import are_signed
 from recipe.runner.verl_patches.packs import rows_of_ranks
 from recipe.runner.verl_patches.validation import replace_resampling
 
-#: Share of responses cut at the maximum length above which it is said.
-_MANY_CUT: Final = 0.5
 #: Time for the end itself, and for a save that takes longer than those before it, seconds.
 _MARGIN_S: Final = 120.0
 
@@ -83,8 +81,7 @@ class RunnerHooks(PPOTrainer):
             )
         self._run_log: RunLog | None = None
         self._saved_step: int | None = None
-        self._validated: list[int] = []  # lengths of a validation's responses
-        self._warned: set[str] = set()
+        self._responses = ResponseWatch(config.data.max_response_length, self._moved)
         self._phase = Phase(0, "start-up")
         self._moved_s = 0.0
         self._training = False  # there is a step in progress, or done
@@ -106,7 +103,8 @@ class RunnerHooks(PPOTrainer):
         write_phase(self.config.run.dir, self._phase)
 
     def _moved(self, queue: str) -> None:
-        """Note progress within a phase, once a second at most."""
+        """Note progress within a phase, once a second at most; look whether the run shall end."""
+        self._look_for_end()
         if queue != self._phase.queue and time.monotonic() - self._moved_s > 1:
             self._moved_s = time.monotonic()
             self._phase = replace(self._phase, queue=queue)
@@ -140,7 +138,7 @@ class RunnerHooks(PPOTrainer):
         expected = self.config.data.train_batch_size // self.parameter_sync_step
         expected *= self.config.actor_rollout_ref.rollout.n
         missing = expected - len({key.rpartition("_")[0] for key in batch.keys})
-        self._note_missing(missing, expected, f"step {self.global_steps}", "goes on without them")
+        warn_of_missing(missing, expected, f"step {self.global_steps}", "trains without them")
         # After verl's, which fills up the last mini-batch with rows of its own.
         place = {key: index for index, key in enumerate(batch.keys)}
         batch = super()._balance_batch(batch, metrics, **options)
@@ -202,45 +200,8 @@ class RunnerHooks(PPOTrainer):
         # verl polls every 2 s and offers no setting, so every generation would take a multiple of 2 s. A poll of the 8B
         # job moves half a megabyte.
         replay_buffer.poll_interval = 0.05 if self.config.trainer.device == "cpu" else 0.5
-        self._watch(replay_buffer)
+        self._responses.watch(replay_buffer, lambda: self.global_steps)
         return replay_buffer
-
-    def _watch(self, buffer: ReplayBuffer) -> None:
-        """Report progress at every poll of a buffer (responses finished, prompts pending and running), so that a
-        long generation is not taken for a hang; and check the lengths of the responses that it hands out.
-        """
-        wait, sample = buffer._wait_for_next_poll, buffer.sample
-
-        def note_and_wait(partition_id: str, last_debug_time: float) -> float:
-            names = ("partitions", "pending_keys", "running_keys", "finished_keys", "failure_keys")
-            words = "{} responses finished; prompts: {} pending, {} running, {} finished, {} failed"
-            self._look_for_end()
-            self._moved(words.format(*(len(getattr(buffer, name)[partition_id]) for name in names)))
-            return float(wait(partition_id, last_debug_time))
-
-        def sample_and_look(*arguments: Any, **more: Any) -> Any:
-            batch, metrics = sample(*arguments, **more)
-            lengths = [int(tag["response_len"]) for tag in batch.tags]
-            if batch.partition_id == "train":
-                self._warn_of_cut("the rollout batch of step", lengths)
-            else:  # one of several batches
-                self._validated += lengths
-            return batch, metrics
-
-        buffer._wait_for_next_poll, buffer.sample = note_and_wait, sample_and_look
-
-    def _warn_of_cut(self, what: str, lengths: Sequence[int]) -> None:
-        """Say once of rollout batches, and once of validations, that most responses ended at the limit."""
-        limit = self.config.data.max_response_length
-        share = sum(length >= limit for length in lengths) / max(1, len(lengths))
-        if share > _MANY_CUT and what not in self._warned:
-            self._warned.add(what)
-            PROGRESS.say(
-                f"warning: {share:.0%} of the responses of {what} {self.global_steps} were cut at "
-                f"data.max_response_length={limit}: rewards and lengths are those of the limit. Raise it; or, if the "
-                "responses go on after their answer (trainer.rollout_data_dir and trainer.validation_data_dir dump "
-                f"them), {end_of_turn.remedy()}"
-            )
 
     def _init_resource_pool_mgr(self) -> None:
         wait_for_resources(self.config, PROGRESS.say)
@@ -279,13 +240,6 @@ class RunnerHooks(PPOTrainer):
         servers = [server for replica in replicas for server in replica.servers]
         ray.get([server.collective_rpc.remote("reseed", args=(seed + i,)) for i, server in enumerate(servers)])
 
-    def _note_missing(self, missing: int, expected: int, where: str, verl: str) -> None:
-        if missing > 0:
-            PROGRESS.say(
-                f"note: {missing} of {expected} responses of {where} are missing: their generation or reward failed, "
-                f"verl {verl}, and Ray's logs of AgentLoopWorker say why"
-            )
-
     # ---------------------------------------------------------------- logging
 
     def _open_run_log(self) -> None:
@@ -299,17 +253,17 @@ class RunnerHooks(PPOTrainer):
     def on_validate_begin(self) -> None:
         self._open_run_log()
         self._enter("validation")
-        self._validated = []
+        self._responses.begin_validation()
         super().on_validate_begin()
 
     def on_validate_end(self) -> None:
         self.raise_failure()
-        self._warn_of_cut("the validation after step", self._validated)
+        self._responses.end_validation(self.global_steps)
         super().on_validate_end()
 
     def _val_metrics_update(self, data_sources: Any, sample_uids: Any, infos: Any, *rest: Any, **more: Any) -> Any:
         expected = sum((more.get("expected_acc_counts") or {}).values())
-        self._note_missing(expected - len(sample_uids), expected, "the validation", "counts them as wrong")
+        warn_of_missing(expected - len(sample_uids), expected, "the validation", "counts them as wrong")
         return super()._val_metrics_update(data_sources, sample_uids, infos, *rest, **more)
 
     def on_train_begin(self) -> None:

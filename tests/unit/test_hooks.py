@@ -22,6 +22,7 @@ from recipe.runner import hooks
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, read_phase, write_phase
 from recipe.runner.faults.preemption import UNSAVED_VARIABLE, Preempted, ask_to_stop
 from recipe.runner.launch.progress import Progress
+from recipe.runner.response_watch import ResponseWatch
 
 TRAINERS = {
     "sync": PPOTrainerSync,
@@ -110,7 +111,7 @@ def train(
                     names = ("partitions", "pending_keys", "running_keys", "finished_keys", "failure_keys")
                     queue: Any = SimpleNamespace(**{name: {"val": ()} for name in names})
                     queue._wait_for_next_poll, queue.sample = lambda *_: 0.0, None
-                    self._watch(queue)
+                    self._responses.watch(queue, lambda: 0)
                     queue._wait_for_next_poll("val", 0.0)
                     pytest.fail("the validation waits on")
             return {"accuracy": 0.0}
@@ -134,6 +135,7 @@ def train(
     trainer._saved_step, trainer._phase, trainer._moved_s = None, Phase(0, "start-up"), 0.0
     trainer._training = trainer._is_to_end = False
     trainer._step_began, trainer._longest_s = None, {"step": 0.0, "save": 0.0}
+    trainer._responses = ResponseWatch(config.data.max_response_length, trainer._moved)
     if mode == "separate_async":
         trainer.standalone_checkpoint_manager = SimpleNamespace(
             update_weights=lambda step: machine.syncs.append(machine.phase())

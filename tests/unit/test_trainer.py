@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +22,6 @@ from recipe.fspo.in_runner.trainer import RunTrainer
 from recipe.fspo.in_runner.worker import GuardedWorker
 from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
 from recipe.runner.faults.errors import ExplainedError
-from recipe.runner.launch.end_of_turn import SETTING
-from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.trainer import RunnerTrainer
 
 
@@ -210,51 +207,3 @@ def test_a_gradient_scale_counts_the_models_tokens_and_responses_that_are_reject
     assert trainer._accounts._outcomes[0].length_B.tolist() == [3, 9]
     metrics, _ = trainer._accounts.funnel.end_step(1)
     assert metrics["fspo/funnel/length_trained"] == 6
-
-
-def test_one_warning_each_where_most_responses_of_a_validation_or_a_rollout_batch_are_cut(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("on_validate_begin", "on_validate_end", "raise_failure", "_enter", "_open_run_log"):
-        owner = PPOTrainerSync if name.startswith("on_") else RunTrainer
-        monkeypatch.setattr(owner, name, lambda self, *_: None)
-    trainer = object.__new__(RunTrainer)
-    trainer.config, trainer.global_steps = composed("experiment=demo", "data.max_response_length=64"), 3
-    trainer._warned, trainer._validated = set(), []
-    monkeypatch.setattr(PROGRESS, "_file", None)  # put back afterwards
-    PROGRESS.write_to(tmp_path)
-    file = tmp_path / "progress.log"
-    file.touch()
-    batches: list[tuple[str, list[int]]] = []
-
-    def sample(**_: object) -> tuple[SimpleNamespace, dict[str, float]]:
-        partition, lengths = batches.pop(0)
-        return SimpleNamespace(partition_id=partition, tags=[{"response_len": length} for length in lengths]), {
-            "x": 1.0
-        }
-
-    buffer = SimpleNamespace(_wait_for_next_poll=None, sample=sample)
-    trainer._watch(buffer)
-
-    def printed(partition: str, *parts: list[int]) -> list[str]:
-        before = len(file.read_text())
-        if partition == "val":
-            trainer.on_validate_begin()
-        batches.extend((partition, part) for part in parts)
-        for part in parts:
-            batch, metrics = buffer.sample(partition_id=partition)
-            assert len(batch.tags) == len(part) and metrics == {"x": 1.0}
-        if partition == "val":
-            trainer.on_validate_end()
-        return file.read_text()[before:].splitlines()
-
-    assert printed("train", [64, 64, 63, 1]) == []  # half of them
-    assert printed("train", []) == printed("val", []) == []
-    (line,) = printed("train", [64, 64, 64, 1])
-    assert re.search(
-        holds("warning: 75% ", "rollout batch of step 3 ", "data.max_response_length=64", f"++{SETTING}="), line
-    )
-    assert printed("train", [64, 64]) == [] and printed("val", [64, 1], [1, 64]) == []
-    (line,) = printed("val", [64, 1], [64, 70, 2])  # of a validation as a whole, in several batches
-    assert "warning: 60% " in line and "the validation after step 3 " in line
-    assert printed("val", [64]) == []

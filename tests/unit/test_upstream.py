@@ -66,7 +66,6 @@ NAMES: dict[str, dict[str, str]] = {
         "verl.workers.rollout.llm_server:LLMServerManager.get_replicas": "the same",
         f"{_BASE}:PPOTrainer._build_replay_buffer": "the poll interval has no setting",
         f"{_BUFFER}:ReplayBuffer.poll_interval": "set after construction",
-        f"{_BUFFER}:ReplayBuffer._wait_for_next_poll(partition_id, last_debug_time)": "notes progress; counts its rows",
         f"{_BASE}:PPOTrainer._init_dataloader": "the only place that knows how many prompts are left",
         f"{_BASE}:PPOTrainer._init_resource_pool_mgr": "a bounded wait for resources",
         "verl.experimental.reward_loop.reward_loop:RewardLoopManager.reward_loop_worker_handles": (
@@ -85,6 +84,9 @@ NAMES: dict[str, dict[str, str]] = {
         "transfer_queue.metadata:KVBatchMeta.reorder": "order of a batch",
         "verl.workers.rollout.replica:RolloutReplicaRegistry.register(name, loader)": PUBLIC,
         f"{_TRACKING}:Tracking.logger": "the run folder is added to verl's loggers",
+    },
+    "recipe/runner/response_watch.py": {
+        f"{_BUFFER}:ReplayBuffer._wait_for_next_poll(partition_id, last_debug_time)": "notes progress; counts its rows",
     },
     "recipe/runner/verl_patches/front_end.py": {
         f"{_SERVER}:vLLMHttpServer.generate(prompt_ids, sampling_params)": "what vLLM is asked for has no setting",
