@@ -20,7 +20,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
-from recipe.fspo.recorder import RECORDER, moves
+from recipe.fspo.recorder import RECORDER, weights_moved
 
 from fspo.audit import Audit, live_metrics
 from fspo.responses import Responses
@@ -102,7 +102,7 @@ class AuditedWorkers:
         self._in_update = True
         # separate_async updates for every mini-batch, the other modes once for all of a rollout batch.
         step = (self._updates - 1) // _run().get("updates_per_rollout_batch", 1) + 1
-        RECORDER.audit.end_mini_batch(step, moves(grad_norm, self._learning_rate))
+        RECORDER.audit.end_mini_batch(step, weights_moved(grad_norm, self._learning_rate))
 
     def wrap(self, worker_class: Any) -> None:
         """Audit what this class trains."""

@@ -40,11 +40,8 @@ class LossMetrics(dict[str, float]):
         self.output = output
 
 
-def moves(grad_norm: float | None, learning_rate: float | None) -> bool:
-    """Whether an optimizer step moves the weights: none does with a learning rate of 0, or without a finite gradient.
-
-    None stands for what verl does not report.
-    """
+def weights_moved(grad_norm: float | None, learning_rate: float | None) -> bool:
+    """False if the learning rate is 0 or the gradient norm is not finite. None: not reported."""
     return learning_rate != 0 and (grad_norm is None or math.isfinite(grad_norm))
 
 
@@ -188,7 +185,7 @@ class Recorder:
         """Close the mini-batch in progress, with the gradient norm (before clipping) and its learning rate."""
         if self.audit is None:
             return
-        ended = self.audit.end_mini_batch(self._step, moves(grad_norm, learning_rate))
+        ended = self.audit.end_mini_batch(self._step, weights_moved(grad_norm, learning_rate))
         if not self.audit.writes:  # otherwise nobody collects them
             self._mini_batches.append(MiniBatch(*ended, grad_norm, learning_rate))
 

@@ -69,7 +69,7 @@ class FspoSettings:
     window_steps: Count
     kl_to_start: bool
     pi_old: Literal["actor", "rollout"]
-    accept_uncorrected: bool
+    allow_uncorrected: bool
     calibration_rounds: Count
     reference_length: Positive | None
     match_scale: Literal["matched", "native"]
@@ -277,11 +277,11 @@ def _ratio_problems(config: DictConfig) -> Iterator[str]:
             "with themselves; set fspo.pi_old to actor, or rollout_is and rollout_rs to null"
         )
     asynchronous = str(config.trainer.v1.trainer_mode).endswith("_async")
-    if asynchronous and not (corrects or by_rollout or config.fspo.accept_uncorrected):
+    if asynchronous and not (corrects or by_rollout or config.fspo.allow_uncorrected):
         yield (
-            "algorithm.rollout_correction.rollout_rs=null uses responses of old weights, though S is measured from "
-            "newer ones, however far apart: set it to seq_sqrt_k1, fspo.pi_old to rollout, or accept it by "
-            "fspo.accept_uncorrected=true (docs/async.md)"
+            "algorithm.rollout_correction.rollout_rs=null keeps responses however old their weights are, and S is "
+            "measured from newer ones. Set rollout_rs=seq_sqrt_k1, or fspo.pi_old=rollout, or "
+            "fspo.allow_uncorrected=true (docs/async.md)"
         )
     # Truncated sampling: the log-probabilities are those of another distribution (trl#6789).
     if truncated:

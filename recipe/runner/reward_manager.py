@@ -1,4 +1,4 @@
-"""verl's plain reward manager, plus what the trainer tells of a response, and an end of the run where a reward fails.
+"""verl's naive reward manager. It adds what the trainer tells of a response, and ends the run when a reward raises.
 
 verl logs the exception of a reward function in a worker's file and trains on without that response. Here the first one
 ends the run: the manager keeps what went wrong, and the trainer asks for it (:func:`raise_failure`).

@@ -152,7 +152,7 @@ MISTAKES = (
     (f"{CORRECTION}.rollout_rs='seq_sum_k1,token_k1'", "rollout_rs=seq_sum_k1,token_k1 ", "seq_..."),
     (f"{CORRECTION}.rollout_rs=seq_mean_k3", CORRECTION, "rollout_rs_threshold must be provided"),
     (f"{CORRECTION}.rollout_is=sequence {CORRECTION}.rollout_is_threshold=0", CORRECTION, "rollout_is_threshold"),
-    (f"mode=separate_async {CORRECTION}.rollout_rs=null", "rollout_rs=null ", "seq_sqrt_k1", "accept_uncorrected=true"),
+    (f"mode=separate_async {CORRECTION}.rollout_rs=null", "rollout_rs=null ", "seq_sqrt_k1", "allow_uncorrected=true"),
     ("mode=colocate_async fspo.pi_old=rollout", CORRECTION, "fspo.pi_old=rollout", "rollout_rs to null"),
     (f"{CORRECTION}.rollout_is=sequence fspo.pi_old=rollout", CORRECTION, "fspo.pi_old=rollout", "actor"),
     (f"{CORRECTION}.rollout_is=sequence {ROLLOUT}.calculate_log_probs=false", "log_probs=false", CORRECTION, "true"),

@@ -59,9 +59,9 @@ def test_what_is_measured_is_no_problem_and_needs_no_note(
 
 @pytest.mark.parametrize("mode", ["fspo_colocate_async", "fspo_separate_async"])
 def test_asynchronous_modes_need_a_rule_for_old_responses(mode: str) -> None:
-    with pytest.raises(ValueError, match=holds("rollout_rs=null ", "seq_sqrt_k1", "fspo.accept_uncorrected=true")):
+    with pytest.raises(ValueError, match=holds("rollout_rs=null ", "seq_sqrt_k1", "fspo.allow_uncorrected=true")):
         ask(mode=mode)
-    for enough in (CORRECTED, ("+fspo.accept_uncorrected=true",)):
+    for enough in (CORRECTED, ("+fspo.allow_uncorrected=true",)):
         assert ask(*enough, mode=mode) == {"env_vars": {}}
 
 

@@ -113,14 +113,14 @@ def test_clip_values_are_the_same_after_a_kill_in_the_middle_of_measuring() -> N
         resumed.load_state_dict(state)
         fed(resumed, first, last)
     assert resumed.values == whole.values and len(whole.values) == FIXED_AFTER
-    assert resumed.placed(None).clip_scale == pytest.approx(whole.values[-1]["c_high"] / 0.03)
+    assert resumed.scaled(None).clip_scale == pytest.approx(whole.values[-1]["c_high"] / 0.03)
 
 
 def test_a_warm_up_of_the_learning_rate_is_not_measured() -> None:
     values = ClipValues(completed())
     for step in range(1, 4):
         assert fed(values, step, step, lr=LR * step / 4) == []
-    assert values.placed(None).clip_scale == float("inf"), "no clip before that"
+    assert values.scaled(None).clip_scale == float("inf"), "no clip before that"
     assert fed(values, 4, 8) == [4], "the first batch that begins with the full learning rate"
     decayed = ClipValues(completed())
     assert fed(decayed, 1, 1) + fed(decayed, 2, 5, lr=0.9 * LR) == [1], "a schedule that decays after the warm-up"
@@ -134,7 +134,7 @@ def test_one_update_a_rollout_batch_leaves_the_published_values_and_says_why() -
     again = ClipValues(completed())
     again.load_state_dict(values.state_dict())
     for one in (values, again):
-        assert one.placed(None).clip_scale == 1 and fed(one, 2, 6) == [] and one.values == []
+        assert one.scaled(None).clip_scale == 1 and fed(one, 2, 6) == [] and one.values == []
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_what_weight_decay_alone_has_moved_is_no_measure() -> None:
     for mini_batch in still:
         mini_batch.grad_norm = 0.0
         mini_batch.rows["S"] = 1e-5 * np.sqrt(mini_batch.rows["L"])
-    assert values.add(still, None, 1) is None and values.placed(None).clip_scale == float("inf")
+    assert values.add(still, None, 1) is None and values.scaled(None).clip_scale == float("inf")
     later = mini_batches(2)
     later[0].grad_norm = 0.0  # the second mini-batch has moved by nothing but the first
     assert values.add(later, None, 2) is not None

@@ -79,8 +79,8 @@ class ClipValues:
         """The values set so far, for run.json."""
         return self._measurement.values
 
-    def placed(self, state: BandState | None) -> BandState:
-        """The state of the band with the factor in force."""
+    def scaled(self, state: BandState | None) -> BandState:
+        """The band's state, scaled by the measured factor."""
         return (state or BandState()).scaled(self._measurement.scale)
 
     def add(self, mini_batches: Sequence[MiniBatch], state: BandState | None, step: int) -> str | None:

@@ -51,7 +51,7 @@ def _distinct_share(keys: list[str], digest_B: list[str], correct_B: torch.Tenso
 class Outcomes:
     """The responses of one training batch and what became of them, without padding rows."""
 
-    keys: list[str]  # of TransferQueue: prompt's identifier, "_", number of the response
+    keys: list[str]  # in TransferQueue: ``{prompt}_{session}_{index}``
     length_B: torch.Tensor  # L, in tokens of the model's
     end_B: torch.Tensor  # position after the last of them: more, if a tool has written some of the response
     digest_B: list[str]  # of the tokens: equal for equal responses

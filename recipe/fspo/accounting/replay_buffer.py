@@ -25,18 +25,18 @@ class CountingBuffer(ReplayBuffer):  # type: ignore[misc]
 
     Args:
         funnel: Counts responses.
-        responses: To each prompt.
-        position: Of prompts in the data loader's order; those it does not hold come first.
+        n: Responses per prompt.
+        order: Position of each prompt in the data loader; unknown prompts come first.
         settings: verl's arguments.
     """
 
-    def __init__(self, funnel: LengthFunnel, responses: int, position: dict[str, int], **settings: Any) -> None:
+    def __init__(self, funnel: LengthFunnel, n: int, order: dict[str, int], **settings: Any) -> None:
         super().__init__(**settings)
-        self.funnel, self.responses, self.position = funnel, responses, position
+        self.funnel, self.n, self.order = funnel, n, order
 
     def _select_prompt_uids(self, partition_id: str, sampleable_keys: set[str], batch_size: int) -> Any:
         # verl takes the oldest first, and among those of one step, a set, any. Here: in the data loader's order.
-        in_order = dict.fromkeys(sorted(sampleable_keys, key=lambda uid: self.position.get(uid, -1)))
+        in_order = dict.fromkeys(sorted(sampleable_keys, key=lambda uid: self.order.get(uid, -1)))
         return super()._select_prompt_uids(partition_id, in_order.keys(), batch_size)
 
     def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: _Reasons) -> Any:
@@ -60,19 +60,19 @@ class CountingBuffer(ReplayBuffer):  # type: ignore[misc]
         if partition_id == "train":
             # verl returns the groups of a rollout batch in the order of random identifiers. In the data loader's order,
             # runs with one seed form their mini-batches from the same prompts.
-            position = [self.position.get(prompt_of(key), -1) for key in batch.keys]  # first: those before a resume
+            position = [self.order.get(prompt_of(key), -1) for key in batch.keys]  # first: those before a resume
             batch.reorder(sorted(range(len(batch)), key=position.__getitem__))
             for prompt in selected_prompt_uids:
-                self.position.pop(prompt, None)
+                self.order.pop(prompt, None)
             # A group of which some responses failed is trained on as far as it goes.
             there = len({_response_of(key) for key in batch.keys})
-            self.funnel.end("failed", [], unknown=len(selected_prompt_uids) * self.responses - there)
+            self.funnel.end("failed", [], unknown=len(selected_prompt_uids) * self.n - there)
         return batch
 
     def _count(self, stage: str, partition_id: str, uids: set[str]) -> None:
         if partition_id == "train" and uids:
             lengths = self._lengths(uids)
-            self.funnel.end(stage, lengths, unknown=len(uids) * self.responses - len(lengths))
+            self.funnel.end(stage, lengths, unknown=len(uids) * self.n - len(lengths))
 
     def _lengths(self, uids: set[str]) -> list[int]:
         """Of the responses that are there to these prompts of the training."""

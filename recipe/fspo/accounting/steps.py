@@ -65,7 +65,7 @@ class StepAccounts:
     def band_state(self) -> BandState | None:
         """What the updates of this step use; None where nothing of the band has been measured."""
         state = None if self._band_controller is None else self._band_controller.state
-        return state if self._clip_values is None else self._clip_values.placed(state)
+        return state if self._clip_values is None else self._clip_values.scaled(state)
 
     def stateful_parts(self) -> dict[str, Stateful | None]:
         """The parts whose state a checkpoint has."""

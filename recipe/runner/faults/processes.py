@@ -172,7 +172,7 @@ class Processes:
         return iter(list(self._by_descriptor.values()))
 
     def first_end(self, expected: Callable[[], Sequence[str]] = tuple, seconds: float = 0.2) -> Ended | None:
-        """The cause among the processes that end in so many seconds: others of the same moment end because of it.
+        """Wait ``seconds`` at most; of several that end, return the one that took the others along: the last in ROLES.
 
         None if none ends, or only such as are ``expected`` to, by role; that is asked once one has.
         """

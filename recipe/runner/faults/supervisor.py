@@ -117,7 +117,10 @@ class Supervisor(threading.Thread):
         return explained(error, log, self.failure, phase)
 
     def stand_down(self) -> None:
-        """From now on processes are expected to end, unless there was a failure: then the run must end in time."""
+        """Stop taking the end of a process for a failure.
+
+        After a failure this does nothing, so that the run still ends within LEAVE_S.
+        """
         if self.failure is None:
             self.over.set()
 

@@ -289,14 +289,14 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
         (
             actor.use_kl_loss and not actor.kl_loss_coef,
             f"{_ACTOR}.kl_loss_coef={actor.kl_loss_coef}",
-            f"with {_ACTOR}.use_kl_loss=true penalises nothing, and costs a pass of the reference model in every step: "
-            "set it to 0.001, for example, or use_kl_loss to false",
+            f"with {_ACTOR}.use_kl_loss=true: no penalty, but a pass of the reference model in every step. Set "
+            "kl_loss_coef=0.001, or use_kl_loss=false",
         ),
         (
             algorithm.use_kl_in_reward and not algorithm.kl_ctrl.kl_coef,
             f"algorithm.kl_ctrl.kl_coef={algorithm.kl_ctrl.kl_coef}",
-            "with algorithm.use_kl_in_reward=true penalises nothing, and costs a pass of the reference model in every "
-            "step: set it to 0.001, for example, or use_kl_in_reward to false",
+            "with algorithm.use_kl_in_reward=true: no penalty, but a pass of the reference model in every step. Set "
+            "kl_coef=0.001, or use_kl_in_reward=false",
         ),
     ):
         if wrong:

@@ -228,9 +228,9 @@ def _can_fork(config: DictConfig) -> bool:
 
 @contextlib.contextmanager
 def forked_workers(config: DictConfig, modules: Sequence[str]) -> Iterator[None]:
-    """Within it, the processes of one CPU run are forked from one that begins its imports, ``modules`` too, now.
+    """Start the fork server of one CPU run; it begins to import ``modules`` at once.
 
-    Not for two runs: while Ray is imported, it reads what belongs to one start of it.
+    It serves one run only, because Ray reads its cluster's variables while it is imported.
     """
     if not _can_fork(config):
         yield

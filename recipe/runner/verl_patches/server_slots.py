@@ -1,6 +1,6 @@
 """How many requests a run sends to vLLM's servers at once, and the slots for them.
 
-A slot is a call that a server, an actor of Ray, has begun and not ended. verl 0.9.1 gives a server ``max(1000,
+A slot is one unfinished call to a vLLM server (a Ray actor). verl 0.9.1 gives a server ``max(1000,
 max_num_seqs + 16)`` of them, for requests and for control (abort, sleep, new weights, go on). In the asynchronous modes
 a request that comes while the weights change waits in its slot to be let on. Once such requests fill the slots, the
 call that lets them on waits for them: the run stands still (verl issue 7990). In ``mode=sync`` no request is left then.
