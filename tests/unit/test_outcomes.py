@@ -87,19 +87,17 @@ masks = st.lists(st.lists(st.integers(0, 1), max_size=9), min_size=1, max_size=9
 
 @settings(max_examples=100)
 @given(masks)
-def test_lengths_count_the_models_tokens_and_end_at_the_last_of_them(rows: list[list[int]]) -> None:
+def test_lengths_count_the_models_tokens(rows: list[list[int]]) -> None:
     nested = torch.nested.nested_tensor([torch.tensor(row, dtype=torch.int64) for row in rows], layout=torch.jagged)
-    length_B, end_B = model_lengths(nested)
-    assert length_B.dtype == end_B.dtype == torch.int64
+    length_B = model_lengths(nested)
+    assert length_B.dtype == torch.int64
     assert length_B.tolist() == [sum(row) for row in rows]
-    assert end_B.tolist() == [max((i + 1 for i, own in enumerate(row) if own), default=0) for row in rows]
 
 
 def test_what_others_have_written_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever loop has written it, and whatever verl's tags and counts of turns say."""
     result = read(Queue(reported=True, by_tool=1), monkeypatch)
     assert result.length_B.tolist() == [2, 2, 0, 1]
-    assert result.end_B.tolist() == [3, 3, 0, 2]
 
 
 def test_batches_are_joined_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,6 @@ class Outcomes:
 
     keys: list[str]  # in TransferQueue: ``{prompt}_{session}_{index}``
     length_B: torch.Tensor  # L, in tokens of the model's
-    end_B: torch.Tensor  # position after the last of them: more, if a tool has written some of the response
     digest_B: list[str]  # of the tokens: equal for equal responses
     reward_B: torch.Tensor
     data_source_B: list[str]
@@ -71,20 +70,16 @@ class Outcomes:
         )
 
 
-def model_lengths(response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """L, the number of the model's tokens, and the position after the last of them (0 without any), [B] each, int64.
+def model_lengths(response_mask: torch.Tensor) -> torch.Tensor:
+    """L, the number of the model's tokens, [B], int64.
 
     verl's own counts (``response_len`` of its tags, ``response_length/*``) are of all tokens, a tool's too.
 
     Args:
         response_mask: Nested, as TransferQueue hands it out: one row per response, 0 for the tokens of others.
     """
-    offsets = response_mask.offsets().numpy()
     own = np.flatnonzero(response_mask.values().numpy())  # where the model's tokens stand, all rows one after another
-    bounds = np.searchsorted(own, offsets)
-    length_B = np.diff(bounds)
-    last_B = np.append(own, 0)[bounds[1:] - 1]
-    return torch.from_numpy(length_B), torch.from_numpy(np.where(length_B > 0, last_B - offsets[:-1] + 1, 0))
+    return torch.from_numpy(np.diff(np.searchsorted(own, response_mask.offsets().numpy())))
 
 
 def read_outcomes(batch: KVBatchMeta) -> Outcomes:
@@ -100,7 +95,7 @@ def read_outcomes(batch: KVBatchMeta) -> Outcomes:
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
     data = read(["extra_fields", "data_source", "response_mask"])
     info_B = [_reward_info(value) for value in list(data["extra_fields"])]
-    length_B, end_B = model_lengths(data["response_mask"])
+    length_B = model_lengths(data["response_mask"])
     if all(RESPONSE_DIGEST in info and "score" in info for info in info_B):
         reward_B = torch.tensor([float(info["score"]) for info in info_B])
         digest_B = [str(info[RESPONSE_DIGEST]) for info in info_B]
@@ -109,7 +104,7 @@ def read_outcomes(batch: KVBatchMeta) -> Outcomes:
         reward_B = torch.tensor([float(scores.sum()) for scores in tokens["rm_scores"].unbind()])
         digest_B = [row.numpy().tobytes().hex() for row in tokens["responses"].unbind()]
     source_B = [str(source) for source in list(data["data_source"])]
-    return Outcomes(keys, length_B, end_B, digest_B, reward_B, source_B, info_B)
+    return Outcomes(keys, length_B, digest_B, reward_B, source_B, info_B)
 
 
 class EqualRewardsWatch:

@@ -79,7 +79,7 @@ class CountingBuffer(ReplayBuffer):  # type: ignore[misc]
         if not (keys := [key for key in self.partitions["train"] if prompt_of(key) in uids]):
             return []
         masks = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["response_mask"])["response_mask"]
-        return [*_by_response(keys, dict(zip(keys, model_lengths(masks)[0].tolist(), strict=True))).values()]
+        return [*_by_response(keys, dict(zip(keys, model_lengths(masks).tolist(), strict=True))).values()]
 
 
 class CountingBufferAsync(CountingBuffer, ReplayBufferAsync):  # type: ignore[misc]
