@@ -12,6 +12,7 @@ import pytest
 from composing import composed
 from messages import holds
 from omegaconf import OmegaConf
+from repository import checkout
 from test_run_folder import SMALL_TASK, begun, prepared, saved_by
 from verl.trainer import main_ppo
 from verl.trainer.ppo.v1 import trainer_base
@@ -140,24 +141,6 @@ def folder_of_the_user(folder: Path) -> Path:
     return folder
 
 
-def checkout(folder: Path) -> Path:
-    """A repository with a changed file, a file that is staged and one that is not."""
-    folder.mkdir()
-
-    def git(*words: str) -> None:
-        subprocess.run(["git", "-C", folder, "-c", "user.name=x", "-c", "user.email=x@x", *words], check=True)
-
-    git("init", "--quiet")
-    (folder / "module.py").write_text("x = 1\n")
-    git("add", ".")
-    git("commit", "--quiet", "-m", "x")
-    (folder / "module.py").write_text("x = 2\nurl = 'https://u:SECRETADDRESS@h/x'\n")
-    (folder / ".env.prod").write_text("SECRETSTAGED=1\n")
-    git("add", ".env.prod")
-    (folder / ".env").write_text("SECRETUNTRACKED=1\n")
-    return folder
-
-
 def reward_of_the_user(folder: Path) -> str:
     """The override that names a reward function which takes any settings."""
     module = folder / "mine.py"
@@ -199,7 +182,7 @@ def test_no_secret_is_in_a_run_folder(
     explained(RuntimeError("refused: Bearer SECRETKEY"), run / "launcher.log", None, None)
     run_folder.end(str(run), "failed", "refused: Bearer SECRETKEY")
     texts = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    assert {path.name for path in texts} >= {"run.json", "config.yaml", "launcher.log", "diff.patch", "mine.yaml"}
+    assert {path.name for path in texts} >= {"run.json", "config.yaml", "launcher.log", "diff.patch"}
     assert [str(path) for path, text in texts.items() if b"SECRET" in text] == []
     assert b"x = 2" in next(text for path, text in texts.items() if path.name == "diff.patch")
     written = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
@@ -330,18 +313,3 @@ def test_a_grid_does_not_hand_secrets_on_by_command_lines() -> None:
         parse([f"++{KWARGS}.api_key=SECRET1"])
     assert "SECRET1" not in str(error.value)
     assert parse([f"++{KWARGS}.api_key='${{oc.env:NAME}}'"]).overrides[-1].endswith("='${oc.env:NAME}'")
-
-
-def test_a_checkout_that_git_refuses_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = checkout(tmp_path / "checkout")
-    monkeypatch.setattr(code, "__file__", str(folder / "module.py"))
-    assert code.code_state().problem is None
-    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own way to try it
-    state = code.code_state()
-    assert "dubious ownership" in (state.problem or "") and state.facts()["dirty"] is None
-    monkeypatch.setattr(code, "__file__", str(tmp_path / "module.py"))
-    assert code.code_state().problem is None, "no checkout"
-    monkeypatch.delenv("GIT_TEST_ASSUME_DIFFERENT_OWNER")
-    monkeypatch.setattr(code, "__file__", str(folder / "module.py"))
-    monkeypatch.setattr(code, "_GIT_S", 0)
-    assert code.code_state().problem and code.code_state().facts()["dirty"] is None, "git takes too long"

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import signal
-import sys
 import threading
 import time
 import zipfile
@@ -40,7 +39,6 @@ from recipe.runner.faults.preemption import Preempted
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.launch import commands, run_folder, run_settings, start
 from recipe.runner.launch import compose as runner
-from recipe.runner.launch.code_state import code_state
 from recipe.runner.launch.commands import launch_or_exit
 from recipe.runner.launch.compose import Refused, parsed, quoted
 from recipe.runner.launch.inputs import write_offline_task
@@ -566,47 +564,6 @@ def test_what_verl_reads_of_a_model_elsewhere_is_not_checked_here(
     assert "no connection to the hub" in left
     with pytest.raises(PreflightError, match="no connection to the hub"):
         prepare(config, JOB)
-
-
-def test_an_edited_reward_is_noted_and_both_versions_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reward = tmp_path / "reward.py"
-    reward.write_text("def compute_score(**row):\n    return 0.0\n")
-    override = f"reward.custom_reward_function.path={reward}"
-    config = ready(begun(tmp_path / "run", override), override)
-    run_folder.begin(Start(config, JOB))
-    assert "note:" not in capsys.readouterr().out
-    reward.write_text("def compute_score(**row):\n    return 1.0\n")
-    run_folder.begin(Start(config, JOB))
-    assert "note: code was " in capsys.readouterr().out
-    (change,) = json.loads((tmp_path / "run/run.json").read_text())["changed"]
-    kept = [tmp_path / "run/code" / change[when] / "elsewhere" / str(reward)[1:] for when in ("old", "new")]
-    assert change["key"] == "code" and ["1.0" in path.read_text() for path in kept] == [False, True]
-
-
-def test_what_is_copied_is_what_the_configuration_names_and_neither_git_nor_a_package_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = Path(__file__).resolve().parents[2]
-    (tmp_path / "link").symlink_to(root)  # a checkout below a link is still the checkout
-    installed = tmp_path / "site-packages" / "linked.py"  # some installers install links
-    written, own = tmp_path / "session_latest" / "prometheus.yml", tmp_path / "own.yml"
-    loss, library, loaded = (tmp_path / f"{name}.py" for name in ("a_loss", "a_library", "loaded"))
-    for path in (written, own, tmp_path / "store.py", loss, library, loaded):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("")
-    installed.parent.mkdir()
-    installed.symlink_to(tmp_path / "store.py")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(sys.modules, "loaded", SimpleNamespace(__file__=str(loaded)))  # whatever this process imports
-    config = {
-        "reward": str(tmp_path / "link" / "fspo" / "losses.py"),
-        "other": [str(written), f"file://{own}", str(installed)],
-        "loss": {"_target_": "a_loss.Settings", "external_lib": "a_library"},
-        "nothing": [{"_target_": "verl.no_such.Class"}, "pkg://no_such.module", None],
-    }
-    state = code_state(config)
-    assert [path for path in state.files if path.is_relative_to(tmp_path)] == [library, loss, own]
-    assert not [path for path in state.files if path.is_relative_to(root / "fspo")]
 
 
 def test_a_run_ends_with_the_commands_that_are_true_for_it(tmp_path: Path) -> None:

@@ -18,11 +18,9 @@ from typing import Any, Final
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -381,18 +379,6 @@ def _composed(job: Job, overrides: Sequence[Override]) -> DictConfig:
 def _compose(root: Path, words: tuple[str, ...]) -> DictConfig:
     with initialize_config_dir(config_dir=str(root.parent), version_base=None):
         return hydra_compose(root.stem, overrides=list(words))
-
-
-def composed_files(job: Job, overrides: Sequence[Override]) -> list[Path]:
-    """The files in the folders of ``hydra.searchpath`` that these overrides are composed from."""
-    own = [Path(folder.removeprefix("file://")) for folder in own_folders(overrides)]
-    if not own:
-        return []
-    with initialize_config_dir(config_dir=str(job.config.parent), version_base=None):
-        loader = GlobalHydra.instance().config_loader()
-        entries = loader.compute_defaults_list(job.config.stem, _words(overrides), RunMode.RUN).defaults
-    files = (folder / f"{entry.config_path}.yaml" for entry in entries for folder in own)
-    return [file for file in dict.fromkeys(files) if file.is_file()]
 
 
 def _keys(values: Any, place: str = "") -> Iterator[str]:

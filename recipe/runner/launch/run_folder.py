@@ -27,7 +27,6 @@ from recipe.runner.faults.phase import read_phase
 from recipe.runner.faults.texts import masked_text
 from recipe.runner.launch import end_of_turn
 from recipe.runner.launch.code_state import code_state
-from recipe.runner.launch.compose import composed_files
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.masking import masked, masked_command_line
 from recipe.runner.launch.progress import PROGRESS, step_line, validation_line
@@ -138,13 +137,12 @@ def _look_for_another_start(folder: Path) -> None:
 def begin(start: Start) -> None:
     """Write the files of a run that starts (or, after a resume, starts again).
 
-    Other code than before is one more change. It is not refused: whoever has mended a reward that failed wants to
-    continue.
+    Other code than before is one more change. It is not refused: whoever has mended an error wants to continue.
     """
     config, folder, changed = start.config, Path(start.config.run.dir), start.changed
     earlier = run_info(folder) or {}
     folder.mkdir(parents=True, exist_ok=True)
-    code = code_state(OmegaConf.to_container(config, resolve=True), composed_files(start.job, start.overrides))
+    code = code_state()
     if code.problem:
         print(f"note: which code runs is not recorded: {code.problem}", flush=True)
     before = earlier.get("code", {}).get("id")
