@@ -17,17 +17,15 @@ from waiting import wait_until
 
 from recipe.runner.faults import hang
 from recipe.runner.faults.errors import Failure
-from recipe.runner.faults.hang import HangLimit, Look, looks_at
+from recipe.runner.faults.hang import HangLimit, Snapshot, snapshots_of
 from recipe.runner.faults.phase import FIRST_SYNC, PHASES, Phase, write_phase
 from recipe.runner.faults.processes import Process, Processes
 from recipe.runner.launch.progress import Progress
 
 Begin = Callable[[str, str], "subprocess.Popen[bytes]"]
 
-#: A reward function that waits in a library.
-REWARD = "import threading\ndef compute_score():\n    threading.Event().wait(60)\nprint(flush=True)\ncompute_score()"
-LOOPS = "def endless():\n    while True:\n        pass\nprint(flush=True)\nendless()"
-WAITS = "import threading\nprint(flush=True)\nthreading.Event().wait(60)"
+WAITS = "import threading\ndef wait():\n    threading.Event().wait(60)\nprint(flush=True)\nwait()"
+LISTENS = "from recipe.runner.faults.stacks import write_when_asked; write_when_asked()\n"
 
 
 @pytest.fixture(autouse=True)
@@ -35,66 +33,52 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang, "_LOOK_EVERY_S", 0.0)
 
 
-@pytest.fixture
-def library(begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
-    """Starts a process that waits in code of a library only."""
-
-    def begin_library(title: str) -> int:
-        installed = str(tmp_path / f"{title.rpartition(':')[2]}.py")
-        monkeypatch.setattr(hang, "_LIBRARIES", (*hang._LIBRARIES, installed))
-        return begin(title, WAITS).pid
-
-    return begin_library
-
-
-def looks_of(run_id: str) -> list[Look]:
+def snapshots(run_id: str) -> list[Snapshot]:
     processes = Processes(run_id)
     processes.first_end(seconds=0)
-    return looks_at(processes)
+    return snapshots_of(processes)
 
 
-def test_every_process_is_seen_as_it_is(run_id: str, begin: Begin, library: Callable[[str], int]) -> None:
-    reward, loop = begin("ray::RewardLoopWorker", REWARD).pid, begin("VLLM::EngineCore", LOOPS).pid
-    waits, stopped = library("ray::WorkerDict"), library("ray::TaskRunner")
+def test_every_process_is_seen_as_it_is(run_id: str, begin: Begin, tmp_path: Path) -> None:
+    stopped, waits = begin("ray::TaskRunner", WAITS).pid, begin("ray::WorkerDict", LISTENS + WAITS).pid
     os.kill(stopped, signal.SIGSTOP)
-    words = {look.process.pid: str(look) for look in looks_of(run_id)}
-    assert words[reward] == f"the reward worker (process {reward}) is in compute_score (RewardLoopWorker.py:3)"
-    assert words[loop].startswith(f"the vLLM engine (process {loop}) is in endless (EngineCore.py:")
-    assert words[stopped] == f"the trainer (process {stopped}) is stopped"
-    assert words[waits] == f"the FSDP worker (process {waits}) is in a library"
-    assert set(words) == {reward, loop, waits, stopped}
+    seen = {snapshot.process.pid: snapshot for snapshot in snapshots(run_id)}
+    assert {pid: str(snapshot) for pid, snapshot in seen.items()} == {
+        stopped: f"the trainer (process {stopped}) is stopped",
+        waits: f"the FSDP worker (process {waits})",
+    }
+    assert f"    wait ({tmp_path}/WorkerDict.py:" in seen[waits].stacks and "no stack" in seen[stopped].stacks
 
 
 class Watched:
     """A limit that a thread looks at, over a run folder into which a test writes phases."""
 
-    def __init__(self, looks: Callable[[], list[Look]], folder: Path, after_s: float) -> None:
+    def __init__(self, seen: Callable[[], list[Snapshot]], folder: Path, after_s: float) -> None:
         self.lines: list[str] = []
         self.failure: Failure | None = None
         self.over = threading.Event()
-        self._limit, self._looks = HangLimit(after_s, folder, self.lines.append), looks
+        self._limit, self._seen = HangLimit(after_s, folder, self.lines.append), seen
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         while self.failure is None and not self.over.wait(0.02):
-            self.failure = self._limit.look(self._looks)
+            self.failure = self._limit.look(self._seen)
 
 
 def test_a_run_without_progress_is_warned_of_and_then_ended(
-    run_id: str, begin: Begin, library: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_id: str, begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hang, "_END", 1000)
-    reward = begin("ray::RewardLoopWorker", REWARD).pid
-    trainer = library("ray::TaskRunner")
-    watched = Watched(lambda: looks_of(run_id), tmp_path, 0.4)
+    trainer, reward = begin("ray::TaskRunner", WAITS).pid, begin("ray::RewardLoopWorker", LISTENS + WAITS).pid
+    watched = Watched(lambda: snapshots(run_id), tmp_path, 0.4)
     wait_until(lambda: watched.lines)
     warning = watched.lines[0]
-    for part in ("warning: no progress ", "during start-up", f"(process {reward}) is in compute_score", "hang_after_s"):
+    for part in ("warning: no progress ", "during start-up", "no process is stopped", "hang_after_s"):
         assert part in warning
-    assert f"{tmp_path}/hang.txt" in warning and f"process {trainer}" not in warning
+    assert f"{tmp_path}/hang.txt" in warning
     stacks = (tmp_path / "hang.txt").read_text()
-    assert f"compute_score ({tmp_path}/RewardLoopWorker.py:3)" in stacks and f"{tmp_path}/TaskRunner.py:3" in stacks
-    os.kill(trainer, signal.SIGSTOP)  # which explains more than a process that runs
+    assert f"wait ({tmp_path}/RewardLoopWorker.py:" in stacks and f"(process {trainer})\n  no stack" in stacks
+    os.kill(trainer, signal.SIGSTOP)
     (tmp_path / "hang.txt").unlink()
     (tmp_path / "hang.txt").mkdir()  # as on a full disk: the hang must end the run all the same
     write_phase(tmp_path, Phase(3, "generation", queue="3 responses finished"))
@@ -130,8 +114,8 @@ def test_a_shorter_limit_holds_for_the_first_weight_sync_too(tmp_path: Path) -> 
 
 
 def test_a_process_elsewhere_is_named_with_its_node(tmp_path: Path) -> None:
-    look = Look(Process("vLLM engine", 7, node="b"), True, None, "")
-    watched = Watched(lambda: [look], tmp_path, 0.1)
+    there = Snapshot(Process("vLLM engine", 7, node="b"), True, "")
+    watched = Watched(lambda: [there], tmp_path, 0.1)
     wait_until(lambda: watched.failure)
     assert "the vLLM engine (process 7 on b) is stopped" in watched.failure.sentence
 

@@ -1,4 +1,4 @@
-"""The stacks of a process, where py-spy may not look into it."""
+"""The stacks of a process, which it writes itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from recipe.runner.faults import stacks
 from recipe.runner.faults.stacks import stacks_of
 
 Begin = Callable[[str, str], "subprocess.Popen[bytes]"]
@@ -26,16 +25,6 @@ def stuck():
     print(flush=True)
     ctypes.PyDLL(None).getchar()
 """
-
-
-@pytest.fixture(autouse=True)
-def _no_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not allowed to look."""
-    monkeypatch.setattr(stacks.subprocess, "run", _forbidden)
-
-
-def _forbidden(*_: object, **__: object) -> None:
-    raise subprocess.CalledProcessError(1, "py-spy", stderr="Error: Permission Denied: try running with sudo\n")
 
 
 def test_a_process_tells_its_stacks_itself_also_with_pythons_lock_held(begin: Begin, tmp_path: Path) -> None:
@@ -58,6 +47,6 @@ def test_a_process_that_does_not_listen_or_is_stopped_is_left_alone(begin: Begin
     pid = begin("worker", (LISTENS if listens else "") + WAITS + "stuck()").pid
     if listens:
         os.kill(pid, signal.SIGSTOP)
-    assert stacks_of(pid) == "  no stack: Error: Permission Denied: try running with sudo\n"
+    assert stacks_of(pid).startswith("  no stack: ")
     os.kill(pid, 0)
     assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -7,9 +7,6 @@ Defined here.
 
 from __future__ import annotations
 
-import importlib.util
-import re
-import sysconfig
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -36,45 +33,29 @@ _LOOK_EVERY_S = 1.0
 _BETWEEN_S = 5.0
 #: Before the run folder has a phase.
 _BEGINNING = Phase(0, "start-up", 0.0)
-_FRAME = re.compile(r"^    (.+) \((.+):(\d+)\)$", re.MULTILINE)
-_PACKAGES = [importlib.util.find_spec(name) for name in ("fspo", "ray", "verl", "vllm")]  # may be a checkout each
-_LIBRARIES = (
-    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-    *{str(Path(spec.origin).parent) for spec in _PACKAGES if spec is not None and spec.origin},
-    str(Path(__file__).resolve().parents[2]),
-    "<",  # no file
-)
 
 
 @dataclass(frozen=True)
-class Look:
-    """What is seen of one process.
+class Snapshot:
+    """State and stacks of one process.
 
     Attributes:
         process: Which.
         stopped: Whether a signal or a debugger has stopped it.
-        code: ``FUNCTION (FILE:LINE)`` of the innermost frame that is in code of no library: a reward function, say.
         stacks: Of all its threads.
     """
 
     process: Process
     stopped: bool
-    code: str | None
     stacks: str
 
     def __str__(self) -> str:
-        return f"{self.process} is {'stopped' if self.stopped else f'in {self.code}' if self.code else 'in a library'}"
+        return f"{self.process} is stopped" if self.stopped else str(self.process)
 
 
-def looks_at(processes: Iterable[Process]) -> list[Look]:
+def snapshots_of(processes: Iterable[Process]) -> list[Snapshot]:
     """Of each of these processes of this machine."""
-    looks = []
-    for process in processes:
-        stacks = stacks_of(process.pid)
-        frames = (match for match in _FRAME.finditer(stacks) if not match[2].startswith(_LIBRARIES))
-        code = next((f"{match[1]} ({Path(match[2]).name}:{match[3]})" for match in frames), None)
-        looks.append(Look(process, is_stopped(process.pid), code, stacks))
-    return looks
+    return [Snapshot(process, is_stopped(process.pid), stacks_of(process.pid)) for process in processes]
 
 
 def _written(path: Path) -> int:
@@ -101,7 +82,7 @@ class HangLimit:
         self._signs: list[int] | None = None
         self._looked, self._quiet_s, self._warning = time.monotonic(), 0.0, ""
 
-    def look(self, looks: Callable[[], list[Look]]) -> Failure | None:
+    def look(self, snapshots: Callable[[], list[Snapshot]]) -> Failure | None:
         """The hang that ends the run; to be called more than once a second, which is how often it looks."""
         now = time.monotonic()
         if now - self._looked < _LOOK_EVERY_S:
@@ -116,7 +97,7 @@ class HangLimit:
                 self._say(f"note: the run goes on, after {quiet_s:.0f} s without progress")
             self._signs, self._quiet_s, self._warning = signs, 0.0, ""
         elif quiet_s > after_s and not self._warning:
-            self._warning = self._diagnose(phase, quiet_s, looks)
+            self._warning = self._diagnose(phase, quiet_s, snapshots)
             more = f"The run ends if there is none for {_END * after_s - quiet_s:.0f} s more (run.hang_after_s)"
             self._say(f"warning: {self._warning}. {more}")
         elif quiet_s > _END * after_s:
@@ -124,16 +105,15 @@ class HangLimit:
             return Failure(f"{self._warning}. It was ended after {quiet_s:.0f} s (run.hang_after_s){remedy}")
         return None
 
-    def _diagnose(self, phase: Phase, quiet_s: float, all_looks: Callable[[], list[Look]]) -> str:
-        """Write the stacks of all processes, and say in one sentence which are stopped, or else in code of the user."""
+    def _diagnose(self, phase: Phase, quiet_s: float, snapshots: Callable[[], list[Snapshot]]) -> str:
+        """Write the stacks of all processes, and say in one sentence which are stopped."""
         queue = f" ({phase.queue})" if phase.queue else ""
         what = f"no progress for {quiet_s:.0f} s {phase.words()}{queue}"
         why = "nothing is known of its processes"
         try:
-            looks = all_looks()
-            named = [look for look in looks if look.stopped] or [look for look in looks if look.code]
-            why = "; ".join(map(str, named)) or "every process is in a library"
-            stacks = "\n".join(f"{look}\n{look.stacks}" for look in looks)
+            seen = snapshots()
+            why = "; ".join(str(snapshot) for snapshot in seen if snapshot.stopped) or "no process is stopped"
+            stacks = "\n".join(f"{snapshot}\n{snapshot.stacks}" for snapshot in seen)
             (self._folder / HANG_FILE).write_text(
                 f"{time.strftime('%F %T')}, {quiet_s:.0f} s without progress\n\n{stacks}"
             )

@@ -18,7 +18,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from recipe.runner.faults.errors import Failure, TrainingFailed, death, explained
-from recipe.runner.faults.hang import HangLimit, Look, looks_at
+from recipe.runner.faults.hang import HangLimit, Snapshot, snapshots_of
 from recipe.runner.faults.phase import Phase, during, read_phase
 from recipe.runner.faults.processes import CLOSED_BY_TRAINER, Ended, Processes, is_stopped, kill, processes_of
 from recipe.runner.faults.reaper import Reaper
@@ -26,7 +26,7 @@ from recipe.runner.faults.reaper import Reaper
 #: How often new nodes, and answers from the nodes, are looked for.
 _LOOK_AT_NODES_EVERY_S = 2.0
 #: How long the nodes may take to look at their processes.
-_LOOKS_S = 30.0
+_SNAPSHOTS_S = 30.0
 #: How long an error may take to come out of Ray by itself after a failure, before the run is stopped.
 GRACE_S = 8.0
 #: How long the stopped run may take to end after that, before its launching process leaves without waiting.
@@ -87,7 +87,7 @@ class Supervisor(threading.Thread):
             ended = self._processes.first_end(lambda: expected_to_end(self._phase()))
             if ended is not None and not self.over.is_set():
                 self.report(death(ended, self._phase()))
-            if self._hang is not None and (hang := self._hang.look(self._looks)) is not None:
+            if self._hang is not None and (hang := self._hang.look(self._snapshots)) is not None:
                 self.report(hang)
         self._processes.close()
         if self.failure is not None:
@@ -106,8 +106,8 @@ class Supervisor(threading.Thread):
     def _phase(self) -> Phase | None:
         return read_phase(self._run_dir)
 
-    def _looks(self) -> list[Look]:
-        return [*looks_at(self._processes), *(self._nodes.looks() if self._nodes is not None else [])]
+    def _snapshots(self) -> list[Snapshot]:
+        return [*snapshots_of(self._processes), *(self._nodes.snapshots() if self._nodes is not None else [])]
 
     def explain(self, error: BaseException, log: Path) -> TrainingFailed:
         """What a person needs of an error of Ray; a process that is stopped may be behind one without a failure."""
@@ -154,9 +154,9 @@ class _NodeWatcher:
             pass
         return ended
 
-    def looks(self) -> list[Look]:
+    def snapshots(self) -> list[Snapshot]:
         """What the processes of the run here are doing."""
-        return looks_at(self._processes)
+        return snapshots_of(self._processes)
 
 
 class OtherNodes(threading.Thread):
@@ -198,19 +198,19 @@ class OtherNodes(threading.Thread):
                     self._report(death(ended._replace(process=replace(ended.process, node=name)), phase))
             del self._watchers[node_id]
 
-    def looks(self) -> list[Look]:
+    def snapshots(self) -> list[Snapshot]:
         """What the processes of the run on the other nodes are doing; a node that does not answer is left out."""
-        looks: list[Look] = []
+        snapshots: list[Snapshot] = []
 
         def ask() -> None:
             with contextlib.suppress(Exception):
-                asked = {watcher.looks.remote(): name for name, watcher, _ in list(self._watchers.values())}
-                for answer in ray.wait([*asked], num_returns=len(asked), timeout=_LOOKS_S)[0]:
+                asked = {watcher.snapshots.remote(): name for name, watcher, _ in list(self._watchers.values())}
+                for answer in ray.wait([*asked], num_returns=len(asked), timeout=_SNAPSHOTS_S)[0]:
                     name = asked[answer]
-                    looks.extend(replace(look, process=replace(look.process, node=name)) for look in ray.get(answer))
+                    snapshots.extend(replace(one, process=replace(one.process, node=name)) for one in ray.get(answer))
 
         # Ray may be what hangs: some of its calls take no time limit.
         asks = threading.Thread(target=ask, daemon=True)
         asks.start()
-        asks.join(1.5 * _LOOKS_S)
-        return list(looks)
+        asks.join(1.5 * _SNAPSHOTS_S)
+        return list(snapshots)
