@@ -445,12 +445,17 @@ def test_a_key_that_is_newer_than_the_run_is_named(tmp_path: Path) -> None:
         prepared(f"resume={folder}")
 
 
-def test_a_reference_in_the_settings_is_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [("experiment_name: demo", "experiment_name: ${seed}", "${seed}"), ("\nreward:", "\nreward: 5\nold:", "reward")],
+)
+def test_settings_that_no_run_writes_are_damage(tmp_path: Path, old: str, new: str, says: str) -> None:
     folder = begun(tmp_path)
     text = (folder / "config.yaml").read_text()
-    (folder / "config.yaml").write_text(text.replace("experiment_name: demo", "experiment_name: ${seed}"))
-    with pytest.raises(PreflightError, match=holds(f"{folder}/config.yaml", "${seed}")):
-        resume_of(parsed([f"resume={folder}"]), JOB)
+    assert old in text
+    (folder / "config.yaml").write_text(text.replace(old, new))
+    with pytest.raises(PreflightError, match=holds(f"{folder}/config.yaml", says, "run.dir")):
+        given(f"resume={folder}")
 
 
 LONGER, COSINE = "trainer.total_training_steps=99", "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"

@@ -91,6 +91,7 @@ FORMER: Final = (
     "take another run.dir, or go on in the checkout that began this run; its weights can be exported (python -m "
     "recipe.runner.export)"
 )
+_RESTORE: Final = "restore it, or begin another run with another run.dir"
 #: Values of ``status`` in run.json.
 STATUSES: Final = ("running", "finished", "failed", "preempted", "interrupted", "killed")
 _ABSENT: Final = "(not set)"
@@ -161,9 +162,12 @@ class Resume:
         for override in groups:
             if override not in paths:
                 other, wrong = composed_groups(self.job, of_groups(self.job, self.all_overrides([*paths, override])))
-                changes = OmegaConf.to_container(other) != OmegaConf.to_container(config)
+                is_other = OmegaConf.to_container(other) != OmegaConf.to_container(config)
                 why = f"{text_of(override)}: {key_of(override)} cannot change: {self.folder} keeps the settings of "
-                problems += wrong or [f"{why}another one; leave it out, or give another run.dir"] * changes
+                problems += wrong or [f"{why}another one; leave it out, or give another run.dir"] * is_other
+        differing = changes(OmegaConf.to_container(config), self.settings)
+        if lost := [key for key, old, new in differing if isinstance(old, dict) and new not in (None, _ABSENT)]:
+            raise PreflightError(f"{self.folder / CONFIG_FILE}: {lost[0]} must be a group of settings: {_RESTORE}")
         with open_dict(config):
             merged: Any = OmegaConf.merge(config, dict(self.settings))
         for override in self.overrides:
@@ -236,9 +240,7 @@ def resume_of(overrides: Sequence[Override], job: Job) -> Resume | None:
     except Exception as error:
         if not measured and not must_be:
             return None  # it was killed while it began: the command says what it is
-        raise PreflightError(
-            f"{folder / CONFIG_FILE} cannot be read ({error}): restore it, or begin another run with another run.dir"
-        ) from error
+        raise PreflightError(f"{folder / CONFIG_FILE} cannot be read ({error}): {_RESTORE}") from error
     resume = Resume(job, folder, settings, _hidden(settings), str(checkpoint) or None, begun_with, measured)
     if missing := list(_missing(resume, new)):
         raise PreflightError(
@@ -252,9 +254,8 @@ def _begun_with(folder: Path, info: Mapping[str, Any], job: Job) -> tuple[Overri
     try:
         overrides = parsed(info.get("overrides", ()))
     except HydraException as error:
-        raise PreflightError(
-            f"{folder / INFO_FILE}: overrides cannot be read ({error}): mend it, or begin again with another run.dir"
-        ) from error
+        why = f"overrides cannot be read ({str(error).splitlines()[0]})"
+        raise PreflightError(f"{folder / INFO_FILE}: {why}: mend it, or begin again with another run.dir") from error
     for override in overrides:
         if old := old_key(job, override):
             why = f"the run was begun with {text_of(override)}, and there is no {old[0]}"
