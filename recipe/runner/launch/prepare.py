@@ -56,21 +56,6 @@ def prepare(
     Raises:
         PreflightError: if the configuration, the machine or the folder cannot serve the run.
     """
-    if (problem := folder_problem(config)) is None:
-        return _prepared(config, job, overrides, elsewhere, resume)
-    # Many scripts give another one: what else is wrong with them is said in the same go.
-    config = copy.deepcopy(config)
-    config.trainer.default_local_dir = f"{config.run.dir}/checkpoints"
-    try:
-        _prepared(config, job, overrides, elsewhere, resume)
-    except PreflightError as error:
-        raise PreflightError(problem, *error.problems) from error
-    raise PreflightError(problem)
-
-
-def _prepared(
-    config: DictConfig, job: Job, overrides: Sequence[Override], elsewhere: bool, resume: Resume | None
-) -> Start:
     if resume is not None and (former := list(job.recorded(resume.settings))):
         raise PreflightError(*(f"{resume.folder / CONFIG_FILE}: {problem}; {FORMER}" for problem in former))
     references: dict[str, str] = {}
@@ -79,6 +64,9 @@ def _prepared(
     # A copy, which the rest of this step completes in place.
     config = on_this_machine(config, elsewhere, references, of_groups)
     trainer, evaluates = config.trainer, bool(config.get("evaluate"))
+    # Many scripts give another one: what else is wrong with them is said in the same go.
+    saves_elsewhere = folder_problem(config)
+    trainer.default_local_dir = f"{config.run.dir}/checkpoints"
     goes_on = job.resumes and not evaluates
     measured = resume if resume and resume.measured else None
     refused, idle = judged(config, job, overrides, of_groups, measured.overrides if measured else ())
@@ -92,6 +80,7 @@ def _prepared(
         turn_into_evaluation(config, checkpoint)
     stop_tokens, note = add_stop_token(config, measured is not None, elsewhere)
     run_settings.check_folder(Path(config.run.dir), trainer, goes_on, resume)
+    refused += filter(None, [saves_elsewhere])
     notes, facts, unsettled = check(config, job, elsewhere, refused, checkpoint, references)
     _note(*idle)
     if isinstance(note, MachineProblem):
@@ -133,7 +122,8 @@ def on_this_machine(
     """
     config = copy.deepcopy(config)
     _note(inputs.migrate_rewards(config))
-    if problems := list(value_problems(config, defaults)):
+    problems = list(value_problems(config, defaults))
+    if any(problem != folder_problem(config) for problem in problems):
         raise PreflightError(*problems)
     with open_dict(config):
         config.run.dir = str(Path(config.run.dir).absolute())
