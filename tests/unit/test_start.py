@@ -20,6 +20,7 @@ from recipe.runner.faults.phase import Phase, write_phase
 from recipe.runner.faults.preemption import STOP_VARIABLE, ask_to_stop, stop_request
 from recipe.runner.launch import start
 from recipe.runner.launch.commands import launch_or_exit
+from recipe.runner.launch.compose import parsed
 from recipe.runner.launch.progress import Progress
 from recipe.runner.launch.trainer_process import TaskRunner
 
@@ -58,13 +59,13 @@ def test_a_start_forgets_the_request_of_an_earlier_one_and_prints_only_its_own_l
     progress = Progress()
     progress.write_to(tmp_path)
     monkeypatch.setattr(start, "run_ppo", run)
-    launch_or_exit(composed(*words), JOB, words)
+    launch_or_exit(composed(*words), JOB, parsed(words))
     progress.say("between both")
     (tmp_path / "stop").touch()
     if old:
         os.utime(tmp_path / "stop", (1e9, 1e9))
     capsys.readouterr()
-    launch_or_exit(composed(*words), JOB, words)
+    launch_or_exit(composed(*words), JOB, parsed(words))
     printed = capsys.readouterr().out
     assert asked == [False, not old] and (f"note: {tmp_path}/stop " in printed) == old
     assert "of this start" in printed and "between both" not in printed
@@ -84,7 +85,7 @@ def test_a_stop_ends_a_start_up_at_once(
     monkeypatch.setenv(STOP_VARIABLE, str(tmp_path / "of_the_job"))
     monkeypatch.setattr(start, "run_ppo", starting_ray)
     with pytest.raises(SystemExit) as ended:
-        launch_or_exit(composed(*words), JOB, words)
+        launch_or_exit(composed(*words), JOB, parsed(words))
     assert ended.value.code == 75
     assert json.loads((tmp_path / "run.json").read_text())["status"] == "preempted"
 
