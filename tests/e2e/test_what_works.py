@@ -1,4 +1,4 @@
-"""What of verl works here: every row of docs/extending.md is run, or refused.
+"""What of verl works here: every row of docs/extending.md is run, or refused (tests/unit/test_refusals.py).
 
 One command runs all rows, some of them in one start of the stack::
 
@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 import torch
-from composing import composed
 from real_stack import SMALL, Start, Starter
+from refusals import NOT_SERVED
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
@@ -53,48 +53,9 @@ STARTS = {
     ),
 }
 
-#: The rows that end before Ray starts, and what the sentence names.
-REFUSED = {
-    "verl's own asynchronous trainers": "trainer_mode=colocate_async",
-    "verl's own synchronous trainer": "trainer_mode=sync",
-    "Megatron": "model_engine=megatron",
-    "VeOmni, TorchTitan": "strategy=veomni",
-    "SGLang, TensorRT-LLM": "rollout.name=sglang",
-    "Ulysses without flash-attn": "ulysses_sequence_parallel_size=2",
-    "deterministic sampling": "full_determinism",
-    "one update per rollout batch": "algo=unclipped",
-    "a KL penalty without a coefficient": "kl_loss_coef=0",
-    "critic and GAE with a sequence-level loss": "adv_estimator=gae",
-    "ReMax, GDPO, optimal token baselines": "adv_estimator=remax",
-    "REINFORCE++ with a KL penalty in the reward": "reinforce_plus_plus",
-    "importance weights by token": "rollout_is=token",
-    "rejection by token": "rollout_rs=token_k1 removes",
-}
-
 
 def test_every_row_is_run_or_refused() -> None:
-    assert sorted(ROWS) == sorted([*itertools.chain.from_iterable(STARTS.values()), *REFUSED])
-
-
-@pytest.mark.parametrize("feature", REFUSED)
-def test_what_is_not_served_is_refused(feature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")  # before verl is imported by what follows
-    from recipe.fspo.rules import problems
-    from recipe.runner.launch import checks
-    from recipe.runner.launch.prepare import on_this_machine
-    from recipe.runner.launch.values import PreflightError
-
-    overrides = ROWS[feature].split()
-    if overrides[0].startswith("model_engine="):  # a group of verl's, which composed() does not know
-        from recipe.fspo.job import compose
-
-        config = compose([f"run.dir={tmp_path}", *overrides])
-    else:
-        config = composed(f"run.dir={tmp_path}", *overrides)
-    config = on_this_machine(config)
-    with pytest.raises(PreflightError) as refused:
-        checks.check(config, problems, elsewhere=True)
-    assert any(REFUSED[feature] in problem for problem in refused.value.problems)
+    assert sorted(ROWS) == sorted([*itertools.chain.from_iterable(STARTS.values()), *NOT_SERVED])
 
 
 @pytest.fixture(scope="module")

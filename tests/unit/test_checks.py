@@ -1,4 +1,4 @@
-"""Bad input is named, with key, value and remedy, before anything expensive starts."""
+"""Checks of the machine, and what the method adds to a configuration; their refusals are in refusals.py."""
 
 from __future__ import annotations
 
@@ -8,44 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from composing import composed, defaults_of
+from composing import composed
 from hydra.utils import instantiate
 from messages import holds
 
 from fspo.losses import ALGORITHMS
 from recipe.fspo import rules as method
 from recipe.fspo.config import complete_loss
-from recipe.fspo.job import JOB, choices
 from recipe.runner import SUPPORTED_VERL
 from recipe.runner.launch import checks, inputs
-from recipe.runner.launch.compose import parsed
-from recipe.runner.launch.no_effect import judged
-from recipe.runner.launch.prepare import check, on_this_machine
-from recipe.runner.launch.values import MachineProblem, PreflightError
+from recipe.runner.launch.prepare import on_this_machine
+from recipe.runner.launch.values import MachineProblem
 
-Problems = Callable[..., list[str]]
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+ACTOR = "actor_rollout_ref.actor"
 #: As many problems as one step needs, so that they are written quickly.
 SMALL_TASK = ["data.offline_task.n_train=32", "data.offline_task.n_test=8"]
-#: Micro-batches by number of sequences, as on machines without remove-padding; the demo packs them by tokens.
-BY_SEQUENCES = f"{ACTOR}.use_dynamic_bsz=false"
-LOSS = f"{ACTOR}.policy_loss"
-CORRECTION = "algorithm.rollout_correction"
-
-
-@pytest.fixture
-def problems(tmp_path: Path) -> Problems:
-    """Runs every check on the demo with some overrides, and returns what they said."""
-
-    def find(*overrides: str) -> list[str]:
-        try:
-            config = on_this_machine(composed(f"run.dir={tmp_path}", *SMALL_TASK, *overrides))
-            check(config, JOB, refused=judged(config, JOB, parsed(overrides), defaults_of(*overrides))[0])
-        except PreflightError as error:
-            return list(error.problems)
-        return []
-
-    return find
 
 
 @pytest.mark.parametrize(
@@ -66,147 +43,8 @@ def test_the_check_of_room_counts_every_replica(tmp_path: Path, nodes: int, size
     )
 
 
-@pytest.mark.parametrize("algo", choices("algo"))
-def test_every_algorithm_passes_on_the_demo(problems: Problems, algo: str) -> None:
-    assert problems(f"algo={algo}") == []
-
-
-#: Overrides with a mistake, and what one of the sentences must hold: the key, the value, the remedy.
-MISTAKES = (
-    # values of another kind, or out of range
-    (f"{ROLLOUT}.n=2.5", "rollout.n=2.5 ", "integer"),
-    (f"{ROLLOUT}.temperature=0", "rollout.temperature=0 ", "greater than 0"),
-    (f"{ACTOR}.optim.lr=0.1", "optim.lr=0.1 ", "less than 0.01"),
-    (f"{ACTOR}.fsdp_config.fsdp_size=0", "fsdp_size=0 ", "-1"),
-    ("trainer.save_freq=-2", "save_freq=-2 ", "-1"),
-    ("actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.lora_alpha=1.5", "lora_alpha=1.5 ", "integer"),
-    ("actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.lora_alpha=0", "lora_alpha=0 ", "or equal to 1"),
-    ("run.log=few", "run.log=few ", "'headline' or 'all'"),
-    ("fspo.kl_to_start=2", "fspo.kl_to_start=2 ", "boolean"),
-    (f"{LOSS}.c_low=abc", f"{LOSS}.c_low=abc ", "number"),
-    ("+reward.custom_reward_function.reward_kwargs=2", "reward_kwargs=2 ", "dictionary"),
-    ("trainer.total_training_steps=null", "total_training_steps=null", "trainer.total_epochs"),
-    ("trainer.default_local_dir=/elsewhere", "default_local_dir=/elsewhere", "run.dir=FOLDER"),
-    # model, data, disk
-    ("actor_rollout_ref.model.path=/no/such/model", "model.path='/no/such/model'", "hub"),
-    ("+actor_rollout_ref.model.tokenizer_path=./none", "model.tokenizer_path='./none'", "copy its files"),
-    ("data.val_files=file:///no/such.parquet", "data.val_files", "/no/such.parquet"),
-    ("data.val_files=null", "data.val_files", "0 rows", "give more data"),
-    ("data.train_max_samples=8", "data.train_files: 32 rows", "8 ", "data.train_max_samples", "data.train_batch_size"),
-    ("run.dir=/dev/null/run", "run.dir=/dev/null/run", "give another"),
-    ("trainer.max_actor_ckpt_to_keep=9999999", "9999999 checkpoint(s)", "make room"),
-    # arithmetic
-    ("data.train_batch_size=30", "train_batch_size=30 ", "ppo_mini_batch_size=8"),
-    (f"trainer.n_gpus_per_node=4 {ACTOR}.fsdp_config.fsdp_size=3", "n_gpus_per_node=4 ", "fsdp_size=3"),
-    ("trainer.n_gpus_per_node=3", "rollout.n=64 ", "n_gpus_per_node=3"),
-    (f"{BY_SEQUENCES} {ACTOR}.ppo_micro_batch_size_per_gpu=48", "=64 ", "batch_size_per_gpu=48"),
-    (BY_SEQUENCES, "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz"),  # verl's words
-    ("data.max_response_length=600", "= 616 ", "max_position_embeddings = 512", "shorten data.max_response_length"),
-    (f"{ROLLOUT}.max_model_len=128", "= 272 ", "rollout.max_model_len = 128", "max_model_len=272"),
-    (
-        f"{ACTOR}.ulysses_sequence_parallel_size=2 {ACTOR}.ppo_max_token_len_per_gpu=100",
-        *("= 272 ", "actor.ppo_max_token_len_per_gpu = 100", "2 Ulysses", "ppo_max_token_len_per_gpu=136"),
-    ),
-    (f"{ROLLOUT}.tensor_model_parallel_size=3", "parallel_size=3 ", "heads", "set it to 2"),
-    (f"{ROLLOUT}.tensor_model_parallel_size=3", f"{ROLLOUT}.tensor_model_parallel_size * data_parallel_size", "=3:"),
-    (
-        "data.max_response_length=600 +actor_rollout_ref.model.override_config.max_position_embeddings=1024",
-        *("= 616 ", "max_position_embeddings = 512", "override_config", "config.json"),
-    ),
-    # what contradicts itself, or is not served
-    (f"{ROLLOUT}.val_kwargs.n=2 {ROLLOUT}.val_kwargs.temperature=0", "val_kwargs.n=2 ", "temperature=0", "1.0"),
-    (f"{ACTOR}.checkpoint.async_save=true", "async_save=true", "set it to false"),
-    ("trainer.max_actor_ckpt_to_keep=1", "max_actor_ckpt_to_keep=1 ", "2 or more"),
-    (f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_coef=0", "kl_loss_coef=0 ", "use_kl_loss=true", "0.001"),
-    (
-        "algorithm.use_kl_in_reward=true algorithm.kl_ctrl.kl_coef=0.0",
-        *("kl_ctrl.kl_coef=0.0 ", "use_kl_in_reward=true", "0.001"),
-    ),
-    ("algorithm.adv_estimator=foo", "adv_estimator=foo ", "grpo, "),
-    # the method
-    (f"algo=rloo {ROLLOUT}.n=1", "adv_estimator=rloo ", "rollout.n=1", "2 or more"),
-    (f"{ROLLOUT}.top_p=0.9", "rollout.top_p=0.9 ", "top_p=1 "),
-    (f"{ROLLOUT}.top_k=50", "rollout.top_k=50 ", "top_k=-1 "),
-    (f"{ACTOR}.clip_ratio_high=0.28", "clip_ratio_high=0.28:", "loss_mode=fspo", LOSS),
-    (f"algo=gspo_verl {ACTOR}.clip_ratio_low=0.2", "clip_ratio_low=0.2 ", "3e-4"),
-    (f"{LOSS}.c_low=3e-4", f"{LOSS}.c_low=0.0003 ", "nearly every", "0.03"),
-    (f"{LOSS}.c_high=2", f"{LOSS}.c_high=2", "never clip", "0.03"),
-    (f"algo=gspo {LOSS}.c_high=0.03", f"{LOSS}.c_high=0.03 ", "4e-4"),
-    (f"{LOSS}.exponent=2", f"{LOSS}.c_low=0.03 ", "never clip", "256 tokens"),
-    (f"algo=rloo +{LOSS}.clip_low=0.2", f"{LOSS}.clip_low=0.2 ", "c_low=0.223144"),
-    (f"algo=rloo ++{LOSS}.clip_high=0.2", f"{LOSS}.clip_high=0.2 ", "c_high=0.182322"),
-    (f"algo=gspo +{LOSS}.clip_low=3e-4", f"{LOSS}.clip_low=0.0003 ", "c_low=0.000300045"),
-    (f"algo=fspo_v1 ++{LOSS}.clip_high=0.05", f"{LOSS}.clip_high=0.05 ", "c_high=0.05"),
-    (f"{LOSS}.exponent=-1", f"{LOSS}.exponent=-1", "0.5"),
-    (f"{LOSS}.exponent=half", f"{LOSS}.exponent=half ", "number"),
-    (f"{LOSS}.band=sqrt", f"{LOSS}.band='sqrt' ", "power", "exponent=0.5"),
-    (f"{LOSS}.drift=ema", f"{LOSS}.drift='ema' "),
-    (f"+{LOSS}.clip=1", f"{LOSS}: ", "'clip'", "docs/algorithms.md"),
-    (
-        f"{BY_SEQUENCES} {ACTOR}.ppo_micro_batch_size_per_gpu=64 {ROLLOUT}.log_prob_micro_batch_size_per_gpu=32",
-        *("ppo_micro_batch_size_per_gpu=64 ", "log_prob_micro_batch_size_per_gpu=32"),
-    ),
-    (f"{ROLLOUT}.log_prob_max_token_len_per_gpu=1024", "ppo_max_token_len_per_gpu=2048 ", "per_gpu=1024"),
-    (f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.bypass_mode=True ", "false"),
-    (f"{CORRECTION}.rollout_is=token", "rollout_is=token ", "sequence or null"),
-    (f"{CORRECTION}.rollout_rs='seq_sum_k1,token_k1'", "rollout_rs=seq_sum_k1,token_k1 ", "seq_..."),
-    (f"{CORRECTION}.rollout_rs=seq_mean_k3", CORRECTION, "rollout_rs_threshold must be provided"),
-    (f"{CORRECTION}.rollout_is=sequence {CORRECTION}.rollout_is_threshold=0", CORRECTION, "rollout_is_threshold"),
-    (f"mode=separate_async {CORRECTION}.rollout_rs=null", "rollout_rs=null ", "seq_sqrt_k1", "allow_uncorrected=true"),
-    ("mode=colocate_async fspo.pi_old=rollout", CORRECTION, "fspo.pi_old=rollout", "rollout_rs to null"),
-    (f"{CORRECTION}.rollout_is=sequence fspo.pi_old=rollout", CORRECTION, "fspo.pi_old=rollout", "actor"),
-    (f"{CORRECTION}.rollout_is=sequence {ROLLOUT}.calculate_log_probs=false", "log_probs=false", CORRECTION, "true"),
-    (
-        f"fspo.clip_values=measured algo=gspo {ACTOR}.policy_loss.c_low=0.001",
-        "fspo.clip_values=measured",
-        "c_low=0.001",
-        "leave",
-    ),
-    ("fspo.accept=1.2", "fspo.accept=1.2 ", "less than 1"),
-    # what verl refuses
-    (f"{ACTOR}.loss_agg_mode=foo", "loss_agg_mode: foo"),
-)
-
-
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake[0])
-def test_a_mistake_is_named_with_key_value_and_remedy(problems: Problems, mistake: tuple[str, ...]) -> None:
-    sentences = problems(*mistake[0].split())
-    assert any(all(part in sentence for part in mistake[1:]) for sentence in sentences), sentences
-
-
-ONE_UPDATE = f"{ACTOR}.ppo_mini_batch_size=32"
-
-
-@pytest.mark.parametrize("algo", ["fspo", "fspo_quantile", "gspo", "rloo", "luspo"])
-def test_a_clip_that_never_acts_is_refused(algo: str) -> None:
-    (problem,) = method.problems(composed("run.dir=/nowhere", f"algo={algo}", ONE_UPDATE))
-    assert f"{ONE_UPDATE} " in problem and "data.train_batch_size=32" in problem and "algo=unclipped" in problem
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        f"{ACTOR}.ppo_epochs=2",
-        "evaluate=true",
-        "fspo.pi_old=rollout",
-        "mode=colocate_async",
-        "mode=separate_async",
-        *(f"algo={algo}" for algo in ("unclipped", "grpo", "gspo_verl")),
-    ],
-)
-def test_one_update_a_rollout_batch_passes_otherwise(overrides: str) -> None:
-    log_probs = f"{ROLLOUT}.calculate_log_probs=true"
-    assert list(method.problems(composed("run.dir=/nowhere", ONE_UPDATE, log_probs, overrides))) == []
-
-
-def test_a_penalty_without_a_coefficient_of_its_own_has_verls() -> None:
-    config = composed("run.dir=/nowhere", f"{ACTOR}.use_kl_loss=true", "algorithm.use_kl_in_reward=true")
-    assert config.actor_rollout_ref.actor.kl_loss_coef == config.algorithm.kl_ctrl.kl_coef == 0.001
-    assert list(checks.setting_problems(config)) == []
-
-
 @pytest.fixture
-def missing(monkeypatch: pytest.MonkeyPatch) -> Problems:
+def missing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """What a run with such settings says where no package is installed."""
 
     def find(*overrides: str) -> list[str]:
@@ -234,7 +72,7 @@ _ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
     ],
 )
 def test_a_package_that_is_missing_is_named_with_its_setting(
-    missing: Problems, overrides: str, says: dict[str, str]
+    missing: Callable[..., list[str]], overrides: str, says: dict[str, str]
 ) -> None:
     sentences = missing(*overrides.split())
     assert all(isinstance(sentence, MachineProblem) for sentence in sentences)  # a dry run may be for another machine
@@ -249,12 +87,6 @@ def test_another_release_of_verl_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     config = composed("run.dir=/nowhere")
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.8.0")
     assert re.search(holds("verl 0.8.0 ", SUPPORTED_VERL), next(checks.package_problems(config)))
-
-
-def test_all_problems_are_told_at_once(problems: Problems) -> None:
-    sentences = problems("data.train_batch_size=30", "actor_rollout_ref.rollout.top_p=0.9")
-    assert len(sentences) == 2
-    assert len(problems("data.train_batch_size=0", "seed=abc")) == 2
 
 
 @pytest.mark.parametrize(

@@ -78,56 +78,6 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("argument", "names"),
-    [
-        ("resume={}", ["resume={}", "run.json"]),
-        ("--multirun", ["--multirun", "recipe.fspo.compare"]),
-        ("algo=fspo,gspo", ["algo=fspo,gspo", "recipe.fspo.compare"]),
-        ("--config-dir=mine", ["--config-dir=mine", "hydra.searchpath", "--help"]),
-        ("--config-name=ppo_megatron_trainer", ["--config-name=ppo_megatron_trainer", "hydra.searchpath"]),
-        ("data.train_batch_size=8\r", ["data.train_batch_size=8", "\\r", "take it out"]),
-        (" ", ["' '", "backslash"]),
-        ("b.parquet]", ["'b.parquet]'", "quotes"]),
-        ("trainer.experiment_name=a:(b)", ["trainer.experiment_name=a:(b)", """'trainer.experiment_name='"'"'a:(b)"""]),
-        ("clip_values=published", ["clip_values: ", "fspo.clip_values="]),
-        ("match_scale=native", ["match_scale: ", "fspo.match_scale="]),
-        ("advantage=shared", ["advantage: ", "algorithm.adv_estimator=grpo"]),
-        ("+data.train_batch_size=8", ["+data.train_batch_size=8", "leave the + out"]),
-        ("data.apply_chat_template_kwargs.effort=high", ["+data.apply_chat_template_kwargs.effort=high adds it"]),
-        ("trainer.nothing_like_it=8", ["trainer.nothing_like_it", "leave it out"]),
-        ("~trainer.nothing_like_it", ["~trainer.nothing_like_it", "leave it out"]),
-        ("trainer.logger.name=wandb", ["trainer.logger.name", "trainer.logger=["]),
-        *(
-            (f"{plus}trainer.logger.a.b=1", [f"{plus}trainer.logger.a.b=1", "trainer.logger=["])
-            for plus in ("", "+", "++")
-        ),
-        ("reward.reward_kwargs.overlong_buffer_cfg.enable=True", ["overlong_buffer_cfg.enable", ".overlong_buffer="]),
-        *((f"{group}=null", [f"{group}=null", f"~{group}"]) for group in ("experiment", "algo", "mode")),
-        *((f"algo={value}", [f"algo={value}", "gspo"]) for value in ("3", "true", "[fspo,3]", "[[fspo]]")),
-        ("~experiment=3", ["~experiment=3", "demo"]),
-        ("hydra/launcher=3", ["hydra/launcher=3"]),
-        ("actor@actor_rollout_ref.actor=3", ["actor@actor_rollout_ref.actor=3"]),
-        ("~trainer.logger.0", ["~trainer.logger.0", "trainer.logger=["]),
-        ("--cfg=hydra", ["--cfg", "hydra", "job"]),
-        ("dry_run=ture", ["dry_run=ture", "true"]),
-        ("run=3", ["run=3", "run.dir=FOLDER"]),
-        ("run.dir=${{nothing}}", ["nothing"]),
-        ("expriment=demo", ["expriment", "did you mean experiment?"]),
-        ("+reward_model.overlong_buffer.len=4", ["reward_model.overlong_buffer.len", "reward_kwargs.overlong_buffer="]),
-    ],
-)
-def test_what_is_refused_is_named_with_the_remedy(
-    argument: str,
-    names: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    error = refused(monkeypatch, capsys, argument.format(tmp_path))
-    assert [name for name in names if name.format(tmp_path) not in error] == [], error
-
-
 @pytest.mark.parametrize("kind", [TypeError, ValueError, AttributeError, RecursionError])
 @pytest.mark.parametrize("words", [[], ["trainer.nothing_like_it=8"]], ids=["right", "wrong"])
 def test_an_internal_error_is_no_users(
@@ -168,12 +118,6 @@ def test_a_command_puts_the_groups_together_once_and_once_more_for_an_unknown_op
     assert len(calls) == times
 
 
-def test_keys_below_a_list_that_the_command_gives_are_refused() -> None:
-    for given in (["++data.x=[1]", "++data.x.a=2"], ["+data.x=[1]", "data.x.a.b=2"]):
-        with pytest.raises(HydraException, match=holds(given[1], "data.x=[")):
-            compose(given)
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -207,30 +151,6 @@ def test_the_configuration_of_a_gpu_run_is_printed_on_any_machine(
 
 
 @pytest.mark.parametrize(
-    ("override", "meant"),
-    [
-        ("actor_rollout_ref.actor.optim.lrr=1", "actor_rollout_ref.actor.optim.lr"),
-        ("actor_rollout_ref.actor.optm.lr=1", "actor_rollout_ref.actor.optim.lr"),
-        ("lr=1", "actor_rollout_ref.actor.optim.lr"),
-        ("fspo.c_low=1", "actor_rollout_ref.actor.policy_loss.c_low"),
-        ("trainer.n_gpus=1", "trainer.n_gpus_per_node"),
-        ("resum=1", "resume"),
-        ("actor_rollout_ref.actor.optim.learning_rate=1e-5", "actor_rollout_ref.actor.optim.lr"),
-        ("critic.optim.learning_rate=1e-5", "critic.optim.lr"),
-        ("learning_rate=1e-5", "actor_rollout_ref.actor.optim.lr"),
-        ("trainer.max_steps=100", "trainer.total_training_steps"),
-        ("actor_rollout_ref.rollout.num_generations=8", "actor_rollout_ref.rollout.n"),
-        ("data.max_completion_length=8", "data.max_response_length"),
-        ("rollout.nnodes=2", "actor_rollout_ref.rollout.nnodes"),
-        ("actor.optim.lr=1", "actor_rollout_ref.actor.optim.lr"),
-    ],
-)
-def test_a_mistyped_key_gets_a_suggestion(override: str, meant: str) -> None:
-    with pytest.raises(HydraException, match=rf"\b{re.escape(meant)}\b"):
-        compose([override], own=("resume",))
-
-
-@pytest.mark.parametrize(
     ("override", "not_meant"),
     [
         ("critic.model.fsdp_cfg.param_offload=true", "actor_rollout_ref"),
@@ -245,22 +165,6 @@ def test_no_suggestion_is_in_another_part_of_verl(override: str, not_meant: str)
     with pytest.raises(HydraException) as error:
         compose([override])
     assert not_meant not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("critic.model.fsdp_config.param_offload=true", "critic.fsdp"),
-        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", "Megatron is not served"),
-        ("+actor_rollout_ref.rollout.update_weights_bucket_megabytes=512", "rollout.checkpoint_engine.update_weights"),
-        ("actor_rollout_ref.actor.checkpoint.contents=[model]", "save_contents"),
-        ("trainer.val_generations_to_log_to_wandb=3", "trainer.log_val_generations"),
-        ("ray_init.num_cpus=8", "ray_kwargs.ray_init"),
-    ],
-)
-def test_a_key_of_an_earlier_verl_is_named_with_todays(old: str, new: str) -> None:
-    with pytest.raises(HydraException, match=holds(old.lstrip("+").partition("=")[0], new)):
-        compose([old])
 
 
 def test_no_old_key_is_one_of_verls_today() -> None:
@@ -283,31 +187,13 @@ def test_all_keys_of_a_group_that_has_gone_have_one_line() -> None:
     assert re.search(holds(*keys, "Megatron is not served"), line)
 
 
-def test_what_no_run_can_be_is_named_beside_the_rest(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error = refused(monkeypatch, capsys, "seed=1,2", "dry_run=maybe", "trainer.nothing_like_it=8", "--config-name=mine")
-    for name in ("seed=1,2", "recipe.fspo.compare", "dry_run=maybe", "trainer.nothing_like_it", "--config-name"):
-        assert name in error, error
-
-
 def test_all_problems_are_named_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Unknown keys and options, and what is wrong with the rest."""
-    wrong = ("algo=fsop", "trainer.n_gpus=1", "evaluate=ture", "mode=null", "actor_rollout_ref.rollout.n=0")
+    wrong = ("algo=fsop", "trainer.n_gpus=1", "seed=1,2", "evaluate=ture", "mode=null", "actor_rollout_ref.rollout.n=0")
     more = ("--config-name=mine", "'b'", "+data.seed=3", "trainer.experiment_name=a:(b)", "trainer.nothing_like_it=1")
     error = refused(monkeypatch, capsys, "experiment=demo", *wrong, *more, "--config-path", "config", "dry_run=true")
     for name in (*wrong, *more, "--config-path=config"):
         assert name.removesuffix("=1") in error, error
-
-
-def test_a_word_for_true_or_false_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["evaluate=ture", "trainer.val_before_train=no", "actor_rollout_ref.actor.use_kl_loss=Flase"]
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    error = refused(monkeypatch, capsys, "algo=gspo", *words, "dry_run=true")
-    assert [word for word in words if not re.search(holds(f"error: {word}", "true or false"), error)] == []
-    assert compose(["trainer.experiment_name=on", "evaluate=TRUE"]).evaluate is True
 
 
 def test_a_folder_of_the_users_adds_to_verls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,8 +203,6 @@ def test_a_folder_of_the_users_adds_to_verls(tmp_path: Path, monkeypatch: pytest
     overrides = ["hydra.searchpath=[mine]", "algo=other"]
     assert compose(overrides).fspo.algo == "other"
     assert "other" in choices("algo", overrides)
-    with pytest.raises(HydraException, match="nowhere"):
-        compose(["hydra.searchpath=[nowhere]"])
 
 
 @pytest.mark.parametrize("new", [True, False])
@@ -373,7 +257,7 @@ def test_a_dry_run_says_why_there_is_no_plan(
     assert "not planned: trainer.device=cpu" in capsys.readouterr().out
 
 
-def test_a_dry_run_refuses_a_file_that_it_has_seen_to_be_wrong_and_passes_what_the_machine_decides(
+def test_a_dry_run_lists_what_the_machine_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
@@ -383,18 +267,3 @@ def test_a_dry_run_refuses_a_file_that_it_has_seen_to_be_wrong_and_passes_what_t
     printed = capsys.readouterr().out
     for part in ("pip install clearml", "data.val_files: /elsewhere/a.parquet", "data.train_files", "flash_attn"):
         assert re.search(f"^not checked on this machine: .*{re.escape(part)}", printed, re.M), part
-    for name, content in (("bad.parquet", b"no parquet"), ("bad.jsonl", b'{"question": "1 + 1"}')):
-        (tmp_path / name).write_bytes(content)
-        file = f"{tmp_path}/{name}"
-        error = refused(monkeypatch, capsys, *settings, f"data.val_files={file}", "dry_run=true")
-        assert f"error: data.val_files: {file}" in error and "train_files" not in error
-    error = refused(monkeypatch, capsys, *settings, "data.val_files=/elsewhere/a.csv", "dry_run=true")
-    assert "error: data.val_files: /elsewhere/a.csv" in error and ".parquet" in error
-
-
-def test_a_dry_run_refuses_what_the_run_would_refuse(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    error = refused(monkeypatch, capsys, "experiment=qwen3_8b", "data.train_batch_size=500", "dry_run=true")
-    assert "data.train_batch_size=500" in error

@@ -17,7 +17,6 @@ from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGI
 from verl.trainer.ppo.v1 import trainer_base
 
 import recipe.fspo.policy_loss  # noqa: F401  (registers the losses)
-from recipe.fspo.job import choices
 from recipe.fspo.rules import plain_problems
 from recipe.runner.launch import trial
 from recipe.runner.launch.trial import estimator_problems
@@ -100,32 +99,6 @@ def test_an_estimator_of_the_users_is_left_to_him_and_a_typing_error_is_not(
 
 
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
-
-
-@pytest.mark.parametrize("algo", choices("algo"))
-def test_every_algorithm_makes_its_update(algo: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(trial.problems(composed("run.dir=/nowhere", f"algo={algo}"))) == []
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_type=full", (f"{ACTOR}.kl_loss_type=full ", "low_var_kl, k3")),
-        ("algorithm.use_kl_in_reward=true algorithm.kl_penalty=k9", ("algorithm.kl_penalty=k9 ", "low_var_kl, k3")),
-        (f"algo=grpo {ACTOR}.policy_loss.loss_mode=dro", ("policy_loss.loss_mode=dro ", "policy_loss.dro_beta")),
-        (f"{ACTOR}.policy_loss.loss_mode=nobody", ("policy_loss.loss_mode=nobody ", "external_lib", "seq_gspo")),
-        (f"algo=gspo_verl {ACTOR}.policy_loss.loss_mode=gsop", ("policy_loss.loss_mode=gsop ", "did you mean gspo")),
-        (f"{CORRECTION}.rollout_rs=seq_mean_k3", (f"{CORRECTION}.rollout_rs=seq_mean_k3 ", "rollout_rs_threshold")),
-        (
-            f"{CORRECTION}.rollout_is=sequence {CORRECTION}.rollout_is_threshold=0",
-            (f"{CORRECTION}.rollout_is=sequence ", "rollout_is_threshold=0", "positive"),
-        ),
-    ],
-)
-def test_what_an_update_cannot_compute_is_named(overrides: str, says: tuple[str, ...]) -> None:
-    (problem,) = trial.problems(composed("run.dir=/nowhere", *overrides.split()))
-    assert all(part in problem for part in says), problem
 
 
 def test_what_verls_loss_can_compute_passes() -> None:

@@ -1,0 +1,156 @@
+"""What ``python -m recipe.fspo.main`` refuses, notes and takes: the tables of refusals.py, in dry runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import refusals
+from checking import check_all
+from data_rows import ROW
+from refusals import NOT_SERVED, Row
+
+from recipe.fspo.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Said:
+    """The sentences of a dry run, by what they begin with."""
+
+    problems: list[str]
+    notes: list[str]
+    unsettled: list[str]
+
+
+@dataclass
+class Command:
+    """Rows that are run together: they choose the same groups, and give other keys."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def words(self) -> list[str]:
+        return [word for row in self.rows for word in shlex.split(row[0])]
+
+    @property
+    def groups(self) -> list[str]:
+        return sorted(word for word in self.words if "." not in word)
+
+    @property
+    def keys(self) -> set[str]:
+        return {word.lstrip("+~").partition("=")[0] for word in self.words}
+
+    def __str__(self) -> str:
+        return " ".join(self.words)
+
+
+def alone(rows: Sequence[Row]) -> list[Command]:
+    """A command for each row, in an order in which each choice of groups is composed once."""
+    return sorted((Command([row]) for row in rows), key=lambda command: command.groups)
+
+
+def together(rows: Sequence[Row]) -> list[Command]:
+    """Few commands with all rows: a start names all that is wrong, and costs half a second."""
+    commands: list[Command] = []
+    for command in alone(rows):
+        others = (other for other in commands if other.groups == command.groups and not other.keys & command.keys)
+        if (other := next(others, None)) is not None:
+            other.rows += command.rows
+        else:
+            commands.append(command)
+    return commands
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    for name, text in refusals.FILES.items():
+        (folder / name).write_text(text)
+    for name, rows in (("text", [ROW] * 32), ("number", [ROW | {"reward_model": {"ground_truth": 18}}] * 32)):
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
+    pq.write_table(pa.Table.from_pylist([ROW])[:0], folder / "zero.parquet")
+    return folder
+
+
+Say = Callable[[Command], Said]
+
+
+@pytest.fixture
+def say(files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+    """Gives a command to the program, which refuses it with status 2, or finishes, and writes nothing."""
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    monkeypatch.chdir(files)
+
+    def said(command: Command) -> Said:
+        before, status = sorted(files.iterdir()), 0
+        monkeypatch.setattr(sys, "argv", ["main", "dry_run=true", *command.words])
+        try:
+            main()
+        except SystemExit as ended:
+            status = int(str(ended.code))
+        out, err = capsys.readouterr()
+        problems, notes = (re.findall(rf"^(?:python -m \S+: )?{kind}: (.*)", err, re.M) for kind in ("error", "note"))
+        assert (status, sorted(files.iterdir())) == (2 if problems else 0, before), err
+        return Said(problems, notes, re.findall("^not checked on this machine: (.*)", out, re.M))
+
+    return said
+
+
+def assert_one_holds(sentences: list[str], parts: Sequence[str]) -> None:
+    assert any(all(part in sentence for part in parts) for sentence in sentences), sentences
+
+
+@pytest.mark.parametrize(
+    "command", [*alone(refusals.ALONE), *(c for t in refusals.TOGETHER for c in together(t))], ids=str
+)
+def test_what_cannot_work_is_refused_with_key_value_and_remedy(say: Say, command: Command) -> None:
+    problems = say(command).problems
+    check_all((row[0], partial(assert_one_holds, problems, row[1:])) for row in command.rows)
+
+
+#: Overrides of a feature that docs/extending.md lists.
+OF_THE_PAGE = dict(re.findall(r"^\| (.+?) \| `([^`]+)` \| ", (ROOT / "docs/extending.md").read_text("utf-8"), re.M))
+
+
+@pytest.mark.parametrize("feature", NOT_SERVED)
+def test_what_is_not_served_is_refused(say: Say, feature: str) -> None:
+    assert_one_holds(say(Command([(OF_THE_PAGE[feature],)])).problems, [NOT_SERVED[feature]])
+
+
+@pytest.mark.parametrize("command", alone(refusals.UNSETTLED), ids=str)
+def test_what_only_the_machine_can_settle_is_listed(say: Say, command: Command) -> None:
+    said = say(command)
+    assert said.problems == []
+    assert_one_holds(said.unsettled, command.rows[0][1:])
+
+
+@pytest.mark.parametrize("command", together(refusals.NOTED), ids=str)
+def test_one_note_names_what_changes_nothing(say: Say, command: Command) -> None:
+    said = say(command)
+    assert said.problems == []
+    (note,) = said.notes
+    keys = note.partition(" here: ")[2].partition(" (docs/keys-without-effect.md)")[0].split(", ")
+    assert keys == [key for row in command.rows for key in row[1].split()]
+
+
+def test_an_added_key_that_no_code_has_is_noted(say: Say) -> None:
+    said = say(Command([(override,) for override in refusals.UNKNOWN]))
+    assert said.problems == []
+    (note,) = said.notes
+    assert all(override.lstrip("+") in note for override in refusals.UNKNOWN)
+
+
+@pytest.mark.parametrize("command", alone([(command,) for command in refusals.TAKEN]), ids=str)
+def test_what_works_gets_no_word(say: Say, command: Command) -> None:
+    said = say(command)
+    assert (said.problems, said.notes) == ([], [])
