@@ -39,8 +39,15 @@ def test_bad_input_ends_before_ray_starts(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "run.json").exists()
 
 
+#: Signals and the exit status of a run that they end.
+ENDED = [
+    pytest.param(signal.SIGTERM, 143),
+    *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in ((signal.SIGHUP, 129), (signal.SIGINT, 130))),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), ENDED)
 def test_a_signal_ends_a_run_at_once(start: Starter, tmp_path: Path, number: int, status: int) -> None:
     run = start(tmp_path, *SMALL, "trainer.total_training_steps=50", "trainer.save_freq=1")
     run.wait_for("step 2/50", 400)
@@ -63,7 +70,7 @@ def test_a_signal_ends_a_run_at_once(start: Starter, tmp_path: Path, number: int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", ["starting Ray", "starting the FSDP workers"])
+@pytest.mark.parametrize("line", [pytest.param("starting Ray", marks=pytest.mark.nightly), "starting the FSDP workers"])
 def test_a_stop_before_the_first_step_ends_the_run_at_once(start: Starter, tmp_path: Path, line: str) -> None:
     run = start(tmp_path, *SMALL)
     run.wait_for(line, 200)
@@ -76,7 +83,13 @@ def test_a_stop_before_the_first_step_ends_the_run_at_once(start: Starter, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fits", [1, 0], ids=["the second checkpoint", "the first checkpoint"])
+@pytest.mark.parametrize(
+    "fits",
+    [
+        pytest.param(1, id="the second checkpoint"),
+        pytest.param(0, id="the first checkpoint", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_full_disk_is_said_and_the_last_good_checkpoint_kept(
     start: Starter, tmp_path: Path, small_disk: Callable[[Path, int], None], fits: int
 ) -> None:
@@ -97,6 +110,7 @@ def test_a_full_disk_is_said_and_the_last_good_checkpoint_kept(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_folder_that_fills_is_said(
     start: Starter, tmp_path: Path, small_disk: Callable[[Path, int], None]
 ) -> None:
@@ -200,6 +214,7 @@ class Long(SingleTurnAgentLoop):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_step_with_ten_times_longer_responses_is_no_hang(start: Starter, tmp_path: Path) -> None:
     trigger = tmp_path / "trigger"
     (tmp_path / "long_loop.py").write_text(LONG_LOOP.format(trigger=str(trigger)))
@@ -223,6 +238,7 @@ def test_a_step_with_ten_times_longer_responses_is_no_hang(start: Starter, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_machine_with_four_busy_loops_is_no_hang(start: Starter, tmp_path: Path) -> None:
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     try:
@@ -237,6 +253,7 @@ def test_a_machine_with_four_busy_loops_is_no_hang(start: Starter, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_two_runs_on_one_machine_do_not_get_each_others_weights(start: Starter, tmp_path: Path) -> None:
     """Each has a Ray of its own, and in both its first job; verl's sockets in /tmp are named by the job."""
     runs = [

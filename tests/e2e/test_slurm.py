@@ -143,6 +143,7 @@ def test_the_commands_own_status_and_two_jobs_on_the_same_nodes(
     assert len(ports) == 2
 
 
+@pytest.mark.nightly
 def test_a_missing_node_is_named(cluster: Cluster, submit: Submit, tmp_path: Path) -> None:
     setup = tmp_path / "setup.sh"
     setup.write_text("[[ $SLURMD_NODENAME != node2 ]] || sleep 300\n")
@@ -153,6 +154,7 @@ def test_a_missing_node_is_named(cluster: Cluster, submit: Submit, tmp_path: Pat
     assert_nothing_left(cluster, job, run_dir)
 
 
+@pytest.mark.nightly
 def test_a_node_on_which_ray_ends_costs_a_requeue(cluster: Cluster, submit: Submit) -> None:
     job, log, run_dir = submit("slurm/demo_cpu.sh", *SMALL, "trainer.save_freq=1", "trainer.total_training_steps=6")
     wait_for("step 2/6", cluster, job, log, 500)
@@ -171,6 +173,7 @@ def test_a_node_on_which_ray_ends_costs_a_requeue(cluster: Cluster, submit: Subm
     assert_nothing_left(cluster, job, run_dir)
 
 
+@pytest.mark.nightly
 def test_a_dead_node_costs_a_requeue(cluster: Cluster, submit: Submit, tmp_path: Path) -> None:
     watch = tmp_path / "watch.py"
     watch.write_text(WATCH)
@@ -267,6 +270,7 @@ def test_the_end_of_the_time_limit_is_seen_without_a_warning(cluster: Cluster, s
     assert_nothing_left(cluster, job, run_dir)
 
 
+@pytest.mark.nightly
 def test_an_array_compares_three_algorithms(cluster: Cluster, submit: Submit, tmp_path: Path) -> None:
     job, *_ = submit(
         "--array=0-2", "--gpus-per-node=1", f"--output={tmp_path}/%a.out", "slurm/compare.sh", *SMALL,

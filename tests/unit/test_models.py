@@ -65,6 +65,7 @@ def test_a_recipe_is_reproducible() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("task", TASKS)
 def test_the_recipe_still_gives_a_like_model(task: str) -> None:

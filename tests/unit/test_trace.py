@@ -26,6 +26,7 @@ def assert_planner_agrees(trace: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("experiment", ["qwen3_8b", "qwen3_1_7b"])
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_the_planner_is_within_five_percent(experiment: str, nodes: int) -> None:
