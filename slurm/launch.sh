@@ -28,7 +28,8 @@ export FSPO_STOP="$FSPO_LOG_DIR/stop"
 export FSPO_UNSAVED="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-unsaved"
 mkdir -p "$FSPO_LOG_DIR" || fail "the log folder cannot be made; set FSPO_RUN_DIR to a folder that every node can write"
 # Before anything that takes time, such as checksums: a warning without a trap ends the script.
-trap 'touch "$FSPO_STOP" || true; say "warning signal: the run is asked to save after the step in progress ($FSPO_STOP)"' USR1
+trap 'touch "$FSPO_STOP" && say "warning signal: the run is asked to save after the step in progress ($FSPO_STOP)" ||
+    say "error: warning signal, but the run cannot be asked to save: $FSPO_STOP cannot be written" >&2' USR1
 # The command saves before this time, without a warning, too. SLURM sets it from 23.02 on.
 end="$(timeout 20 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null)" || end=''
 [[ $end != [0-9]* ]] || SLURM_JOB_END_TIME="$(date +%s --date="$end")" && export SLURM_JOB_END_TIME

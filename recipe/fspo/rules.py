@@ -387,7 +387,7 @@ def _clip_problems(config: DictConfig) -> Iterator[str]:
 
 
 #: Settings ``fspo.*`` that have gone.
-_FORMER: Final = ("drop", "advantage")
+_FORMER: Final = ("drop", "advantage", "accept_uncorrected")
 
 
 def recorded_problems(settings: Mapping[str, Any]) -> Iterator[str]:

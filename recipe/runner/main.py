@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fspo.records import CONFIG_FILE
 from recipe.runner.faults.processes import own_run_id
 from recipe.runner.launch.commands import BadInput, launch_or_exit, of_system, refuse, split_arguments
-from recipe.runner.launch.compose import Refused, compose, key_of, text_of
+from recipe.runner.launch.compose import Refused, compose, key_of, parsed, quoted, text_of
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import WrongMachineError, export_platform
 from recipe.runner.launch.masking import mask_command_line, masked, masked_output, references
@@ -69,13 +69,14 @@ def _main(job: Job, several: str, settings: Mapping[str, Any], overrides: list[O
             problems.append(f"{what}: one command is one run; for several use {several}")
             overrides = [override for override in overrides if override not in sweeps]
         resume = resume_of(overrides, job)
-        if resume is not None:
-            print(f"note: the settings are those of {resume.folder / CONFIG_FILE}", file=sys.stderr)
-            overrides = resume.new(overrides)
         try:
-            config = compose(job, overrides, SETTINGS, resume and resume.base)
+            config, new = _composed(job, overrides, resume)
+            literal = [] if resume else _with_folder(config, overrides)
+            if literal and (resume := resume_of(literal, job)) is not None:
+                config, new = _composed(job, literal, resume)
         except Refused as error:
             raise Refused([*problems, *error.problems], error.config) from error
+        overrides = new
         if problems:
             raise Refused(problems, config)
         if not OmegaConf.is_dict(config.run):
@@ -94,7 +95,7 @@ def _main(job: Job, several: str, settings: Mapping[str, Any], overrides: list[O
             print(_tried_out(config, job, overrides, resume, whole=dry_run == "full"), end="", flush=True)
             return
     except PreflightError as error:
-        refuse(*error.problems)
+        refuse(*problems, *error.problems)
     except Refused as error:
         refuse(*dict.fromkeys([*error.problems, *_further_problems(error.config, job, overrides, resume)]))
     except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError, WrongMachineError) as error:
@@ -103,6 +104,28 @@ def _main(job: Job, several: str, settings: Mapping[str, Any], overrides: list[O
         refuse(of_system(error))
     own_run_id()  # before anything is started: whatever is, inherits it
     launch_or_exit(config, job, overrides, resume)
+
+
+def _composed(job: Job, overrides: list[Override], resume: Resume | None) -> tuple[DictConfig, list[Override]]:
+    """The configuration, and the overrides that it has beside the settings of the run ``resume``."""
+    if resume is None:
+        return compose(job, overrides, SETTINGS), overrides
+    if resume.measured:
+        print(f"note: the settings are those of {resume.folder / CONFIG_FILE}", file=sys.stderr)
+    new = resume.new(overrides)
+    return compose(job, new, SETTINGS, resume.base), new
+
+
+def _with_folder(config: DictConfig, overrides: Sequence[Override]) -> list[Override]:
+    """The overrides with the run folder written out, where a file of the user's or a reference names it; else none."""
+    try:
+        folder = str(config.run.dir)
+    except OmegaConfBaseException:
+        return []
+    if any(key_of(override) == "run.dir" and str(override.value()) == folder for override in overrides):
+        return []
+    others = (override for override in overrides if key_of(override) != "run.dir")
+    return [*others, *parsed([f"run.dir={quoted(folder)}"])]
 
 
 def _further_problems(

@@ -7,11 +7,12 @@ import pickle
 from collections.abc import Collection, Sequence
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from recipe.fspo import CONF_DIR
 from recipe.fspo.job import compose
-from recipe.runner.launch.compose import SEARCH_PATH, parsed
+from recipe.runner.launch.compose import SEARCH_PATH, parsed, text_of
 
 _GROUPS = {SEARCH_PATH, *(path.name for path in CONF_DIR.iterdir() if path.is_dir())}
 
@@ -30,6 +31,6 @@ def composed(*overrides: str) -> DictConfig:
     return config
 
 
-def composed_from(overrides: Sequence[str] = (), own: Collection[str] = ()) -> DictConfig:
+def composed_from(overrides: Sequence[str | Override] = (), own: Collection[str] = ()) -> DictConfig:
     """:func:`composed` in the form of ``compose``, to stand in for it in a module under test."""
-    return composed(*overrides)
+    return composed(*(text_of(word) if isinstance(word, Override) else word for word in overrides))

@@ -149,7 +149,7 @@ def test_the_job_checks_what_was_carried_before_anything_starts(packed: Path) ->
     (new / "sub dir/config.json").write_text("[]")
     done = bash(ROOT / "slurm/launch.sh", "true", **environment, FSPO_RUN_DIR=f"{packed.parent}/run")
     assert done.returncode == 1 and "sub dir/config.json: FAILED" in done.stdout and "FSPO_MANIFEST" in done.stderr
-    assert not (packed.parent / "run").exists()
+    assert not [path for path in (packed.parent / "run").rglob("*") if path.is_file()]
 
 
 def test_both_images_run_one_script_and_copy_what_exists() -> None:

@@ -252,6 +252,24 @@ def test_a_resume_takes_secrets_from_the_command_or_the_environment(
     assert "SECRET" not in str(error.value)
 
 
+def test_a_secret_that_a_file_of_the_user_refers_to_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A requeue repeats its command, whose own experiment names the variable."""
+    (tmp_path / "mine/experiment").mkdir(parents=True)
+    kwargs = "reward: {custom_reward_function: {reward_kwargs: {api_key: '${oc.env:MINE}'}}}"
+    (tmp_path / "mine/experiment/mine.yaml").write_text(f"# @package _global_\ndefaults: [demo]\n{kwargs}\n")
+    monkeypatch.setenv("MINE", "SECRETMINE")
+    words = [f"hydra.searchpath=[{tmp_path}/mine]", "experiment=mine", f"run.dir={tmp_path}/run", *SMALL_TASK]
+    words.append(reward_of_the_user(tmp_path))
+    run_folder.begin(prepare(compose(words), JOB, parsed(words)))
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
+    assert "SECRETMINE" not in (tmp_path / "run/config.yaml").read_text()
+    for command in (words, [f"resume={tmp_path}/run"]):
+        start = prepared(*command)
+        assert start.config.reward.custom_reward_function.reward_kwargs.api_key == "SECRETMINE" and start.changed == ()
+
+
 def test_no_secret_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [f"run.dir={tmp_path}/run", *SMALL_TASK, f"++{KWARGS}.api_key=SECRET1", reward_of_the_user(tmp_path)]
     words += ["dry_run=full"]

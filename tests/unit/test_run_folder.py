@@ -40,7 +40,7 @@ from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.launch import commands, run_folder, run_settings, start
 from recipe.runner.launch import compose as runner
 from recipe.runner.launch.commands import launch_or_exit
-from recipe.runner.launch.compose import Refused, parsed, quoted
+from recipe.runner.launch.compose import Refused, parsed, quoted, text_of
 from recipe.runner.launch.inputs import write_offline_task
 from recipe.runner.launch.prepare import on_this_machine, prepare, turn_into_evaluation
 from recipe.runner.launch.progress import PROGRESS, step_line, validation_line
@@ -48,6 +48,7 @@ from recipe.runner.launch.run_folder import Changes, Start
 from recipe.runner.launch.run_settings import Resume, next_commands, resume_of
 from recipe.runner.launch.start import launch
 from recipe.runner.launch.values import PreflightError
+from recipe.runner.main import main
 
 SMALL_TASK = ("data.offline_task.n_train=64", "data.offline_task.n_test=8")
 LR = "actor_rollout_ref.actor.optim.lr"
@@ -435,6 +436,47 @@ def test_the_folders_of_the_user_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(HydraException, match=f"{tmp_path}/mine"):
         given(f"resume={tmp_path}/run")
     assert given(f"resume={tmp_path}/run", f"hydra.searchpath=[{moved}]")[0].ray_kwargs.ray_init.num_cpus == 9
+
+
+def test_an_override_of_a_resume_changes_what_refers_to_its_key(tmp_path: Path) -> None:
+    """As in a new run: config.yaml holds values, and the groups hold the references."""
+    begun(tmp_path / "run", "data.max_response_length=64", "actor_rollout_ref.rollout.seed=5")
+    config = given(
+        f"resume={tmp_path / 'run'}",
+        "evaluate=true",
+        "data.max_response_length=128",
+        "seed=7",
+        "run.dir=" + str(tmp_path / "run"),
+    )[0]
+    assert (config.actor_rollout_ref.rollout.response_length, config.data.seed) == (128, 7)
+    assert config.actor_rollout_ref.rollout.seed == 5, "the run's own value, and no reference"
+    other = on_this_machine(given(f"resume={tmp_path / 'run'}", "data.max_response_length=128")[0])
+    with pytest.raises(PreflightError, match=holds("data.max_response_length", "rollout.response_length")):
+        allowed_changes(other)
+
+
+def test_a_run_without_a_result_is_begun_again_by_its_commands(tmp_path: Path) -> None:
+    """Also with another group; what its first command chose stays where the new one is silent."""
+    begun(tmp_path, "algo=rloo", "seed=7", "data.max_response_length=64", step=0)
+    config, new, resume = given(f"resume={tmp_path}", "algo=gspo", "data.max_response_length=128")
+    assert resume is not None and not resume.measured
+    assert (config.fspo.algo, config.seed, config.run.dir) == ("gspo", 7, str(tmp_path))
+    assert config.actor_rollout_ref.rollout.response_length == 128
+    start = prepare(config, JOB, new, resume=resume)
+    assert start.changed == () and text_of(start.overrides[-1]) == f"run.dir='{tmp_path}'"
+
+
+def test_a_run_folder_that_a_file_or_a_reference_names_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun(tmp_path / "run", f"{LR}=2e-4")
+    monkeypatch.setenv("PLACE", str(tmp_path))
+    named = "run.dir='${oc.env:PLACE}/run'"
+    main(JOB, lambda: "", "", [named, *SMALL_TASK, "--cfg", "job", "--package", "actor_rollout_ref.actor.optim"])
+    assert "lr: 0.0002" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(JOB, lambda: "", "", [named, *SMALL_TASK, f"{LR}=1e-3", "dry_run=true"])
+    assert f"{LR} was 0.0002 and would be 0.001" in capsys.readouterr().err
 
 
 def test_a_key_that_is_newer_than_the_run_is_named(tmp_path: Path) -> None:

@@ -221,6 +221,13 @@ def old_key(job: Job, override: Override) -> tuple[str, str] | None:
     return next(((old, instead) for old, instead in olds.items() if is_below(key_of(override), [old])), None)
 
 
+def former_keys(job: Job, settings: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with settings that an earlier version has recorded: they have keys that there are no more."""
+    for key, value in leaves(settings):
+        if value is not None and any(is_below(key, [old]) for old in (*OLD_KEYS, *job.old_keys)):
+            yield f"{key}={value}: there is no such key any more"
+
+
 def _without_old_keys(job: Job, overrides: Sequence[Override]) -> tuple[list[Override], list[str]]:
     """The overrides that can be composed as far as they themselves tell, and what is wrong with the others."""
     good, problems, by_old, folders = list[Override](), [], dict[tuple[str, str], list[str]](), _folders(job, overrides)

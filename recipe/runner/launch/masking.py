@@ -9,7 +9,6 @@ read for a value: a resumed run takes secrets from its command or its environmen
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import sys
@@ -113,7 +112,6 @@ def masked(value: Any, key: str = "", references: Mapping[str, str] | None = Non
     return masked_text(text) if isinstance(text, str) else text
 
 
-@functools.cache
 def masked_word(word: str) -> str:
     """A word of a command as it may be written."""
     try:

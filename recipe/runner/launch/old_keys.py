@@ -26,6 +26,9 @@ OLD_KEYS: Final = {
     "actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space": "vLLM has none; " + _OUT,
     "actor_rollout_ref.rollout.multi_turn.completion_callback": "use actor_rollout_ref.rollout.agent",
     "actor_rollout_ref.rollout.multi_turn.max_turns": "use max_assistant_turns and max_user_turns beside it",
+    "actor_rollout_ref.rollout.custom.stop_token_ids": (
+        "use ++actor_rollout_ref.rollout.engine_kwargs.vllm.generation_config=FOLDER (docs/data-and-rewards.md)"
+    ),
     "actor_rollout_ref.rollout.skip": _OUT,
     "actor_rollout_ref.rollout.skip_dump_dir": _OUT,
     "actor_rollout_ref.rollout.skip_rollout": _OUT,

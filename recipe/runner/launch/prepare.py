@@ -25,7 +25,7 @@ from fspo.records import CONFIG_FILE
 from recipe.runner.checkpoints import integrity
 from recipe.runner.faults.resources import needs_of
 from recipe.runner.launch import checks, inputs, masking, run_settings
-from recipe.runner.launch.compose import defaults, unexpected_key
+from recipe.runner.launch.compose import defaults, former_keys, unexpected_key
 from recipe.runner.launch.end_of_turn import SETTING, add_stop_token
 from recipe.runner.launch.inputs import absolute_path
 from recipe.runner.launch.job import Job
@@ -56,8 +56,10 @@ def prepare(
     Raises:
         PreflightError: if the configuration, the machine or the folder cannot serve the run.
     """
-    if resume is not None and (former := list(job.recorded(resume.settings))):
-        raise PreflightError(*(f"{resume.folder / CONFIG_FILE}: {problem}; {FORMER}" for problem in former))
+    if resume is not None:
+        former = [*former_keys(job, resume.settings), *job.recorded(resume.settings)]
+        if former:
+            raise PreflightError(*(f"{resume.folder / CONFIG_FILE}: {problem}; {FORMER}" for problem in former))
     references: dict[str, str] = {}
     overrides = resume.all_overrides(overrides) if resume else overrides
     of_groups = defaults(job, overrides)

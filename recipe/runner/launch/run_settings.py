@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -18,6 +19,7 @@ from typing import Any, Final
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from fspo.reading import read_yaml
 from fspo.records import (
@@ -144,7 +146,13 @@ class Resume:
         return [*(earlier for earlier in self.overrides if not is_below(key_of(earlier), replaced)), *overrides]
 
     def new(self, overrides: Sequence[Override]) -> list[Override]:
-        """Those of a command that ``run.json`` does not list: a requeue repeats its command."""
+        """What a command adds to the settings: its overrides that ``run.json`` does not list.
+
+        A requeue repeats its command. A run without a result is begun again, with all overrides, and may change.
+        """
+        if not self.measured:
+            again = [override for override in overrides if key_of(override) not in ("resume", "run.dir")]
+            return self.all_overrides([*again, *parsed([f"run.dir={quoted(self.folder)}"])])
         listed, again = set(map(text_of, self.overrides)), [*PER_START, *self.hidden]
         return [
             override
@@ -155,8 +163,11 @@ class Resume:
     def base(self, groups: Sequence[Override]) -> tuple[DictConfig, list[str]]:
         """The settings over the configuration of the run's groups, and what is wrong with the ``groups`` of a command.
 
-        Of the run's groups it has what is of one start, and keys that are newer than the run. Secrets are null.
+        Of the run's groups it has what is of one start, keys that are newer than the run, secrets that the environment
+        has, and the references between settings. Other secrets are null.
         """
+        if not self.measured:
+            return composed_groups(self.job, list(groups))
         paths = [override for override in groups if key_of(override) == SEARCH_PATH]
         config, problems = composed_groups(self.job, of_groups(self.job, self.all_overrides(paths)))
         for override in groups:
@@ -177,6 +188,7 @@ class Resume:
             OmegaConf.update(merged, key, OmegaConf.select(config, key), merge=False)
         for key in self.hidden:
             OmegaConf.update(merged, key, None)
+        _refer_again(merged, config, self.hidden)
         OmegaConf.set_struct(merged, True)
         return merged, problems
 
@@ -196,6 +208,28 @@ class Resume:
         elif saved:
             print(f"note: the start before began with {first}, too: what was saved since comes first", flush=True)
         trainer.resume_mode = "auto" if saved or not trainer.resume_from_path else "resume_path"
+
+
+def _refer_again(settings: DictConfig, groups: DictConfig, hidden: Collection[str]) -> None:
+    """Give settings the references of their groups, wherever these stand for the same value; changes ``settings``.
+
+    So an override changes what refers to its key, too. A ``hidden`` setting gets its reference in any case.
+    """
+
+    def value_of(key: str) -> Any:
+        value = OmegaConf.select(settings, key)
+        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+    for key, reference in leaves(OmegaConf.to_container(groups)):
+        if not (isinstance(reference, str) and "${" in reference and has_key(settings, key)):
+            continue
+        value = value_of(key)
+        OmegaConf.update(settings, key, reference, merge=False)
+        if key not in hidden:
+            with contextlib.suppress(OmegaConfBaseException):
+                if value_of(key) == value:
+                    continue
+            OmegaConf.update(settings, key, value, merge=False)
 
 
 def resume_of(overrides: Sequence[Override], job: Job) -> Resume | None:
@@ -263,7 +297,7 @@ def _begun_with(folder: Path, info: Mapping[str, Any], job: Job) -> tuple[Overri
     return tuple(overrides)
 
 
-def _missing(resume: Resume, new: Collection[str]) -> Iterator[str]:
+def _missing(resume: Resume, new: Mapping[str, Override]) -> Iterator[str]:
     """What to give or set for every secret of the run that a command does not give; notes what else it may lack."""
     for override in resume.overrides:
         key, line, name = key_of(override), text_of(override), key_of(override).rpartition(".")[2]
@@ -275,7 +309,11 @@ def _missing(resume: Resume, new: Collection[str]) -> Iterator[str]:
             )
         elif name not in os.environ:
             yield f"set {name} in the environment"
+    groups = composed_groups(resume.job, of_groups(resume.job, resume.all_overrides(list(new.values()))))[0]
+    of_files = {key for key, value in leaves(OmegaConf.to_container(groups)) if is_reference(value)}
     for key, value in resume.hidden.items():
+        if key in of_files:
+            continue  # the environment has it, under the name that the user's own file gives
         if not is_below(key, new) and not any(is_below(other, [key]) for other in new):
             yield shlex.quote(f"++{key}={quoted(value)}") if MASK not in str(value) else f"++{key}='${{oc.env:NAME}}'"
 
