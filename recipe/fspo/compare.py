@@ -31,7 +31,7 @@ from fspo.reading import parse_object, read_text
 from fspo.records import CONFIG_FILE, GRID_FILE, METRICS_FILE, PlannedRun, planned_runs
 
 CLIP_VALUES: Final = ("measured", "published")
-_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 #: Settings of the command: default and meaning of each (docs/settings.md).
 SETTINGS: Final = {

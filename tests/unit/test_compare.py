@@ -171,7 +171,7 @@ def test_a_ctrl_c_between_two_runs_lets_none_begin(tmp_path: Path) -> None:
     assert not (tmp_path / "begun").exists()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1])
 def test_what_ends_the_command_ends_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
 ) -> None:

@@ -30,7 +30,7 @@ def stuck():
 def test_a_process_tells_its_stacks_itself_also_with_pythons_lock_held(begin: Begin, tmp_path: Path) -> None:
     pid = begin("worker", LISTENS + WAITS + "stuck()").pid
     for _ in range(2):  # the second answer is not the first again
-        text = stacks_of(pid)
+        (text,) = stacks_of([pid])
         assert text.count(f"    stuck ({tmp_path}/worker.py:") == 1
         assert text.count(f"    other ({tmp_path}/worker.py:") == 1
 
@@ -38,7 +38,7 @@ def test_a_process_tells_its_stacks_itself_also_with_pythons_lock_held(begin: Be
 def test_a_forked_process_tells_its_own(begin: Begin, tmp_path: Path) -> None:
     parent = begin("worker", LISTENS + WAITS + "if os.fork():\n    os.wait()\nstuck()")
     (child,) = psutil.Process(parent.pid).children()
-    text = stacks_of(child.pid)  # its parent has two threads
+    (text,) = stacks_of([child.pid])  # its parent has two threads
     assert f"    stuck ({tmp_path}/worker.py:" in text and "    other (" not in text
 
 
@@ -47,6 +47,6 @@ def test_a_process_that_does_not_listen_or_is_stopped_is_left_alone(begin: Begin
     pid = begin("worker", (LISTENS if listens else "") + WAITS + "stuck()").pid
     if listens:
         os.kill(pid, signal.SIGSTOP)
-    assert stacks_of(pid).startswith("  no stack: ")
+    assert stacks_of([pid])[0].startswith("  no stack: ")
     os.kill(pid, 0)
     assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

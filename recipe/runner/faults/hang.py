@@ -55,7 +55,9 @@ class Snapshot:
 
 def snapshots_of(processes: Iterable[Process]) -> list[Snapshot]:
     """Of each of these processes of this machine."""
-    return [Snapshot(process, is_stopped(process.pid), stacks_of(process.pid)) for process in processes]
+    processes = list(processes)
+    stacks = stacks_of(process.pid for process in processes)
+    return [Snapshot(process, is_stopped(process.pid), text) for process, text in zip(processes, stacks, strict=True)]
 
 
 def _written(path: Path) -> int:

@@ -104,9 +104,9 @@ def end_on_signals() -> None:
     def end(signum: int, _: object) -> None:
         _end_by(signal.Signals(signum))
 
-    for warning in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(warning) is not signal.SIG_IGN:  # nohup
-            signal.signal(warning, end)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) is not signal.SIG_IGN:  # nohup
+            signal.signal(ending, end)
 
 
 def _end_by(signum: signal.Signals) -> None:
