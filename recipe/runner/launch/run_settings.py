@@ -309,6 +309,8 @@ def _missing(resume: Resume, new: Mapping[str, Override]) -> Iterator[str]:
             )
         elif name not in os.environ:
             yield f"set {name} in the environment"
+    if not resume.hidden:
+        return
     groups = composed_groups(resume.job, of_groups(resume.job, resume.all_overrides(list(new.values()))))[0]
     of_files = {key for key, value in leaves(OmegaConf.to_container(groups)) if is_reference(value)}
     for key, value in resume.hidden.items():
