@@ -119,10 +119,10 @@ def _composed(job: Job, overrides: list[Override], resume: Resume | None) -> tup
 def _with_folder(config: DictConfig, overrides: Sequence[Override]) -> list[Override]:
     """The overrides with the run folder written out, where a file of the user's or a reference names it; else none."""
     try:
-        folder = str(config.run.dir)
-    except OmegaConfBaseException:
+        folder = str(OmegaConf.select(config, "run.dir") or "")
+    except (OmegaConfBaseException, TypeError):  # run is no group, or refers to nothing: the checks say so
         return []
-    if any(key_of(override) == "run.dir" and str(override.value()) == folder for override in overrides):
+    if not folder or any(key_of(override) == "run.dir" and str(override.value()) == folder for override in overrides):
         return []
     others = (override for override in overrides if key_of(override) != "run.dir")
     return [*others, *parsed([f"run.dir={quoted(folder)}"])]
