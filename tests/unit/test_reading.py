@@ -159,6 +159,7 @@ def check_resumes(base: Path, folder: Path, cases: list[tuple[str, Spoil]], limi
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_every_hostile_folder_is_resumed_or_refused(resumed: Path, tmp_path: Path) -> None:
     names = ("run.json", "config.yaml", "metrics.jsonl", "phase.json")
     cases = [*of_run_json(), *of_files(*names), *of_config(), *of_phase()]
