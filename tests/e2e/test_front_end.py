@@ -83,12 +83,7 @@ async def measure(server: Any) -> dict[str, Any]:
     engine.generate = noted
     record["whole"] = [await ask(i) for i in range(len(PROMPTS))]
     record["stopped"] = await ask(0, stop=list("0123456789"))
-    stops = {"stop_token_ids": record["whole"][0][0][5:6]}
-    if type(server).__module__.startswith("verl."):
-        record["ended"] = await ask(0, **stops)
-    else:  # of the run's configuration
-        server.config.custom = stops
-        record["ended"], server.config.custom = await ask(0), None
+    record["ended"] = await ask(0, stop_token_ids=record["whole"][0][0][5:6])
     tasks, states = [asyncio.create_task(ask(i)) for i in range(len(PROMPTS))], engine.output_processor.request_states
     while sum(state.detokenizer.num_output_tokens() >= 8 for state in states.values()) < SEATS:
         await asyncio.sleep(0.001)
