@@ -16,11 +16,11 @@ from omegaconf.errors import OmegaConfBaseException
 from fspo.records import CONFIG_FILE
 from recipe.runner.faults.processes import own_run_id
 from recipe.runner.launch.commands import BadInput, launch_or_exit, of_system, refuse, split_arguments
-from recipe.runner.launch.compose import Refused, compose, key_of, parsed, quoted, text_of
+from recipe.runner.launch.compose import Refused, compose, key_of, text_of
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import WrongMachineError, export_platform
 from recipe.runner.launch.masking import mask_command_line, masked, masked_output, references
-from recipe.runner.launch.run_settings import Resume, resume_of
+from recipe.runner.launch.run_settings import Resume, in_folder, resume_of
 from recipe.runner.launch.values import PreflightError
 
 #: Settings of the command itself: default and meaning of each (docs/settings.md).
@@ -124,8 +124,7 @@ def _with_folder(config: DictConfig, overrides: Sequence[Override]) -> list[Over
         return []
     if not folder or any(key_of(override) == "run.dir" and str(override.value()) == folder for override in overrides):
         return []
-    others = (override for override in overrides if key_of(override) != "run.dir")
-    return [*others, *parsed([f"run.dir={quoted(folder)}"])]
+    return in_folder(overrides, folder)
 
 
 def _further_problems(

@@ -57,6 +57,7 @@ ARGUMENTS: tuple[Row, ...] = (
     ("--cfg=hydra", "--cfg", "hydra", "job"),
     ("dry_run=ture", "dry_run=ture", "true"),
     ("run=3", "run=3", "run.dir=FOLDER"),
+    ("trainer=3", "trainer=3", "dictionary"),
     ("run.dir=${nothing}", "nothing"),
     ("hydra.searchpath=[nowhere]", "nowhere", "folder"),
 )

@@ -215,16 +215,16 @@ def _culprit(job: Job, overrides: Sequence[Override], error: Exception) -> dict[
     return {}
 
 
-def old_key(job: Job, override: Override) -> tuple[str, str] | None:
-    """The key of an earlier verl, or of an earlier recipe, that an override is about, and what to give instead."""
+def old_key(job: Job, key: str) -> tuple[str, str] | None:
+    """The key of an earlier verl, or of an earlier recipe, that a key is or lies below, and what to give instead."""
     olds = {**OLD_KEYS, **job.old_keys}
-    return next(((old, instead) for old, instead in olds.items() if is_below(key_of(override), [old])), None)
+    return next(((old, instead) for old, instead in olds.items() if is_below(key, [old])), None)
 
 
 def former_keys(job: Job, settings: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with settings that an earlier version has recorded: they have keys that there are no more."""
     for key, value in leaves(settings):
-        if value is not None and any(is_below(key, [old]) for old in (*OLD_KEYS, *job.old_keys)):
+        if value is not None and old_key(job, key):
             yield f"{key}={value}: there is no such key any more"
 
 
@@ -239,7 +239,7 @@ def _without_old_keys(job: Job, overrides: Sequence[Override]) -> tuple[list[Ove
             )
             options = ", ".join(choices(job, key.partition("@")[0], overrides)) or "its options"
             problems.append(f"{text_of(override)}: {key} is a group of settings; {wanted} {options}")
-        elif old := old_key(job, override):
+        elif old := old_key(job, key):
             by_old.setdefault(old, []).append(key)
         elif key in job.former_keys and not override.is_delete():
             good += parsed([f"++{text_of(override).lstrip('+')}"])

@@ -125,7 +125,7 @@ def on_this_machine(
     config = copy.deepcopy(config)
     _note(inputs.migrate_rewards(config))
     problems = list(value_problems(config, defaults))
-    if any(problem != folder_problem(config) for problem in problems):
+    if set(problems) - {folder_problem(config)}:  # that one alone waits for the other checks (prepare)
         raise PreflightError(*problems)
     with open_dict(config):
         config.run.dir = str(Path(config.run.dir).absolute())

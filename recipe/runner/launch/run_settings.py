@@ -118,6 +118,12 @@ def has_results(folder: Path) -> bool:
 # ---------------------------------------------------------------- the settings of a run
 
 
+def in_folder(overrides: Sequence[Override], folder: str | Path) -> list[Override]:
+    """The overrides of a command with its run folder written out, however they name it."""
+    others = (override for override in overrides if key_of(override) not in ("resume", "run.dir"))
+    return [*others, *parsed([f"run.dir={quoted(folder)}"])]
+
+
 @dataclass(frozen=True)
 class Resume:
     """A run that a command goes on with; made once, by :func:`resume_of`, and handed on.
@@ -151,8 +157,7 @@ class Resume:
         A requeue repeats its command. A run without a result is begun again, with all overrides, and may change.
         """
         if not self.measured:
-            again = [override for override in overrides if key_of(override) not in ("resume", "run.dir")]
-            return self.all_overrides([*again, *parsed([f"run.dir={quoted(self.folder)}"])])
+            return self.all_overrides(in_folder(overrides, self.folder))
         listed, again = set(map(text_of, self.overrides)), [*PER_START, *self.hidden]
         return [
             override
@@ -291,7 +296,7 @@ def _begun_with(folder: Path, info: Mapping[str, Any], job: Job) -> tuple[Overri
         why = f"overrides cannot be read ({str(error).splitlines()[0]})"
         raise PreflightError(f"{folder / INFO_FILE}: {why}: mend it, or begin again with another run.dir") from error
     for override in overrides:
-        if old := old_key(job, override):
+        if old := old_key(job, key_of(override)):
             why = f"the run was begun with {text_of(override)}, and there is no {old[0]}"
             raise PreflightError(f"{folder / INFO_FILE}: {why}; {FORMER}")
     return tuple(overrides)

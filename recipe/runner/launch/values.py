@@ -260,7 +260,9 @@ def name_problems(config: DictConfig) -> Iterator[str]:
 
 
 def folder_problem(config: DictConfig) -> str | None:
-    """Why the run would not save in its own folder; None if it does."""
+    """Why the run would not save in its own folder; None if it does, or if ``trainer`` is no group."""
+    if not OmegaConf.is_dict(config.trainer):
+        return None
     saved = str(config.trainer.default_local_dir)
     if os.path.abspath(saved) == os.path.abspath(f"{config.run.dir}/checkpoints"):
         return None
