@@ -1,7 +1,7 @@
-"""The first hour on one or two GPUs, in order: ``python -m benchmarks.gpu_check``, or ``make gpu-check``.
+"""The first steps on one or two GPUs, in order: ``python -m benchmarks.gpu_check``, or ``make gpu-check``.
 
 Each step runs in a process of its own, with a log, a time and a verdict; one that fails does not stop the others. What
-has passed on this machine with this torch is not repeated unless ``--again`` names it. The first four need torch,
+has passed on this machine with this torch is not repeated unless ``--again`` names it. The first two need torch,
 transformers and psutil alone. ``--device cpu`` runs the same steps in sizes that two CPU cores manage.
 
 Results are one file, OUT/results.json. ``--write`` runs nothing: it takes this file, of whatever machine, into
@@ -34,15 +34,13 @@ ROOT = Path(__file__).resolve().parents[2]
 #: What each step is called in the table, in the order in which they run.
 STEPS = {
     "versions": "versions and driver",
-    "loss": "loss: agreement, time",
     "noise": "noise floor of S",
-    "update": "one FSDP2 update, FSPO and vanilla",
+    "smoke": "real stack, `experiment=gpu_smoke`",
+    "vllm": "vLLM alone, beside the trainer's model",
+    "preemption": "the smoke test, warned and resumed",
     "engine": "verl's engine at 8B's width, four layers",
-    "vllm": "vLLM alone",
     "demo": "real stack, demo model",
     "v1": "the same with vLLM's V1 runner",
-    "smoke": "real stack, `experiment=gpu_smoke`",
-    "preemption": "the same, warned and resumed",
 }
 LIMIT_S = 1800
 #: Weights that a step writes, up to 28 GB at 8B's width; they go when it ends, however it ends.
@@ -98,16 +96,13 @@ def measure(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
 
 
 def run(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
-    """Run one step in processes of its own: one per GPU for the update, otherwise one."""
-    for old in (folder / f"{step}.log", *folder.glob(f"{step}-*.json")):
+    """Run one step in a process of its own."""
+    answer = folder / f"{step}.json"
+    for old in (folder / f"{step}.log", answer):
         old.unlink(missing_ok=True)
-    ranks = gpus if step == "update" else 1
-    # The name of a machine without a network may have no address, and torchrun would look it up.
-    torchrun = ["torch.distributed.run", "--standalone", "--local-addr=localhost", f"--nproc-per-node={ranks}", "-m"]
     options = ["--device", device, "--gpus", str(gpus), "--out", str(folder), "--in-this-process", step]
     begin = time.monotonic()
-    words = [*(torchrun if step == "update" else []), "benchmarks.gpu_check", *options]
-    start = Start(folder, *words, log=f"{step}.log", PYTHONPATH=PATH)
+    start = Start(folder, "benchmarks.gpu_check", *options, log=f"{step}.log", PYTHONPATH=PATH)
     status = f"killed after {LIMIT_S} s"
     try:
         status = f"status {start.process.wait(LIMIT_S)}"
@@ -117,10 +112,9 @@ def run(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
         start.stop()  # after Ctrl-C, too: nothing may be left on the GPU
         if step in WEIGHTS:
             shutil.rmtree(folder / WEIGHTS[step], ignore_errors=True)
-    rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{step}-*.json"))]
-    row = next((row for row in rows if row["verdict"] == "failed"), rows[0] if len(rows) == ranks else None)
-    lost = f"{len(rows)} of {ranks} process(es) gave a result ({status})"
-    row = row or {"verdict": "failed", "reason": lost, "numbers": {}}
+    row = {"verdict": "failed", "reason": f"the process gave no result ({status})", "numbers": {}}
+    if answer.is_file():
+        row = json.loads(answer.read_text(encoding="utf-8"))
     return {"seconds": round(time.monotonic() - begin, 1), "log": start.log.name, **row}
 
 
@@ -210,9 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, value in row["numbers"].items():
             if not isinstance(value, str) and not math.isfinite(value):  # of which JSON knows nothing
                 row["numbers"][name] = str(value)
-        result = folder / f"{chosen.in_this_process}-{os.environ.get('RANK', '0')}.json"
-        result.write_text(json.dumps(row), encoding="utf-8")
-        return int(row["verdict"] == "failed")  # torchrun then ends the other ranks, which may wait for this one
+        (folder / f"{chosen.in_this_process}.json").write_text(json.dumps(row), encoding="utf-8")
+        return int(row["verdict"] == "failed")
     results = folder / "results.json"
     if chosen.write:
         if not results.is_file():

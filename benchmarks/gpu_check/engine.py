@@ -14,8 +14,30 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu_check.stack import SHAPED_ON_A_CPU, WIDE, attention, smoke_on, write_model
-from benchmarks.gpu_check.steps import Failed, Numbers, Size, process_group, random_tokens
+from benchmarks.gpu_check.stack import (
+    LARGEST_DIFFERENCE,
+    SHAPED_ON_A_CPU,
+    WIDE,
+    attention,
+    ending_model,
+    smoke_on,
+    write_model,
+)
+from benchmarks.gpu_check.steps import (
+    BANDS,
+    Failed,
+    Numbers,
+    Size,
+    log_probs,
+    over_noise,
+    packs,
+    policy_losses,
+    process_group,
+    random_tokens,
+)
+from fspo.diagnostics import noise_floor
+from fspo.losses import ALGORITHMS
+from fspo.responses import Responses
 
 GIB = 2**30
 #: Dense bf16 of an H100 with a board of 700 W, FLOP/s (NVIDIA's data sheet).
@@ -196,18 +218,31 @@ def compared(config: Any, model: Path, peaks: dict[str, float]) -> Numbers:
 
 
 def vllm(folder: Path, size: Size, device: str) -> Numbers:
-    """vLLM alone: which model runner, CUDA graphs, whole responses, and the memory before, asleep and awake."""
+    """vLLM with the 8B model's shape: its runner, speed, memory asleep and awake, and S between vLLM and the trainer.
+
+    Both compute in bf16 with the same random weights. On a GPU vLLM gets them in this process, as from verl; on a CPU
+    it has rearranged its own by then, and reads a file.
+    """
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     folder = folder / "vllm"
     shutil.rmtree(folder, ignore_errors=True)
     if device == "cuda":
-        size = replace(size, shape=WIDE)
-    write_model(folder / "model", size, device, mean_length=64 if device == "cuda" else 24)
+        size = replace(size, sequences=256)
+    model, tokenizer = ending_model(size, device, torch.bfloat16, mean_length=400 if device == "cuda" else 24)
+    if device == "cuda":
+        model.config.architectures = [type(model).__name__]
+        model.config.save_pretrained(folder / "model")
+    else:
+        model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    if device == "cuda":
+        torch.cuda.empty_cache()  # of making the model, or it would count as vLLM's
     free = [free_gib(device)]
-    on_cpu = {"gpu_memory_utilization": 0.1, "enforce_eager": True}  # of the host's memory
-    how: dict[str, Any] = {"gpu_memory_utilization": 0.85, "enable_sleep_mode": True} if device == "cuda" else on_cpu
+    how: dict[str, Any] = {"gpu_memory_utilization": 0.1, "enforce_eager": True}  # of the host's memory
+    if device == "cuda":  # the trainer's model stays beside it
+        how = {"gpu_memory_utilization": 0.6, "enable_sleep_mode": True, "load_format": "dummy"}
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the runner is looked at in this process
     begin = time.perf_counter()
     llm = LLM(str(folder / "model"), max_model_len=size.longest, dtype="bfloat16", **how)
@@ -217,18 +252,22 @@ def vllm(folder: Path, size: Size, device: str) -> Numbers:
     worker = core.model_executor.driver_worker
     worker = getattr(worker, "worker", worker)
     runner = f"{type(worker.model_runner).__module__}.{type(worker.model_runner).__name__}"
-    whole = SamplingParams(max_tokens=size.longest - PROMPT - 1, seed=0, output_kind=RequestOutputKind.FINAL_ONLY)
+    if device == "cuda":
+        worker.model_runner.model.load_weights((name, weight.detach()) for name, weight in model.named_parameters())
+    limit = size.longest - PROMPT - 1
+    whole = SamplingParams(max_tokens=limit, seed=0, logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY)
     prompts = [{"prompt_token_ids": [5 + i] * PROMPT} for i in range(size.sequences)]
     in_front_end = timed(llm.llm_engine.output_processor, "process_outputs")
     begin = time.perf_counter()
-    outputs = [output.outputs[0].token_ids for output in llm.generate(prompts, whole, use_tqdm=False)]
-    seconds, tokens = time.perf_counter() - begin, sum(map(len, outputs))
+    outputs = [output.outputs[0] for output in llm.generate(prompts, whole, use_tqdm=False)]
+    seconds, tokens = time.perf_counter() - begin, sum(len(output.token_ids) for output in outputs)
     numbers: Numbers = {
+        "layers": size.shape[3],
         "model runner": runner,
         "start, s": start,
         "responses": len(outputs),
-        "shortest response, tokens": min(map(len, outputs)),
-        "longest response, tokens": max(map(len, outputs)),
+        "shortest response, tokens": min(len(output.token_ids) for output in outputs),
+        "longest response, tokens": max(len(output.token_ids) for output in outputs),
         "tokens/s": tokens / seconds,
         "front end alone, tokens/s": tokens / sum(in_front_end),
     }
@@ -236,13 +275,48 @@ def vllm(folder: Path, size: Size, device: str) -> Numbers:
         begin = time.perf_counter()
         llm.sleep(level=2)
         free.append(free_gib(device))
+        numbers["sleep, s"] = time.perf_counter() - begin
+    numbers |= against_trainer(model.eval(), size, prompts, outputs)
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        begin = time.perf_counter()
         llm.wake_up()
         free.append(free_gib(device))
-        numbers["sleep and wake, s"] = time.perf_counter() - begin
+        numbers["wake, s"] = time.perf_counter() - begin
         names = ("before vLLM", "beside vLLM", "while vLLM sleeps", "after it woke up")
         numbers |= {f"free {name}, GiB": value for name, value in zip(names, free, strict=True)}
         if free[2] < free[1] + 0.5 * (free[0] - free[1]):
             raise Failed("asleep vLLM keeps more than half of its memory", numbers)
+    return numbers
+
+
+@torch.no_grad()
+def against_trainer(model: Any, size: Size, prompts: Sequence[dict[str, list[int]]], outputs: Sequence[Any]) -> Numbers:
+    """S of the trainer's pass in packs against vLLM's own log-probabilities, and each band's half-width over it."""
+    device, rows, old = model.device, [], []
+    for prompt, output in zip(prompts, outputs, strict=True):
+        rows.append(torch.tensor([*prompt["prompt_token_ids"], *output.token_ids], device=device))
+        chosen = [at[token].logprob for at, token in zip(output.logprobs, output.token_ids, strict=True)]
+        old.append(torch.tensor(chosen, device=device))
+    members = packs(rows, list(range(len(rows))), size.pack, one_shape=False)
+    begin = time.perf_counter()
+    by_row = dict(pair for pack in members for pair in log_probs(model, pack))
+    new = [by_row[index][-len(own) :] for index, own in enumerate(old)]
+    off = float(torch.cat([abs(a.exp() - b.exp()) for a, b in zip(new, old, strict=True)]).mean())
+    numbers: Numbers = {
+        "trainer's pass, tokens/s": sum(map(len, rows)) / (time.perf_counter() - begin),
+        "probabilities of vLLM and trainer differ by": off,
+    }
+    responses = Responses.of_output(policy_losses(new, old)["fspo"]())
+    for name, algo in BANDS.items():
+        floor = noise_floor(responses, 6, ALGORITHMS[algo])
+        numbers[f"half-width of {name}'s band over S between them"] = over_noise(floor.margin)
+    pairs = zip(floor.length_J, floor.rms_J, strict=True)
+    numbers["rms of S between them, by mean length"] = "; ".join(f"{length:.0f}: {rms:.3g}" for length, rms in pairs)
+    numbers["S between them / sqrt(L), rms"] = float(((responses.s_B**2 / responses.length_B).mean()) ** 0.5)
+    numbers["S between them / L, mean"] = float(responses.s_B.sum() / responses.length_B.sum())
+    if off > LARGEST_DIFFERENCE:
+        raise Failed(f"vLLM and trainer are not one policy: their probabilities differ by {off:.2g}", numbers)
     return numbers
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,37 +43,43 @@ SHAPED_ON_A_CPU = (
 LARGEST_DIFFERENCE = 0.05
 #: Qwen3-8B's widths, so that its kernels run, in four layers. GiB of a GPU on which two steps with the job's packs fit.
 WIDE, WIDE_GIB = (151_936, 4096, 12_288, 4, 32, 8, 128), 70
+#: Qwen3-0.6B's shape, for smaller ones.
+NARROW = (151_936, 1024, 3072, 28, 16, 8, 128)
 
 
 def write_model(folder: Path, size: Size, device: str, mean_length: int) -> None:
-    """A model with random weights in bf16, untied; a token is the last with a probability of 1 over ``mean_length``.
-
-    Every token of the vocabulary is a character of its own. The row of the end's logits points along the mean of the
-    last hidden states, so that a response may end at any token; random weights would always use the whole length.
-    """
-    _write_model(folder, size, device, mean_length)
+    """A model of :func:`ending_model` in bf16, and its tokenizer, in a folder."""
+    model, tokenizer = ending_model(size, device, torch.float32, mean_length)
+    shutil.rmtree(folder, ignore_errors=True)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    del model
     gc.collect()
     if device == "cuda":  # this process lives on, and what comes next takes all of the GPU: a run, or vLLM here
         torch.cuda.empty_cache()
 
 
 @torch.no_grad()
-def _write_model(folder: Path, size: Size, device: str, mean_length: int) -> None:
+def ending_model(size: Size, device: str, dtype: torch.dtype, mean_length: int) -> tuple[Any, Any]:
+    """A model with random weights, untied; a token is the last with a probability of 1 over ``mean_length``.
+
+    Every token of the vocabulary is a character of its own. The row of the end's logits points along the mean of the
+    last hidden states, so that a response may end at any token; random weights would always use the whole length.
+    Returns the model and its tokenizer.
+    """
     vocabulary = size.shape[0]
     characters = "0123456789%-=" + "".join(chr(code) for code in range(0x10000, 0x10000 + vocabulary))
     tokenizer = build_tokenizer(characters[: vocabulary - 3], max_length=4096)
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
-    model = random_model(size, device, torch.float32, **ends)
+    model = random_model(size, device, dtype, **ends)
     tokens = torch.randint(vocabulary, (128, 32), generator=torch.Generator().manual_seed(0)).to(device)
-    hidden = model.model(tokens).last_hidden_state.flatten(0, 1)
-    mean, total = hidden.mean(0), model.lm_head(hidden).logsumexp(-1)
+    hidden = model.model(tokens).last_hidden_state.flatten(0, 1).float()
+    mean, total = hidden.mean(0), (hidden @ model.lm_head.weight.float().T).logsumexp(-1)
     along = hidden @ mean / mean.dot(mean)
     scales = torch.linspace(0, 20, 201).tolist()
     scale = min(scales, key=lambda one: abs((one * along - total).sigmoid().mean().item() - 1 / mean_length))
-    model.lm_head.weight[tokenizer.eos_token_id] = scale * mean / mean.dot(mean)
-    shutil.rmtree(folder, ignore_errors=True)
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    model.lm_head.weight[tokenizer.eos_token_id] = (scale * mean / mean.dot(mean)).to(dtype)
+    return model, tokenizer
 
 
 def train(folder: Path, overrides: tuple[str, ...]) -> Numbers:
@@ -149,13 +156,17 @@ def smoke_on(gpus: int, tokens: int = 20_480) -> tuple[str, ...]:
 def smoke(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
     """``experiment=gpu_smoke``: what the 8B job uses, on a model with random weights; TP and Ulysses over two GPUs.
 
-    Widths and packs are the 8B job's, so that its kernels round; on a small GPU those of ``size``.
+    Widths and packs are the 8B job's, so that its kernels round; on a small GPU those of Qwen3-0.6B.
     """
     model, overrides = folder / "model", SHAPED_ON_A_CPU
     if device == "cuda":
         is_wide = torch.cuda.get_device_properties(0).total_memory >= WIDE_GIB * 2**30
         # sdpa computes all scores of a pack, so that it gets shorter ones.
-        size = replace(size, shape=WIDE, pack=8192 if attention() else 20_480) if is_wide else size
+        wide, narrow = (
+            replace(size, shape=WIDE, pack=8192 if attention() else 20_480),
+            replace(size, shape=NARROW, pack=4096),
+        )
+        size = wide if is_wide else narrow
         overrides = (*smoke_on(gpus, size.pack), *attention())
     write_model(model, size, device, mean_length=64 if device == "cuda" else 24)
     measured = train(folder / "smoke", (*overrides, f"actor_rollout_ref.model.path={model}"))

@@ -40,7 +40,7 @@ python3 -m verl.trainer.main_ppo \
     actor_rollout_ref.rollout.tensor_model_parallel_size=2 \
     actor_rollout_ref.rollout.gpu_memory_utilization=0.85 \
     actor_rollout_ref.rollout.max_num_batched_tokens=10240 \
-    actor_rollout_ref.rollout.max_num_seqs=448 \
+    actor_rollout_ref.rollout.max_num_seqs=700 \
     actor_rollout_ref.rollout.max_model_len=10240 \
     actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=2560 \
     actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=20480 \

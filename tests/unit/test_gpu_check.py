@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,23 +25,18 @@ from transformers.masking_utils import sdpa_mask
 from benchmarks.gpu_check import __main__ as command
 from benchmarks.gpu_check import engine, stack, steps
 from benchmarks.pages import as_csv
-from fspo.diagnostics import NoiseFloor
 from fspo.markdown import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = steps.SIZES["cpu"]
-#: What the first four steps must not need; None makes its import fail.
+#: What the first two steps must not need; None makes its import fail.
 NOT_NEEDED = ("verl", "ray", "vllm", "hydra", "omegaconf", "datasets", "pandas", "pyarrow", "matplotlib", "tensordict")
 
 
-def check(numbers: dict[str, steps.Numbers], agreement: str) -> None:
+def check(numbers: dict[str, steps.Numbers]) -> None:
     assert {"torch", "without flash-attn"} <= numbers["versions"].keys()
-    assert numbers["loss"]["float32: gradient of GSPO as by"] == agreement
-    assert numbers["loss"]["bfloat16: gradient of GSPO as by"] == "its formula"
     assert float(numbers["noise"]["bfloat16, two shapes: S / sqrt(L), rms"]) > 0
     assert numbers["noise"]["bfloat16, one shape: half-width of FSPO's band over it"] != 0
-    assert numbers["update"]["largest |S| of the first mini-batch"] == 0
-    assert 0 < float(numbers["update"]["largest |S| of the last mini-batch"]) < 1
 
 
 @pytest.fixture
@@ -54,35 +51,20 @@ def attention_of_transformers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("attention_of_transformers")
-def test_the_first_four_steps_measure_what_they_say() -> None:
-    numbers = {name: getattr(steps, name)(SIZE, "cpu") for name in ("versions", "loss", "noise", "update")}
-    check(numbers, "its formula and verl")
+def test_the_first_two_steps_measure_what_they_say() -> None:
+    check({name: getattr(steps, name)(SIZE, "cpu") for name in ("versions", "noise")})
 
 
 @pytest.mark.slow
-def test_the_first_four_steps_need_torch_and_transformers_alone() -> None:
+def test_the_first_two_steps_need_torch_and_transformers_alone() -> None:
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({NOT_NEEDED}));"
-        "import json, torch; torch.set_num_threads(1); from benchmarks.gpu_check import __main__, engine, steps;"
-        "names = ('versions', 'loss', 'noise', 'update');"
-        "print(json.dumps({n: getattr(steps, n)(steps.SIZES['cpu'], 'cpu') for n in names}))"
+        "import json, torch; torch.set_num_threads(1); from benchmarks.gpu_check import __main__, steps;"
+        "print(json.dumps({n: getattr(steps, n)(steps.SIZES['cpu'], 'cpu') for n in ('versions', 'noise')}))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    check(json.loads(done.stdout.splitlines()[-1]), "its formula")
-
-
-def test_a_loss_that_is_not_gspos_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "gspo_by_hand", lambda batch: 1.01 * torch.rand_like(batch.log_prob_BT.double()))
-    with pytest.raises(steps.Failed, match="gradient"):
-        steps.loss(SIZE, "cpu")
-
-
-def test_noise_beside_the_band_fails_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    noisy = NoiseFloor(np.array([100.0]), np.array([0.1]), np.array([0.3]))
-    monkeypatch.setattr(steps, "floors", lambda *_: dict.fromkeys(steps.BANDS, noisy))
-    with pytest.raises(steps.Failed, match="same packs"):
-        steps.noise(SIZE, "cpu")
+    check(json.loads(done.stdout.splitlines()[-1]))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +154,7 @@ def test_gpu_smoke_has_what_the_8b_job_has(gpus: int) -> None:
     assert smoke.actor_rollout_ref.rollout.tensor_model_parallel_size == gpus
     assert smoke.actor_rollout_ref.actor.ulysses_sequence_parallel_size == gpus
     bucket = smoke.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes << 20
-    for vocabulary, width, *_ in (stack.WIDE, steps.SIZES["cuda"].shape):
+    for vocabulary, width, *_ in (stack.WIDE, stack.NARROW):
         assert 4 * vocabulary * width > bucket, "the way of weights larger than a bucket is not taken"
     assert stack.WIDE[1] == json.loads((ROOT / "recipe/runner/plan/models/Qwen3-8B.json").read_text())["hidden_size"]
 
@@ -193,7 +175,7 @@ def test_what_a_cpu_starts_composes() -> None:
 def test_a_passed_step_is_not_repeated_and_a_failed_one_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verdicts = {"versions": "passed", "loss": "failed", "noise": "passed"}
+    verdicts = {"versions": "passed", "engine": "failed", "noise": "passed"}
     ran: list[str] = []
 
     def run(step: str, *_: Any) -> dict[str, Any]:
@@ -204,14 +186,15 @@ def test_a_passed_step_is_not_repeated_and_a_failed_one_is(
     monkeypatch.setattr(command, "run", run)
     arguments = ["--device", "cpu", "--out", str(tmp_path / "out"), "--steps", *verdicts]
     assert command.main(arguments) == 1
-    assert ran == ["versions", "loss", "noise"]
-    verdicts["loss"] = "passed"
+    assert ran == ["versions", "engine", "noise"]
+    verdicts["engine"] = "passed"
     assert command.main([*arguments, "--again", "noise"]) == 0
-    assert ran[3:] == ["loss", "noise"]
+    assert ran[3:] == ["engine", "noise"]
     printed = capsys.readouterr().out
     assert "versions: passed before" in printed
-    assert "loss: passed (1 s): ms: 1,234; why | how: loss, with | a bar" in printed
-    assert "| loss: agreement, time | passed | 1 |" in printed and f"| vLLM alone | {command.NOT_RUN} |" in printed
+    assert "engine: passed (1 s): ms: 1,234; why | how: engine, with | a bar" in printed
+    assert f"| {command.STEPS['engine']} | passed | 1 |" in printed
+    assert f"| {command.STEPS['vllm']} | {command.NOT_RUN} |" in printed
     monkeypatch.setattr(command, "machine", lambda *_: "another machine")
     with pytest.raises(SystemExit):
         command.main(arguments)
@@ -244,9 +227,9 @@ def test_results_of_a_machine_become_the_record_and_its_tables_and_no_others(
     assert command.main(["--write", "--out", str(tmp_path)]) == 0
     assert json.loads(record.read_text()) == {"cpu": on_cpus, "cuda": on_a_gpu}
     assert tables["gpu-check"][0] == ["step", "number", "on CPUs", "on a GPU"]
-    for cells in (["", "machine", "cpu", "1 x H100"], ["vLLM alone", "verdict", "passed", "failed"]):
+    for cells in (["", "machine", "cpu", "1 x H100"], [command.STEPS["vllm"], "verdict", "passed", "failed"]):
         assert cells in tables["gpu-check"]
-    assert ["vLLM alone", "reason", "", "no memory"] in tables["gpu-check"]
+    assert [command.STEPS["vllm"], "reason", "", "no memory"] in tables["gpu-check"]
     assert ["real stack, demo model", "verdict", "not run", "not run"] in tables["gpu-check"]
     assert "| vLLM's start, s | 20 | 95.2 |" in capsys.readouterr().out
 
@@ -269,12 +252,12 @@ def test_the_page_plans_every_step_in_the_order_of_the_program() -> None:
 
 @pytest.mark.slow
 def test_a_step_that_breaks_leaves_its_reason_and_the_next_one_runs(tmp_path: Path) -> None:
-    arguments = ["--device", "cuda", "--out", str(tmp_path), "--steps", "versions", "update"]
+    arguments = ["--device", "cuda", "--out", str(tmp_path), "--steps", "versions", "noise"]
     done = subprocess.run([sys.executable, "-m", "benchmarks.gpu_check", *arguments], cwd=ROOT, capture_output=True)
     assert done.returncode == 1
     rows = json.loads((tmp_path / "results.json").read_text())["steps"]
-    assert {step: row["verdict"] for step, row in rows.items()} == {"versions": "failed", "update": "skipped"}
-    assert "runs no kernel" in rows["versions"]["reason"] and "torch sees no GPU" in rows["update"]["reason"]
+    assert {step: row["verdict"] for step, row in rows.items()} == {"versions": "failed", "noise": "skipped"}
+    assert "runs no kernel" in rows["versions"]["reason"] and "torch sees no GPU" in rows["noise"]["reason"]
     assert "torch" in rows["versions"]["numbers"]
 
 
@@ -290,6 +273,8 @@ def test_each_engine_alone_on_a_cpu(step: str, tmp_path: Path) -> None:
     else:
         assert row["numbers"]["model runner"].startswith("vllm.v1.worker.cpu_model_runner")
         assert row["numbers"]["front end alone, tokens/s"] > row["numbers"]["tokens/s"] > 0
+        assert 0 < row["numbers"]["probabilities of vLLM and trainer differ by"] < stack.LARGEST_DIFFERENCE
+        assert 0 < row["numbers"]["S between them / sqrt(L), rms"] < 0.1
 
 
 def test_a_run_that_ends_by_itself_is_not_taken_for_a_preempted_one(
@@ -308,3 +293,46 @@ def test_without_flash_attn_the_stack_gets_sdpa(monkeypatch: pytest.MonkeyPatch)
     }
     monkeypatch.setattr(stack.importlib.util, "find_spec", lambda name: object())
     assert stack.attention() == ()
+
+
+@pytest.mark.slow
+def test_a_call_of_a_loan_keeps_its_parts_and_the_last_one_runs_the_steps(tmp_path: Path) -> None:
+    """The same words in every call; packages that only the parts bring are imported, from bytecode compiled once."""
+    site, copy, keep, out = (tmp_path / name for name in ("site", "copy", "keep", "out"))
+    (site / "only_in_the_parts").mkdir(parents=True)
+    (site / "only_in_the_parts/__init__.py").write_text("here = 1\n")
+    (site / "random.bin").write_bytes(np.random.default_rng(0).bytes(20_000))
+    out.mkdir()
+    for folder in ("benchmarks", "fspo", "recipe", "requirements"):
+        copy.mkdir(exist_ok=True)
+        (copy / folder).symlink_to(ROOT / folder)
+    scripts = {"LOAN": ROOT / "benchmarks/gpu_check/loan.sh", "BUNDLE": ROOT / "requirements/bundle.sh"}
+    pack = ["bash", str(scripts["BUNDLE"]), "pack", str(site), str(tmp_path / "parts")]
+    subprocess.run(pack, check=True, env=os.environ | {"PART_BYTES": "12000"}, capture_output=True)
+    parts = sorted((tmp_path / "parts").glob("part-*"))
+    assert len(parts) > 1
+
+    def call(*words: str, **variables: str) -> str:
+        words = ("bash", str(copy / "benchmarks/gpu_check/loan.sh"), "abc", str(keep), *words)
+        variables = os.environ | {"PYTHON": sys.executable, "OUT": str(out), "PYTHONDONTWRITEBYTECODE": "1"} | variables
+        done = subprocess.run(words, cwd=copy, env=variables, capture_output=True, text=True, timeout=300)
+        return done.stdout + done.stderr
+
+    def carried(*paths: Path) -> None:
+        shutil.rmtree(copy / "runs/gpu_slim", ignore_errors=True)
+        (copy / "runs/gpu_slim").mkdir(parents=True)
+        for path in paths:
+            shutil.copy(path, copy / "runs/gpu_slim")
+
+    carried(parts[0], tmp_path / "parts/parts.sha256", tmp_path / "parts/files.sha256")
+    assert "not here yet: part-0001" in call()
+    assert json.loads((keep / "check/results.json").read_text())["steps"]["noise"]["verdict"] == "skipped"
+    shutil.rmtree(keep / "check")
+    carried(*parts[1:])
+    assert "unpacked" in call("versions", DEVICE="cpu")
+    assert (keep / "site/random.bin").read_bytes() == (site / "random.bin").read_bytes()
+    assert list((keep / "site/only_in_the_parts/__pycache__").iterdir())
+    results = json.loads((keep / "check/results.json").read_text())["steps"]["versions"]
+    assert results["verdict"] == "passed" and results["commit"] == "abc"
+    with tarfile.open(out / "gpu_check.tgz") as archive:
+        assert "check/results.json" in archive.getnames()

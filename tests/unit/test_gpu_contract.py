@@ -32,7 +32,7 @@ def contract(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 @pytest.mark.skipif(not WHEELS, reason="vLLM's CUDA wheel is not here: make test-gpu-contract")
 @pytest.mark.parametrize(
     ("experiment", "parallel", "sequences", "runner"),
-    [("qwen3_8b", 2, 448, "V2"), ("qwen3_1_7b", 1, 320, "V2"), ("qwen3_8b", 2, 448, "V1")],
+    [("qwen3_8b", 2, 700, "V2"), ("qwen3_1_7b", 1, 320, "V2"), ("qwen3_8b", 2, 700, "V1")],
 )
 def test_vllm_takes_the_jobs_arguments(experiment: str, parallel: int, sequences: int, runner: str) -> None:
     fallback = {"VLLM_USE_V2_MODEL_RUNNER": "0"} if runner == "V1" else {}

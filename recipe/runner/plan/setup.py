@@ -44,7 +44,8 @@ def job_arguments(arguments: Sequence[str], own: Collection[str]) -> tuple[dict[
 class Hardware(BaseModel, frozen=True):
     """Assumptions about machines; the command line sets any of them. Defaults: H100 SXM.
 
-    Nobody has measured the three guesses of memory, 6 GiB together. The planner has no others.
+    The guesses of memory are 7 GiB together; the planner has no others. On an H100 vLLM alone kept 2.0 GiB while it
+    slept, with one GPU a replica: 1.0 of CUDA graphs, and its context (docs/performance.md#on-a-gpu).
     """
 
     gpu_gb: Positive = Field(79.2, description="GiB of one GPU, as CUDA says (H100 SXM; nvidia-smi counts more: 79.6)")
@@ -55,7 +56,7 @@ class Hardware(BaseModel, frozen=True):
         1.0, description="GiB of vLLM's own CUDA context and NCCL, beside its share of a GPU (a guess)"
     )
     vllm_asleep_gb: PositiveOrZero = Field(
-        1.0, description="GiB of its share that vLLM keeps while it sleeps: CUDA graphs (a guess)"
+        2.0, description="GiB of its share that vLLM keeps while it sleeps: CUDA graphs (1.0 measured), NCCL (a guess)"
     )
     host_gb: Positive = Field(512.0, description="GiB of a node's memory that may be pinned (half of 1 TiB)")
 
