@@ -104,10 +104,11 @@ def verdicts_of(accepts: Scorer, pairs: Iterable[Pair]) -> list[bool]:
 
 def table(pairs: Sequence[Pair], beside: bool = True) -> str:
     """Accepted answers by kind, "right / wrong", of the scorer, of math-verify with verl's targets, and of others."""
-    with MathScorer(n_workers=2) as scorer:
-        ours = score_all(scorer, [pair.response for pair in pairs], [pair.truth for pair in pairs])
-    columns = {"ours": [verdict.status == "correct" for verdict in ours]}
-    columns["normalise=false"] = [verdict.plain == "correct" for verdict in ours]
+    columns = {}
+    for name, normalise in (("ours", True), ("normalise=false", False)):
+        with MathScorer(n_workers=2, normalise=normalise) as scorer:
+            verdicts = score_all(scorer, [pair.response for pair in pairs], [pair.truth for pair in pairs])
+        columns[name] = [verdict.status == "correct" for verdict in verdicts]
     columns |= {name: verdicts_of(accepts, pairs) for name, accepts in (others() if beside else {}).items()}
     rows = []
     for kind in [*dict.fromkeys(pair.kind for pair in pairs), "all"]:

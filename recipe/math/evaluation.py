@@ -1,7 +1,7 @@
-"""Accuracy of a policy from scored generations: avg@k, pass@k and bootstrap intervals, per data set and by length.
+"""Accuracy of a policy from scored generations: avg@k, pass@k and intervals, per data set and by length.
 
-The input is one record per generated response. Responses to one problem are not independent, so all intervals resample
-whole problems.
+The input is one record per generated response. Responses to one problem are not independent, so all intervals are over
+whole problems: a bootstrap, or Wilson's where all problems have one value.
 
 `python -m recipe.fspo.main evaluate=true` generates the responses and prints the tables;
 `python -m recipe.math.evaluation FILE` prints them of responses that are there, such as verl's dump of a validation.
@@ -14,7 +14,7 @@ import itertools
 import math
 import statistics
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +35,16 @@ class NotAnAccuracyError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One scored response: its data set, its problem, its length in tokens and its score in [0, 1] (1 is correct)."""
+    """One scored response: its data set, its problem, its length in tokens and its score in [0, 1] (1 is correct).
+
+    ``prompt`` is the problem's text, where it is known.
+    """
 
     data_source: str
     problem_id: str
     response_length: int
     score: float
+    prompt: str | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.score) and 0.0 <= self.score <= 1.0):
@@ -50,8 +54,8 @@ class Record:
 def read_records(path: Path) -> list[Record]:
     """Records of a JSONL file with the keys data_source, problem_id, response_length and score.
 
-    A key `acc` is preferred to `score`, which may hold a shaped reward. So verl's dumps of validation generations can
-    be read directly if the reward function reports these keys. Other keys are ignored.
+    A key `acc` is preferred to `score`, which may hold a shaped reward; `input` is the prompt. So verl's dumps of
+    validation generations can be read directly if the reward function reports these keys. Other keys are ignored.
 
     Raises ValueError naming file, line and key for a line that is not such a record, and for a file without records.
     """
@@ -63,7 +67,8 @@ def read_records(path: Path) -> list[Record]:
             raise ValueError(f"{path}, line {number}: the key {missing[0]!r} is missing or null")
         try:
             source, problem, length, score = (row[key] for key in _KEYS)
-            records.append(Record(str(source), str(problem), int(length), float(score)))
+            prompt = row["input"] if isinstance(row.get("input"), str) else None
+            records.append(Record(str(source), str(problem), int(length), float(score), prompt))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
     if problems or not records:
@@ -74,50 +79,77 @@ def read_records(path: Path) -> list[Record]:
 def pass_at_k(n: int, correct: int, k: int) -> float:
     """Probability that k of n responses, drawn without replacement, hold a correct one: `1 - C(n-c, k) / C(n, k)`.
 
-    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, equation 1), in its numerically stable product form;
-    0 <= correct <= n and 1 <= k <= n.
+    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, equation 1), in its numerically stable product form.
+
+    Raises:
+        ValueError: unless 0 <= correct <= n and 1 <= k <= n.
     """
+    if not (0 <= correct <= n and 1 <= k <= n):
+        raise ValueError(f"pass@{k} of {n} responses, {correct} of them correct: k lies between 1 and {n}")
     if n - correct < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / i for i in range(n - correct + 1, n + 1))
 
 
-def evaluate(records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
+def evaluate(records: Iterable[Record], seed: int = 0, ks: Sequence[int] | None = None) -> dict[str, Any]:
     """Accuracy per data set and by response length, as a JSON-ready dictionary.
 
     For every data set:
 
-    - the numbers of problems and responses;
+    - the numbers of problems and responses, and of problems whose prompt is also another's (`duplicates`), which the
+      intervals count as independent;
     - `avg`: the mean over problems of the mean score of their responses (avg@k for k responses each);
-    - `pass`: pass@k for powers of two up to the smallest number of responses to a problem. A response counts as correct
-      if its score is 1;
+    - `pass`: pass@k for ``ks``, else for powers of two up to the smallest number of responses to a problem and for that
+      number. A response counts as correct if its score is 1;
     - `by_length`: the share of correct responses in each bin `[low, high)` of the response length in tokens, and their
       number. It is a ratio of sums over problems: a problem weighs by its responses in the bin. Bins without responses
       are left out.
 
-    Every value is {value, low, high} with a 95% interval; `seed` is that of its bootstrap.
+    Every value is {value, low, high} with a 95% interval; `seed` is that of its bootstrap. Where all problems have one
+    value, 0 or 1 say, the bootstrap has no width, and the interval is Wilson's for so many problems.
+
+    Raises:
+        ValueError: a data set has problems with fewer responses than one of ``ks``.
     """
     by_source: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         by_source[record.data_source][record.problem_id].append(record)
-    return {source: _evaluate_source(list(by_source[source].values()), seed) for source in sorted(by_source)}
+    return {source: _evaluate_source(list(by_source[source].values()), seed, ks) for source in sorted(by_source)}
 
 
-def _evaluate_source(problems: list[list[Record]], seed: int) -> dict[str, Any]:
+_Z: Final = statistics.NormalDist().inv_cdf(0.975)
+
+
+def _wilson(value: float, n: int) -> tuple[float, float]:
+    """Ends of Wilson's 95% interval of a share of n problems (Wilson 1927, equation 4)."""
+    middle = (value + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+    half = _Z * math.sqrt(value * (1 - value) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _evaluate_source(problems: list[list[Record]], seed: int, ks: Sequence[int] | None) -> dict[str, Any]:
     def estimate(sums: Sequence[float], counts: Sequence[float] = (1.0,) * len(problems)) -> dict[str, float | None]:
-        return ratio_interval(sums, counts, seed=seed).to_json()
+        result = ratio_interval(sums, counts, seed=seed).to_json()
+        if (n := sum(count > 0 for count in counts)) > 1 and result["low"] == result["high"]:
+            result["low"], result["high"] = _wilson(result["value"], n)
+        return result
 
     responses = [len(records) for records in problems]
+    smallest = min(responses)
+    if ks is None:
+        ks = sorted({*(2**i for i in range(smallest.bit_length())), smallest})
+    prompts = Counter(records[0].prompt for records in problems)
     solved = [sum(record.score == 1.0 for record in records) for records in problems]
     result: dict[str, Any] = {
         "problems": len(problems),
         "responses": sum(responses),
+        "duplicates": sum(count for prompt, count in prompts.items() if prompt is not None and count > 1),
         "longest": max(record.response_length for records in problems for record in records),
         "responses_per_problem": {"min": min(responses), "max": max(responses)},
         "avg": estimate([statistics.fmean(record.score for record in records) for records in problems]),
         "pass": {
             str(k): estimate([pass_at_k(n, correct, k) for n, correct in zip(responses, solved, strict=True)])
-            for k in (2**i for i in range(min(responses).bit_length()))
+            for k in ks
         },
         "by_length": [],
     }
@@ -158,7 +190,13 @@ def format_table(result: Mapping[str, Any]) -> str:
             lengths.append([name, span, str(entry["responses"]), show(entry["accuracy"])])
     heads = ["data set", "problems", "responses each", "avg@k", *(f"pass@{k}" for k in ks)]
     by_length = markdown_table(["data set", "response length", "responses", "accuracy"], lengths)
-    return f"{markdown_table(heads, sets)}\n\n{by_length}\n"
+    notes = [
+        f"note: {scores['duplicates']} of {scores['problems']} problems of {name} have the prompt of another one: the "
+        "intervals count them as independent, and are too narrow"
+        for name, scores in result.items()
+        if scores["duplicates"]
+    ]
+    return "\n\n".join([markdown_table(heads, sets), by_length, *notes]) + "\n"
 
 
 def conclude_evaluation(folder: Path, seed: int) -> str:
@@ -193,9 +231,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "file", type=Path, metavar="FILE", help=f"JSONL, a response a line, with {', '.join(_KEYS)} (or acc for score)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (0)")
+    parser.add_argument("--k", type=int, nargs="+", help="of pass@k (powers of two, and the number of responses)")
     args = parser.parse_args(argv)
     try:
-        print(format_table(evaluate(read_records(args.file), args.seed)), end="")
+        print(format_table(evaluate(read_records(args.file), args.seed, args.k)), end="")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -59,8 +59,8 @@ def compute_score(
         kwargs: what verl may pass besides (the address of a reward model, say) is not used.
 
     Returns:
-        The same keys for every data source: `score`; `acc` (what validation reports); `acc_plain` (what it would be
-        without normalisation), `timeout`, `parse_failed` and `crashed` (flags, 1.0 or 0.0); `status`, `data_source`,
+        The same keys for every data source: `score`; `acc` (what validation reports);
+        `timeout`, `parse_failed` and `crashed` (flags, 1.0 or 0.0); `status`, `data_source`,
         `problem_id` (text: in the dumps, not in the metrics); `response_length` in tokens, None without our reward
         manager.
 
@@ -94,7 +94,6 @@ def compute_score(
     return {
         "score": score,
         "acc": verdict.score,
-        "acc_plain": float(verdict.plain is Status.CORRECT),
         **{flag.value: float(verdict.status is flag) for flag in FLAGS},
         "response_length": length,
         "status": verdict.status.value,

@@ -11,7 +11,6 @@ import pytest
 from benchmarks.rewards import KINDS, PAIRS, SIBLINGS, Pair, read_pairs, score_all, table
 from recipe.math.answers import MathScorer, Status
 from recipe.math.answers.extraction import answer_texts
-from recipe.math.answers.pool import Outcome, Task
 from recipe.math.answers.reading import cleaned
 
 
@@ -21,17 +20,11 @@ def scorer() -> Iterator[MathScorer]:
         yield scorer
 
 
-#: Right answers by their labels that the rules refuse: no decimal is a third, million multiplies, and b is not B.
-REFUSED = {(r"\frac{1}{3}", r"\boxed{0.333333333}"), ("3", r"\boxed{3\text{ million}}"), ("B", r"\boxed{b}")}
-
-
 def assert_verdicts(scorer: MathScorer, pairs: list[Pair], least_share: float) -> None:
     verdicts = score_all(scorer, [pair.response for pair in pairs], [pair.truth for pair in pairs])
     assert not {verdict.status for verdict in verdicts} & {Status.TIMEOUT, Status.CRASHED}
     both = list(zip(verdicts, pairs, strict=True))
     assert [pair for verdict, pair in both if verdict.score and not pair.label] == []
-    spoiled = [pair for verdict, pair in both if pair.label and verdict.plain is Status.CORRECT and not verdict.score]
-    assert {(pair.truth, pair.response) for pair in spoiled} <= REFUSED
     right = [verdict.score for verdict, pair in both if pair.label]
     assert sum(right) >= least_share * len(right)
 
@@ -48,9 +41,20 @@ def test_a_sample_of_the_classes(scorer: MathScorer) -> None:
     assert_verdicts(scorer, read_pairs(PAIRS)[::12], least_share=0.8)
 
 
+#: Right answers by their labels that the rules refuse: no decimal is a third, million multiplies, and b is not B.
+REFUSED = {(r"\frac{1}{3}", r"\boxed{0.333333333}"), ("3", r"\boxed{3\text{ million}}"), ("B", r"\boxed{b}")}
+
+
 @pytest.mark.slow
 def test_all_pairs_of_the_classes(scorer: MathScorer) -> None:
-    assert_verdicts(scorer, read_pairs(PAIRS), least_share=0.85)
+    """No right answer that math-verify alone accepts is lost, but by the rules."""
+    pairs = read_pairs(PAIRS)
+    assert_verdicts(scorer, pairs, least_share=0.85)
+    with MathScorer(n_workers=2, time_limit_s=5, normalise=False) as plain:
+        alone = score_all(plain, [pair.response for pair in pairs], [pair.truth for pair in pairs])
+    right = [pair for verdict, pair in zip(alone, pairs, strict=True) if pair.label and verdict.score]
+    lost = {(pair.truth, pair.response) for pair in right if not scorer.score(pair.response, pair.truth).score}
+    assert lost <= REFUSED
 
 
 @pytest.mark.parametrize(
@@ -103,20 +107,19 @@ def test_a_percent_sign_after_a_bare_number_counts(scorer: MathScorer, response:
 def test_without_normalisation_the_verdict_is_math_verifys(scorer: MathScorer) -> None:
     with MathScorer(n_workers=1, normalise=False) as plain:
         for response, truth in ((r"\boxed{2x=5}", "5"), (r"\boxed{1.41421356}", r"\sqrt{2}")):
-            verdict = plain.score(response, truth)
-            assert verdict.status is verdict.plain is scorer.score(response, truth).plain is Status.CORRECT
+            assert plain.score(response, truth).status is Status.CORRECT
             assert scorer.score(response, truth).status is Status.WRONG
 
 
 def test_equal_answers_in_flight_are_judged_once(scorer: MathScorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks: list[Task] = []
+    tasks: list[str] = []
     run, began, go_on = scorer._pool.run, threading.Event(), threading.Event()
 
-    def slow(task: Task) -> Outcome:
-        tasks.append(task)
+    def slow(response: str, truth: str, normalise: bool) -> Status:
+        tasks.append(response)
         began.set()
         go_on.wait(60)
-        return run(task)
+        return run(response, truth, normalise)
 
     monkeypatch.setattr(scorer._pool, "run", slow)
     verdicts: list[Status] = []

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -101,6 +102,48 @@ def test_many_threads_get_their_own_verdicts(scorer: MathScorer) -> None:
     with ThreadPoolExecutor(12) as executor:
         verdicts = list(executor.map(ask, range(60)))
     assert [v.status is Status.CORRECT for v in verdicts] == [i % 3 != 0 for i in range(60)]
+
+
+def test_no_caller_waits_for_the_whole_batch() -> None:
+    """Callers are served in their order: of 300 from 16 threads with one worker, each waits for about 16 answers."""
+
+    def ask(i: int) -> tuple[float, float]:
+        begin = time.monotonic()
+        scorer.score(f"\\boxed{{y+{i}}}", f"{i}+y")
+        return begin, time.monotonic()
+
+    with MathScorer(n_workers=1) as scorer, ThreadPoolExecutor(16) as executor:
+        ask(-1)
+        times = list(executor.map(ask, range(300)))
+    for begin, end in times:  # no other answer that was asked for later than by all 16 threads came before it
+        assert sum(begin < other and then < end for other, then in times) <= 2 * 16
+
+
+def test_a_full_process_table_refuses_an_answer_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher's fork fails as the kernel fails it (root's processes have no limit that a test could set)."""
+    full = tmp_path / "full"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import errno, os\n"
+        "fork = os.fork\n"
+        "def limited():\n"
+        f"    if os.path.exists({str(full)!r}):\n"
+        "        raise BlockingIOError(errno.EAGAIN, 'Resource temporarily unavailable')\n"
+        "    return fork()\n"
+        "os.fork = limited\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with MathScorer(n_workers=1, time_limit_s=0.2) as scorer:
+        assert scorer.score(r"\boxed{x+1}", "1+x").status is Status.CORRECT
+        launcher = launcher_of(scorer)
+        full.touch()
+        assert scorer.score(r"\boxed{x+2}", "2+x").status is Status.CORRECT, "a worker was there"
+        assert scorer.score(ENDLESS % 2, "1").status is Status.TIMEOUT
+        assert scorer.score(r"\boxed{x+3}", "3+x").status is Status.REFUSED
+        full.unlink()
+        assert scorer.score(r"\boxed{x+3}", "3+x").status is Status.CORRECT
+        assert launcher_of(scorer) == launcher
 
 
 def test_close_ends_all_processes_and_the_scorer_can_be_used_again(scorer: MathScorer) -> None:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 
 from fspo.fairness.bootstrap import ratio_interval
-from recipe.math.evaluation import Record, conclude_evaluation, evaluate, main, pass_at_k, read_records
+from recipe.math.evaluation import Record, conclude_evaluation, evaluate, format_table, main, pass_at_k, read_records
 
 
 @example((10_000, 1_000, 500))
@@ -46,6 +47,48 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
 @pytest.mark.parametrize(("n_problems", "responses"), [(30, 8), (30, 32), (40, 16), (500, 4)])
 def test_coverage_at_the_sizes_of_the_test_sets(n_problems: int, responses: int) -> None:
     assert 0.935 <= coverage(n_problems, responses, trials=2_000, seed=1) <= 0.97
+
+
+def single(accuracy: float, trials: int, seed: int) -> float:
+    """Coverage at 30 problems of that accuracy with one response each."""
+    rng, hits = np.random.default_rng(seed), 0
+    for _ in range(trials):
+        scores = rng.random(30) < accuracy
+        result = evaluate([Record("s", str(i), 1, float(score)) for i, score in enumerate(scores)])["s"]["avg"]
+        hits += result["low"] <= accuracy <= result["high"]
+    return hits / trials
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_where_all_problems_have_one_value_the_interval_is_wilsons(value: float) -> None:
+    result = evaluate([Record("s", str(i), 1, value) for i in range(30)])["s"]
+    low, high = result["avg"]["low"], result["avg"]["high"]
+    exact = binomtest(int(30 * value), 30).proportion_ci(0.95, "wilson")
+    assert (low, high) == pytest.approx((exact.low, exact.high)) and high - low > 0.1
+    assert result["pass"]["1"] == result["avg"] and result["by_length"][0]["accuracy"] == result["avg"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accuracy", [0.05, 0.95])
+def test_a_weak_or_strong_policy_is_covered_too(accuracy: float) -> None:
+    assert single(accuracy, trials=400, seed=2) > 0.9
+
+
+def test_any_k_up_to_the_responses_and_none_beyond() -> None:
+    assert list(evaluate(records())["aime24"]["pass"]) == ["1", "2", "4"]
+    three = [Record("s", problem, 1, float(i)) for problem in "ab" for i in (0, 0, 1)]
+    assert list(evaluate(three)["s"]["pass"]) == ["1", "2", "3"]
+    assert evaluate(three, ks=[3])["s"]["pass"].keys() == {"3"}
+    for k in (0, 4):
+        with pytest.raises(ValueError, match=rf"pass@{k} of 3"):
+            evaluate(three, ks=[k])
+
+
+def test_problems_with_one_prompt_are_counted_and_said() -> None:
+    rows = [Record("s", str(i), 1, 1.0, prompt) for i, prompt in enumerate(["1+1=", "1+1=", "2+2=", None, None])]
+    assert evaluate(rows)["s"]["duplicates"] == 2
+    assert "2 of 5 problems of s" in format_table(evaluate(rows))
+    assert "note" not in format_table(evaluate(records()))
 
 
 def test_interval_of_a_ratio_weighs_problems_by_their_counts() -> None:

@@ -19,7 +19,6 @@ def test_right_and_wrong_answers() -> None:
     assert right == {
         "score": 1.0,
         "acc": 1.0,
-        "acc_plain": 1.0,
         "timeout": 0.0,
         "parse_failed": 0.0,
         "crashed": 0.0,

@@ -195,8 +195,7 @@ def outcome_metrics(outcomes: Outcomes, diagnostics: LengthDiagnostics) -> dict[
     """Metrics of one training batch.
 
     Returns:
-        ``reward/status/*`` (shares of the responses whose reward reports a status), ``reward/normalised/*`` (shares
-        of those whose score normalisation has changed), ``fspo/outcome/{reward,acc}/*``
+        ``reward/status/*`` (shares of the responses whose reward reports a status), ``fspo/outcome/{reward,acc}/*``
         (means by the length bins of the current window) and ``fspo/outcome/distinct*`` (diversity within a group).
     """
     length_B, info = outcomes.length_B, outcomes.info_B
@@ -207,10 +206,6 @@ def outcome_metrics(outcomes: Outcomes, diagnostics: LengthDiagnostics) -> dict[
         metrics |= diagnostics.outcome_metrics("acc", acc_B, length_B)
     if any("status" in facts for facts in info):
         metrics |= status_rates(facts.get("status") for facts in info)
-    gains = [facts["acc"] - facts["acc_plain"] for facts in info if "acc_plain" in facts]
-    if gains:
-        metrics["reward/normalised/accepted"] = sum(gain > 0 for gain in gains) / len(gains)
-        metrics["reward/normalised/rejected"] = sum(gain < 0 for gain in gains) / len(gains)
     return metrics | _distinct_share(outcomes.keys, outcomes.digest_B, acc_B)
 
 

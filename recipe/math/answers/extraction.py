@@ -1,17 +1,5 @@
 # ruff: noqa: RUF001
-r"""Where a response has its answer, and two shortcuts that give the same verdict as math-verify in less time.
-
-The plain verdict (`Verdict.plain`, and the only one with `normalise=False`) is by definition that of
-`math_verify.parse` and `math_verify.verify` on the whole response, with the targets in `judge`. The shortcuts are:
-
-- `decisive_part` finds responses that end in their only `\boxed{...}`, or in a short sentence that begins with their
-  first "answer". math-verify extracts that part in any case, so the worker parses the part alone. The whole response is
-  parsed only if nothing can be read from the part.
-- `decide_exactly` compares such a box with the ground truth without math-verify. It needs the same text, or two plain
-  integers.
-
-tests/unit/test_answers_verdicts.py compares both with direct math-verify.
-"""
+r"""Where a response has its answer: its last box, answer tags, or the end of a sentence such as "The answer is"."""
 
 from __future__ import annotations
 
@@ -25,14 +13,7 @@ r"""Only this many `\boxed`, counted from the end, are judged: math-verify's sea
 
 _BOX = "\\boxed"
 _BOX_SURROUNDINGS = 2_000
-# What may follow the box without changing what math-verify extracts: closing signs and punctuation, but no percent
-# sign, letter or digit.
-_HARMLESS_TAIL = re.compile(r"(?:[\s.*$]|\\\)|\\\])*")
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
-_ANSWER_WORD = re.compile(r"(?:final )?answer", re.IGNORECASE)
-_MAX_SENTENCE = 60
-# Inside the box these could start an environment of their own, or another box.
-_AMBIGUOUS = re.compile(r"\$|\\\(|\\\[|\\\)|\\\]|\\boxed|\\fbox")
 
 
 def closing_brace(text: str, opening: int) -> int | None:
@@ -45,54 +26,24 @@ def closing_brace(text: str, opening: int) -> int | None:
     return None
 
 
-def final_box(response: str) -> str | None:
-    r"""Content of the response's only `\boxed{...}`, if it ends the response so that math-verify must extract it."""
-    if response.count(_BOX) != 1 or "\\fbox" in response or "I hope" in response:
-        return None
-    opening = response.index(_BOX) + len(_BOX)
-    end = closing_brace(response, opening) if response.startswith("{", opening) else None
-    if end is None or not _HARMLESS_TAIL.fullmatch(response, end + 1):
-        return None
-    content = response[opening + 1 : end].strip()
-    return None if not content or _AMBIGUOUS.search(content) else content
+def sole_box(response: str) -> str | None:
+    r"""The content of a response's only box; None where there is none, or another answer may count.
 
-
-def final_sentence(response: str) -> str | None:
-    """End of a response without a box, from its first "answer" or "final answer" on, if it is short enough.
-
-    math-verify first reads what follows such a word within 50 characters on the same line.
+    It costs a search of the text, so that the calling process may do it.
     """
-    if _BOX in response or "\\fbox" in response:
+    text = after_thought(response)
+    boxes = list(_BOXES.finditer(text))
+    close = closing_brace(text, boxes[0].end() - 1) if len(boxes) == 1 else None
+    if close is None or re.compile(r"\s{0,9}\\?%").match(text, close + 1):
         return None
-    word = _ANSWER_WORD.search(response)
-    end = response[word.start() :].rstrip() if word is not None else ""
-    tag = word is not None and response[word.start() - 1 : word.start()] in ("<", "/")
-    return end if 0 < len(end) <= _MAX_SENTENCE and "\n" not in end and not tag else None
+    return text[boxes[0].end() : close].strip() or None
 
 
-def decisive_part(response: str) -> str | None:
-    r"""A short text with the same verdict as the whole response: its final `\boxed{...}` or final sentence.
-
-    None means that math-verify must parse the whole response, not that there is no answer.
-    """
-    content = final_box(response)
-    return final_sentence(response) if content is None else f"{_BOX}{{{content}}}"
-
-
-def boxed_content(part: str) -> str | None:
-    """What stands in the box of a decisive part; None for a sentence."""
-    return part[len(_BOX) + 1 : -1] if part.startswith(_BOX) else None
-
-
-def decide_exactly(part: str, truth: str) -> bool | None:
-    """Whether the box of a decisive part equals the ground truth; None if its text alone cannot decide that."""
-    content = boxed_content(part)
-    if content is None:
-        return None
+def decide_exactly(content: str, truth: str) -> bool | None:
+    """Whether the content of a box is the ground truth, where both are plain integers; None where one is not."""
     if _INTEGER.fullmatch(content) and _INTEGER.fullmatch(truth):
         return int(content) == int(truth)
-    # A digit guarantees that normalisation (which removes units and commands) leaves something to compare.
-    return True if content == truth and re.search(r"\d", truth) and not _AMBIGUOUS.search(truth) else None
+    return None
 
 
 def bounded(response: str) -> str:

@@ -1,4 +1,4 @@
-"""One verdict on a response, with the reason: by the kinds of answer and truth, and by math-verify itself."""
+"""One verdict on a response, with the reason: by the kinds of answer and truth, or by math-verify alone."""
 
 from __future__ import annotations
 
@@ -33,46 +33,29 @@ from recipe.math.answers.verdict import Status
 _MAX_ITEMS = 30
 
 
-def judge(part: str | None, response: str, truth: str, normalise: bool) -> tuple[Status, Status, bool]:
-    r"""The verdict, math-verify's own, and whether both depend on `part` and `truth` alone (and may be cached).
+def judge(response: str, truth: str, normalise: bool) -> Status:
+    """The verdict on a response: by the kinds of answer and truth, or math-verify's own if not ``normalise``.
 
-    Args:
-        part: the decisive part of the response if `extraction.decisive_part` found one, else None.
-        response: the whole response, used when there is no such part or math-verify can read nothing from it.
-        truth: the ground truth.
-        normalise: False makes math-verify's verdict the first one, too.
+    Exceptions become statuses: running out of memory or recursion is a failed comparison, a limit of `limits` REFUSED.
     """
-    plain, cacheable = _plain(part, response, truth)
-    if not normalise:
-        return plain, plain, cacheable
-    text = part if part is not None else response
     try:
-        return by_kind(text, truth), plain, cacheable
+        return by_kind(response, truth) if normalise else _plain(response, truth)
     except Refused:
-        return Status.REFUSED, plain, cacheable
+        return Status.REFUSED
     except Exception:
-        return Status.COMPARE_FAILED, plain, cacheable
+        return Status.COMPARE_FAILED
 
 
 # ---------------------------------------------------------------- math-verify's own verdict
 
 
-def _plain(part: str | None, response: str, truth: str) -> tuple[Status, bool]:
-    """As math-verify with the targets of verl 0.9.1's `math_verify` scorer; a match of any pair of readings counts.
-
-    Exceptions become statuses: running out of memory or recursion is a failed comparison, a limit of `limits` REFUSED.
-    """
+def _plain(response: str, truth: str) -> Status:
+    """As math-verify with the targets of verl 0.9.1's `math_verify` scorer; a match of any pair of readings counts."""
     try:
         gold = _parse_truth(truth)
     except (Exception, Refused):
         gold = ()
-    if not gold:
-        return Status.BAD_TRUTH, True
-    if part is not None:
-        status = _judge_text(part, gold)
-        if status not in (Status.NO_ANSWER, Status.PARSE_FAILED):
-            return status, True
-    return _judge_text(response, gold), False
+    return _judge_text(response, gold) if gold else Status.BAD_TRUTH
 
 
 def _parse_response(text: str) -> list[Any]:
@@ -448,5 +431,5 @@ def warm_up() -> None:
     parser.parse_latex_cached = functools.lru_cache(maxsize=4096)(parser.parse_latex_cached.__wrapped__)
     for pair in re.split(r"\s{2,}|\n", _WARM_UP.strip()):
         answer, _, truth = pair.partition("|")
-        judge(f"\\boxed{{{answer}}}", "", truth, True)
-    judge(None, "The answer is 12.", "13", True)
+        judge(f"\\boxed{{{answer}}}", truth, True)
+    judge("The answer is 12.", "13", True)

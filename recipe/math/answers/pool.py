@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from recipe.math.answers.verdict import Status
 from recipe.math.answers.worker import FORK, REAP, REPLY, REQUEST
-
-Task = tuple[str | None, str, str, bool]
-"""Decisive part or None, response, ground truth, normalise: the arguments of `judge.judge`."""
-
-Outcome = tuple[Status, Status, bool]
-"""The verdict, math-verify's own, and whether they depend on the decisive part and the truth alone."""
 
 START_LIMIT_S = 120.0
 WALL_FACTOR = 10.0
@@ -29,6 +24,8 @@ WALL_FACTOR = 10.0
 
 ANSWERS_PER_WORKER = 5_000
 """A worker is replaced after this many answers: ANTLR's caches only grow."""
+
+_PAUSE_S = 0.1
 
 
 class WorkerStartError(RuntimeError):
@@ -69,7 +66,10 @@ class _Launcher:
         ours, theirs = socket.socketpair()
         with ours, theirs, self._lock:
             socket.send_fds(self._socket, [REQUEST.pack(FORK, 0)], [theirs.fileno()])
-            return self._reply(), Connection(ours.detach())
+            pid = self._reply()
+            if pid < 0:
+                raise OSError(-pid, os.strerror(-pid))
+            return pid, Connection(ours.detach())
 
     def reap(self, pid: int) -> int:
         with self._lock:
@@ -119,66 +119,68 @@ class WorkerPool:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._launcher: _Launcher | None = None
-        # Last in, first out: a single caller then uses one worker instead of starting all of them in turn.
-        self._slots: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
-        for _ in range(self.n_workers):
-            self._slots.put(None)
+        # Callers wait in the order in which they came. Each thread has its own worker; none starts beside an idle one.
+        self._threads = ThreadPoolExecutor(self.n_workers, thread_name_prefix="math-verify")
+        self._own = threading.local()
 
-    def run(self, task: Task) -> Outcome:
-        """Verdict on a task by one worker (and its replacement); waits until one is free.
+    def run(self, response: str, truth: str, normalise: bool) -> Status:
+        """`judge.judge` in one worker (and its replacement); waits until one is free.
 
         Raises:
             WorkerStartError: no worker can be started at all, a fault of the installation.
         """
         if os.getpid() != self._pid:  # after a fork: the workers of the parent process are not ours
             self._reset()
-        worker = self._slots.get()
-        try:
-            # One retry after a crash: the kernel may have killed the worker, or its launcher, for another reason.
-            for last_try in (False, True):
-                if worker is None:
-                    worker = self._start()
-                try:
-                    worker.connection.send_bytes(json.dumps(task).encode())
-                    outcome = self._receive(worker)
-                    break
-                except (EOFError, OSError) as error:
-                    dead, worker = worker, None
-                    outcome = (died := self._bury(dead, isinstance(error, TimeoutError))), died, True
-                    if outcome[0] is Status.TIMEOUT or last_try:
-                        break
-            if worker is not None and worker.answered >= ANSWERS_PER_WORKER:
-                retired, worker = worker, None
-                self._collect(retired)
-            return outcome
-        except BaseException:  # interrupted: a result still to come must not reach the next caller
-            if worker is not None:
-                self._collect(worker)
-                worker = None
-            raise
-        finally:
-            self._slots.put(worker)
+        return self._threads.submit(self._judged, json.dumps([response, truth, normalise]).encode()).result()
 
-    def _receive(self, worker: _Worker) -> Outcome:
+    def _judged(self, task: bytes) -> Status:
+        status = Status.CRASHED
+        # One retry after a crash: the kernel may have killed the worker, or its launcher, for another reason.
+        for _ in range(2):
+            worker = getattr(self._own, "worker", None) or self._start()
+            self._own.worker = None  # until it has answered
+            if worker is None:
+                return Status.REFUSED
+            try:
+                worker.connection.send_bytes(task)
+                status = self._receive(worker)
+            except (EOFError, OSError) as error:
+                status = self._bury(worker, isinstance(error, TimeoutError))
+                if status is Status.TIMEOUT:
+                    return status
+                continue
+            if worker.answered < ANSWERS_PER_WORKER:
+                self._own.worker = worker
+            else:
+                self._collect(worker)
+            return status
+        return status
+
+    def _receive(self, worker: _Worker) -> Status:
         if not worker.connection.poll(self.time_limit_s * WALL_FACTOR):
             raise TimeoutError
-        status, plain, cacheable = json.loads(worker.connection.recv_bytes())
+        status = Status(json.loads(worker.connection.recv_bytes()))
         worker.answered += 1
-        return Status(status), Status(plain), bool(cacheable)
+        return status
 
-    def _start(self, again: bool = True) -> _Worker:
-        with self._lock:
-            if self._launcher is None or self._launcher.ended():
-                self._launcher = _Launcher(self.time_limit_s, self.memory_limit_mb)
-                weakref.finalize(self, self._launcher.close)
-            launcher = self._launcher
-        try:
-            return _Worker(launcher)
-        except OSError:
-            if not again:
-                raise
-            launcher.close()  # it was about to end
-            return self._start(again=False)
+    def _start(self) -> _Worker | None:
+        """A new worker; None if the machine has had no room for a process for as long as an answer may take."""
+        end = time.monotonic() + self.time_limit_s * WALL_FACTOR
+        while True:
+            try:
+                with self._lock:
+                    if self._launcher is None or self._launcher.ended():
+                        self._launcher = _Launcher(self.time_limit_s, self.memory_limit_mb)
+                        weakref.finalize(self, self._launcher.close)
+                    launcher = self._launcher
+                return _Worker(launcher)
+            except ConnectionError:
+                launcher.close()  # it was about to end
+            except OSError:  # the process table or the memory is full
+                pass
+            if time.monotonic() > end:
+                return None
+            time.sleep(_PAUSE_S)
 
     def _bury(self, worker: _Worker, stuck: bool) -> Status:
         """Collect a dead or stuck worker and say what ended it."""

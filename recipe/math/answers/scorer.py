@@ -7,8 +7,8 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future
 
-from recipe.math.answers.extraction import bounded, decide_exactly, decisive_part
-from recipe.math.answers.pool import Outcome, Task, WorkerPool
+from recipe.math.answers.extraction import bounded, decide_exactly, sole_box
+from recipe.math.answers.pool import WorkerPool
 from recipe.math.answers.verdict import Status, Verdict
 
 _CACHE_SIZE = 65_536
@@ -18,10 +18,9 @@ class MathScorer:
     r"""Scores responses against ground truths by math-verify, in worker processes: their crashes cannot end the caller.
 
     The answer of a response is its last `\boxed{...}`, else its final answer or number. With `normalise` answer and
-    ground truth are read into kinds first (`reading`), and math-verify compares what has one; `Verdict.plain` is the
-    verdict of math-verify alone.
-    Simple answers are decided in the calling process (see `extraction`); the pool judges all others. A verdict that
-    depends only on the part is cached, since the responses of a group often have the same ending.
+    ground truth are read into kinds first (`reading`), and math-verify compares what has one; without it math-verify
+    judges the whole response alone. An integer in an only box is decided in the calling process, the pool judges all
+    others. The verdict on an only box is cached, since the responses of a group often have the same one.
 
     It can be used from any number of threads, from Ray actors and from daemonic processes. Worker processes start with
     the first answer that needs one. They end with `close()`, with the interpreter, or when the calling process dies.
@@ -56,7 +55,7 @@ class MathScorer:
         self._normalise = normalise
         self._lock = threading.Lock()
         #: The oldest first, by process (a fork does not finish what its parent began), answer and ground truth.
-        self._cache: OrderedDict[tuple[int, str, str], Future[Outcome]] = OrderedDict()
+        self._cache: OrderedDict[tuple[int, str, str], Future[Status]] = OrderedDict()
 
     def score(self, response: str, ground_truth: str) -> Verdict:
         """Verdict on one response. It waits for the verdict; call it from several threads to use several workers.
@@ -67,30 +66,29 @@ class MathScorer:
         text, truth = bounded(response), ground_truth.strip()
         if not text.strip():
             return Verdict.of(Status.NO_ANSWER)
-        part = decisive_part(text)
-        if part is not None and (equal := decide_exactly(part, truth)) is not None:
+        content = sole_box(text) if self._normalise else None
+        if content is None:
+            return Verdict.of(self._pool.run(text, truth, self._normalise))
+        if (equal := decide_exactly(content, truth)) is not None:
             return Verdict.of(Status.CORRECT if equal else Status.WRONG)
-        status, plain, _ = self._judged((part, text, truth, self._normalise))
-        return Verdict.of(status, plain)
+        return Verdict.of(self._judged(content, truth))
 
-    def _judged(self, task: Task) -> Outcome:
-        """The pool's outcome; equal answers are judged once, also while the first of them is in flight."""
-        part, text, truth, _ = task
-        key = (os.getpid(), text if part is None else part, truth)
+    def _judged(self, content: str, truth: str) -> Status:
+        """The pool's verdict on a box; equal ones are judged once, also while the first of them is in flight."""
+        key = (os.getpid(), content, truth)
         with self._lock:
             pending = self._cache.get(key)
             if mine := pending is None:
                 pending = self._cache[key] = Future()
         if not mine:
-            outcome = pending.result()
-            return outcome if outcome[2] or part is None else self._pool.run(task)
+            return pending.result()
         keep = False
         try:
-            outcome = self._pool.run(task)
-            # A crash may have had another cause, so the same answer is judged again next time.
-            keep = outcome[2] and outcome[0] is not Status.CRASHED
-            pending.set_result(outcome)
-            return outcome
+            status = self._pool.run(f"\\boxed{{{content}}}", truth, True)
+            # A crash or a refusal may have had another cause, so the same answer is judged again next time.
+            keep = status not in (Status.CRASHED, Status.REFUSED)
+            pending.set_result(status)
+            return status
         except BaseException as error:
             pending.set_exception(error)
             raise

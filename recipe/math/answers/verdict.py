@@ -20,7 +20,7 @@ class Status(StrEnum):
     NO_ANSWER = "no_answer"  # the text has nothing that looks like an answer
     PARSE_FAILED = "parse_failed"  # an answer was found but no expression could be read from it
     COMPARE_FAILED = "compare_failed"  # both sides were read, but their comparison raised (division by zero, recursion)
-    REFUSED = "refused"  # not evaluated: beyond the size limits (length, nesting, digits of a number)
+    REFUSED = "refused"  # not evaluated: beyond the limits (length, nesting, digits), or no room for a process
     TIMEOUT = "timeout"  # used up its run time; the worker was replaced
     CRASHED = "crashed"  # the worker died for another reason; it was replaced
     BAD_TRUTH = "bad_truth"  # the ground truth cannot be read: a defect of the data set
@@ -28,15 +28,14 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Score of one answer: 1.0 if CORRECT, else 0.0, and the reason; `plain` is math-verify's verdict by itself."""
+    """Score of one answer: 1.0 if CORRECT, else 0.0, and the reason."""
 
     score: float
     status: Status
-    plain: Status
 
     @classmethod
-    def of(cls, status: Status, plain: Status | None = None) -> Verdict:
-        return cls(1.0 if status is Status.CORRECT else 0.0, status, status if plain is None else plain)
+    def of(cls, status: Status) -> Verdict:
+        return cls(1.0 if status is Status.CORRECT else 0.0, status)
 
 
 def status_rates(statuses: Iterable[str | None]) -> dict[str, float]:

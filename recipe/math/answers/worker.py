@@ -6,8 +6,9 @@ and the workers share memory. The launcher runs no untrusted text, so it cannot 
 
 Launcher protocol, over a Unix socket: the requests are `FORK` (with one file descriptor, the worker's end of a socket
 pair) and `REAP pid` (kill the worker if it still runs, and collect it). The answer is one integer: the pid of the new
-worker, or its wait status. A worker is only collected on REAP, so its pid is not reused while the parent refers to it.
-Worker protocol, over its own socket: JSON [part, response, truth, normalise] in, JSON [status, plain, cacheable] out.
+worker (minus errno if there is no room for one), or its wait status. A worker is only collected on REAP, so its pid is
+not reused while the parent refers to it. Worker protocol, over its own socket: JSON [response, truth, normalise] in,
+JSON status out.
 
 No process outlives its parent: the launcher ends when its socket closes, a worker when the launcher ends
 (PR_SET_PDEATHSIG; safe here because the launcher has a single thread) or when its own socket closes.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import json
 import logging
@@ -69,7 +71,11 @@ def main(control_fd: int, parent_pid: int, time_limit_s: float, memory_limit_mb:
 
 def _fork_worker(control: socket.socket, fd: int, time_limit_s: float, memory_limit_mb: int) -> int:
     launcher_pid = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:  # the process table is full, perhaps for a moment
+        os.close(fd)
+        return -(error.errno or errno.EAGAIN)
     if pid:
         os.close(fd)
         return pid
@@ -94,6 +100,6 @@ def _serve(connection: Connection, time_limit_s: float) -> None:
             # The kernel ends this process once it has used that much processor time, even inside a C function.
             # SIGPROF keeps its default action: a worker has nothing to clean up.
             signal.setitimer(signal.ITIMER_PROF, time_limit_s)
-            verdict = judge.judge(*task)
+            status = judge.judge(*task)
             signal.setitimer(signal.ITIMER_PROF, 0)
-            connection.send_bytes(json.dumps(verdict).encode())
+            connection.send_bytes(json.dumps(status).encode())
