@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from recipe.runner.faults import preemption
 from recipe.runner.faults.preemption import (
     STOP_VARIABLE,
     UNSAVED_VARIABLE,
@@ -64,6 +66,26 @@ def test_a_request_of_before_the_start_is_removed_and_a_later_one_stays(tmp_path
     os.utime(tmp_path / "stop", (before, before))
     ask_to_stop(tmp_path)  # asked again, since
     assert not remove_old_request(tmp_path) and stop_request(tmp_path)
+
+
+@pytest.mark.parametrize("ahead_s", [-7200, 7200])
+def test_the_age_of_a_request_is_that_of_the_file_system_s_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: int
+) -> None:
+    """The clock of this machine, which knows when the process began, is hours behind or ahead of the file server's."""
+    began = psutil.Process().create_time()
+    here = SimpleNamespace(time=lambda: time.time() - ahead_s)
+    monkeypatch.setattr(preemption, "time", here)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _: began - ahead_s)
+    ask_to_stop(tmp_path)
+    assert not remove_old_request(tmp_path) and stop_request(tmp_path)
+    os.utime(tmp_path / "stop", (began - 1, began - 1))
+    assert remove_old_request(tmp_path) and not stop_request(tmp_path)
+
+
+def test_a_folder_of_that_name_asks_for_nothing(tmp_path: Path) -> None:
+    (tmp_path / "stop").mkdir()
+    assert stop_request(tmp_path) is None
 
 
 def test_a_job_script_s_request_reaches_whichever_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

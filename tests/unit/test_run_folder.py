@@ -140,6 +140,7 @@ NAMES = (
     "launcher.log",
     "progress.log",
     "code/mine.py",
+    "stop",
 )
 
 
@@ -153,6 +154,13 @@ def test_a_file_of_the_users_is_in_the_way_of_a_run(tmp_path: Path, name: str) -
     named = name.removesuffix("/mine.txt").removesuffix("/mine.py").removesuffix("/mine.parquet")
     assert str(tmp_path) in str(refused.value) and named in str(refused.value)
     assert contents(tmp_path) == {name: b"{}", "notes.txt": b"mine"}
+
+
+def test_a_folder_named_stop_is_left_alone_and_named(tmp_path: Path) -> None:
+    (begun(tmp_path) / "stop").mkdir()
+    with pytest.raises(PreflightError, match=holds(f"{tmp_path}/stop", "folder", "rename")):
+        launch(prepared(f"run.dir={tmp_path}", *SMALL_TASK))
+    assert (tmp_path / "stop").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +50,7 @@ def ask_to_stop(run_dir: str | Path) -> None:
 def stop_request(run_dir: str | Path) -> Path | None:
     """The file that asks the run in this folder to save and end; None if nobody asks."""
     files = (Path(run_dir, STOP_FILE), os.environ.get(STOP_VARIABLE, ""))
-    return next((Path(file) for file in files if os.path.exists(file)), None)
+    return next((Path(file) for file in files if os.path.isfile(file)), None)
 
 
 def job_variables() -> dict[str, str]:
@@ -66,11 +67,13 @@ def tell_of_save() -> None:
 def remove_old_request(run_dir: str | Path) -> bool:
     """Remove a request that came before this process began, which was an earlier start's; whether there was one.
 
-    A request that came since then is for this start, and stays.
+    A request that came since then is for this start, and stays. Its age is read from the clock of the file system,
+    which may differ from this machine's.
     """
     path = Path(run_dir, STOP_FILE)
-    with contextlib.suppress(FileNotFoundError):
-        if path.lstat().st_mtime < psutil.Process().create_time():
+    with contextlib.suppress(FileNotFoundError), tempfile.TemporaryFile(dir=run_dir) as now:
+        age_s = os.fstat(now.fileno()).st_mtime - path.lstat().st_mtime
+        if age_s > time.time() - psutil.Process().create_time():
             path.unlink()
             return True
     return False

@@ -33,6 +33,7 @@ from fspo.records import (
 )
 from fspo.table import FOLDER, holds_table
 from recipe.runner.checkpoints.integrity import TRACKER_FILE, is_checkpoint_of, latest, step_of
+from recipe.runner.faults.preemption import STOP_FILE
 from recipe.runner.faults.texts import MASK
 from recipe.runner.launch.compose import (
     SEARCH_PATH,
@@ -64,7 +65,7 @@ from recipe.runner.launch.values import PreflightError
 #: Files that a start replaces or appends to.
 _FILES: Final = (
     *(CONFIG_FILE, INFO_FILE, *STEP_FILES, FOLDER, "launcher.log", "phase.json", "progress.log", "hang.txt", "run.png"),
-    *("code", "checkpoints/global_step_*", "generation_config.json"),
+    *("code", "checkpoints/global_step_*", "generation_config.json", STOP_FILE),
 )
 #: Keys (and whatever lies below them) that may change when a run goes on: how long it runs, what it saves and logs, and
 #: the machine it runs on. None of them changes what a step computes.
@@ -358,6 +359,8 @@ def check_folder(folder: Path, trainer: DictConfig, goes_on: bool, resume: Resum
             f"run.dir={folder} holds {', '.join(foreign)}, but is not the folder of a run: give another one, "
             "so that nothing of yours is replaced"
         )
+    if (stop := folder / STOP_FILE).is_dir():
+        raise PreflightError(f"{stop} is a folder, and a file of that name asks the run to end: remove or rename it")
     mode, begins = trainer.resume_mode, trainer.resume_from_path
     first = resume and resume.checkpoint
     other = mode == "resume_path" and not is_checkpoint_of(trainer, begins) and begins != first
