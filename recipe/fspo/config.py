@@ -220,14 +220,17 @@ def can_be_measured(loss: DictConfig) -> bool:
 
 
 def clip_values_of(config: DictConfig) -> list[str]:
-    """The clip values that a loss not yet completed has from the command line or from its algorithm's file.
+    """The clip values that a loss has from the command line or from its algorithm's file.
 
-    The settings of a run that measures them name those of the loss's authors, which were not given.
+    A run that measures them names those of the loss's authors beside all its other settings. These were not given.
     """
     loss = config.actor_rollout_ref.actor.policy_loss
-    measured, own = OmegaConf.select(config, "fspo.clip_values") == "measured", ALGORITHMS.get(loss.loss_mode)
-    given = {key: loss[key] for key in ("c_low", "c_high") if loss.get(key) is not None}
-    return [f"{key}={value}" for key, value in given.items() if not (measured and value == getattr(own, key, None))]
+    values = {key: loss[key] for key in ("c_low", "c_high") if loss.get(key) is not None}
+    settings = policy_loss_settings(loss)
+    if OmegaConf.select(config, "fspo.clip_values") == "measured" and settings is not None:
+        is_completed = dataclasses.asdict(settings).items() <= dict(loss).items()
+        values = {k: v for k, v in values.items() if not (is_completed and v == getattr(ALGORITHMS[loss.loss_mode], k))}
+    return [f"{key}={value}" for key, value in values.items()]
 
 
 def scales_with_length(policy_loss: DictConfig) -> bool:

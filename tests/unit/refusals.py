@@ -222,6 +222,10 @@ CHECKS: tuple[Row, ...] = (
     (f"{CORRECTION}.rollout_is=sequence {ROLLOUT}.calculate_log_probs=false", "log_probs=false", CORRECTION, "true"),
     ("fspo.accept=1.2", "fspo.accept=1.2 ", "less than 1"),
     (f"fspo.clip_values=measured algo=gspo {LOSS}.c_low=0.001", "fspo.clip_values=measured", "c_low=0.001", "leave"),
+    *(  # the authors' values are given, too
+        (f"fspo.clip_values=measured {values}", "fspo.clip_values=measured", "c_low=0.03", "leave")
+        for values in (f"{LOSS}.c_low=0.03", f"{LOSS}.c_low=0.03 {LOSS}.c_high=0.03 {LOSS}.s_max=10")
+    ),
     # keys that another setting of the command disables
     ("algorithm.use_kl_in_reward=true algorithm.kl_ctrl.target_kl=0.2", "target_kl=0.2", "type=fixed", "type=adaptive"),
     (
