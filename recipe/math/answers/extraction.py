@@ -69,7 +69,7 @@ _BOXES = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
 _JOINED = re.compile(
     r"(?:[\s,;&$.*~]|\\[,;:! ()\[\]]|\\q?quad|\\\\|\\(?:text|mathrm)\s*\{\s*(?:and|or)[\s,]*\}"
     r"|\b(?:and|or|as well as)\b"
-    r"|(?<=\n)\s*(?:[-+•]|\(?\w[.)]|\d+[.)])|(?:[a-zA-Z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*=)*"
+    r"|\b(?:possibly|perhaps|maybe)\b|(?<=\n)\s*(?:[-+•]|\(?\w[.)]|\d+[.)])|(?<=[\s$;,])\(?(?:[ivx]{1,4}|[a-z]|\d)\)|(?:[a-zA-Z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*=)*"
 )
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _ANCHORED = re.compile(
@@ -108,5 +108,30 @@ def answer_texts(text: str) -> list[str]:
         return [re.sub(r"(?is).*\b(?:is|:)\s", "", tagged[-1]).strip() or tagged[-1]]
     if anchored := list(_ANCHORED.finditer(text)):
         sentence = next(part for part in anchored[-1].groups() if part)
-        return [re.sub(r"(?:(?<=\w)|(?<=[)}$\]]))\.\s.*", "", sentence)]
+        end = re.search(r"(?:(?<=\w)|(?<=[)}$\]]))\.\s", sentence)
+        if end and _TAKEN_BACK.match(sentence, end.end()):
+            return [sentence]
+        return [sentence[: end.start()] if end else sentence]
     return []
+
+
+#: A second number in place of the first: "The answer is 17. Or rather 18."
+_TAKEN_BACK = re.compile(r"\W*(?:or|no|wait|actually|rather|alternatively|but)\b[^\n]*\d", re.IGNORECASE)
+#: With one of these a number of a sentence is not said to be the answer.
+_HEDGE = re.compile(
+    r"\b(?:not|cannot|never|no|nor|neither|either|or|more|less|fewer|than|least|most|over|under|above|below|between|from"
+    r"|except|instead|rather|wrong|maybe|perhaps|possibly|without|unless|half|twice|double)\b|n['’]t\b",
+    re.IGNORECASE,
+)
+
+
+def is_sentence(text: str) -> bool:
+    """Whether the answer of a text is a sentence of it, neither in a box nor in tags."""
+    return not _BOXES.search(after_thought(text)) and not _TAGGED.search(text)
+
+
+def said(text: str) -> str:
+    """The last sentence with a number, where it says that number plainly; else nothing."""
+    sentences = re.split(r"(?<=[a-zA-Z\d)}$\]])[.!?](?:\s|\Z)|\n", after_thought(text))
+    last = next((sentence for sentence in reversed(sentences) if re.search(r"\d", sentence)), "")
+    return "" if _HEDGE.search(last) else last

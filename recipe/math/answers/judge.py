@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from recipe.math.answers.extraction import after_thought, answer_texts
+from recipe.math.answers.extraction import answer_texts, is_sentence, said
 from recipe.math.answers.limits import MAX_EXPRESSION_CHARS, Refused
 from recipe.math.answers.reading import (
     DOMAIN,
@@ -27,6 +27,7 @@ from recipe.math.answers.reading import (
     choice,
     cleaned,
     read,
+    trusted,
 )
 from recipe.math.answers.verdict import Status
 
@@ -104,8 +105,9 @@ def _parse_truth(truth: str) -> tuple[Any, ...]:
 
 def by_kind(text: str, truth: str) -> Status:
     """Whether the answer of a text is the truth: of the same kind, or of one of the pairs in :func:`same`."""
+    truth = trusted(truth)
     target_text = next(iter(answer_texts(truth)), truth)
-    texts = answer_texts(text) or _last_numbers(after_thought(text))
+    texts = answer_texts(text) or _last_numbers(said(text))
     if not texts:
         return Status.NO_ANSWER
     if max(map(len, (target_text, texts[0]))) > MAX_EXPRESSION_CHARS:
@@ -130,12 +132,27 @@ def by_kind(text: str, truth: str) -> Status:
     readings = [read(answer) for answer in (answers if target.kind == LIST else answers[:1])]
     if chosen:
         readings.append(read(re.sub("\\A\\(?\x02?\\(?[A-Z][).:\x03]+", "", answers[0])))
+    if is_sentence(text) and (readings[0].kind == UNREAD or (readings[0].kind == WORDS and target.kind != WORDS)):
+        readings = [read(cleaned(number)) for number in _last_numbers(said(text))]
     readable = [answer for answer in readings if _readable(answer)]
-    if any(same(target, answer) for answer in readable):
+    if any(same(side, answer) for side in (target, *_right_side(target)) for answer in readable):
         return Status.CORRECT
     if readable and _has_solutions(target, readable[0]):
         return _solutions(truth, texts[0])
     return Status.WRONG if readable else Status.PARSE_FAILED
+
+
+def _right_side(target: Answer) -> list[Answer]:
+    """What a truth such as "NO / BO = 2" asks for: its right side, where the left one only names something."""
+    left, _, right = target.text.partition("= ")
+    unknown = re.search(r"\d|(?<![a-zA-Z])[xyz](?![a-zA-Z])", left) and not re.fullmatch(
+        r"\s*[a-zA-Z](?:\s*\+\s*[a-zA-Z])+\s*", left
+    )
+    if target.kind != RELATION or target.form != "=" or _is_assignment(target) or unknown:
+        return []
+    side = read(right)
+    values = [_parsed(part.text) for part in (side.parts or (side,))]
+    return [side] if all(value is not None and not value.free_symbols for value in values) else []
 
 
 def _last_numbers(text: str) -> list[str]:

@@ -65,7 +65,12 @@ _MEANING: Final = re.compile(
     rf"{_FUNCTIONS}|over(?:line|rightarrow)|bar|dot|vec|(?:wide)?hat|mathbb|[bp]?mod|begin|end|\w*cancel|sout|max|min"
     r"|gcd|lcm|lim|det|dim|deg|angle|triangle|in|le|ge|ne|cdot|times|pm|mp|cup|cap|setminus|sum|prod|int|to"
 )
-_HIDDEN: Final = re.compile(r"tag|label|[hv]space|phantom|\w*color")
+#: Commands whose argument is all that they show. Of any other command the argument is no answer.
+_DRESSING: Final = re.compile(
+    r"boxed|f?box|framebox|math(?:bf|it|sf|tt|cal|scr|frak|op|bin|rel|ord|inner|strut)|bm|boldsymbol|pmb|emph|underline"
+    r"|underbrace|overbrace|ensuremath|smash|num|red|blue|green"
+)
+_HIDDEN: Final = re.compile(r"tag|label|[hv]space|[hv]?phantom")
 _TEXT: Final = re.compile(r"text(?!color|style)\w*|mathrm|[mh]box|operatorname")
 _SWITCH: Final = re.compile(
     r"\w+style|(?:bf|it)\w*|rm|sf|tt|tiny|small|normalsize|large|huge|L\w+|Huge|limits|[bB]igg?[lrm]?|left|right"
@@ -85,7 +90,7 @@ _SPELLINGS: Final[_Rules] = (
     (r"(?:\b(?:US|USD)\s*)?\\?\$|\\[()\[\]](?!\d+pt)|`|</?[a-zA-Z]\w*>|<\|\w+\|>", ""),
     (r"\A(?:[\s*]|__)+|(?:[\s*]|__)+\.?\s*\Z|\*\*(?=\W)", ""), (r"\*\*", "^"), (_ENVIRONMENT, " "),
     (r"\\\\\s*\[\s*\d+(?:\.\d+)?\s*\w\w\]", r"\\\\"), (r"(?<!\\)\\[,;: ]|~", " "),
-    (r"\\!|\\n\Z|(?<![a-zA-Z}])\{\}", ""), (r"\{,\}", ","), (r"\\([%_])", r"\1"), (r"\bper\s+cent", "percent"),
+    (r"\\!\s*|\\n\Z|(?<![a-zA-Z}])\{\}", ""), (r"\{,\}", ","), (r"\\([%_])", r"\1"), (r"\bper\s+cent", "percent"),
     (r"\{\s*\\rm(?![a-z])([^{}]*)\}", r"\\text{\1}"), (r"\\sqrt\s+(\d+)", r"\\sqrt{\1}"),
     (r"\^\s*\{?\s*(?:\\circ|\\degree|(?:\\text)?\{?o(?!\w)\}?)\s*\}?|\\degree", "°"),
     (rf"(?<![\\a-zA-Z])(sqrt|pi|infty|{_FUNCTIONS})(?![a-zA-Z])", r"\\\1 "),
@@ -150,6 +155,21 @@ def cleaned(text: str) -> str:
     return _stripped(re.sub(r"\x03(?:\s|[./-]|\\cdot)*\x02", " ", text))
 
 
+_DOUBLED: Final = re.compile(
+    r"(?<!\\)\\\\(?:[dt]?frac|sqrt|text|mathrm|begin|left|pi|cdot|times|infty|le|ge|ne|neq|leq|geq|circ|sin|cos|tan|log"
+    r"|ln|boxed|binom|pm|cup|cap|in|theta|alpha|overline|angle)(?![a-zA-Z])"
+)
+
+
+def trusted(truth: str) -> str:
+    """A ground truth as its author meant it: without escapes and quotes of a file format, and glued words apart."""
+    if _DOUBLED.search(truth):
+        truth = truth.replace("\\\\", "\\")
+    if match := re.fullmatch(r"\s*(\[?)\s*(?P<quote>[\"'])([^\"']*)(?P=quote)\s*(\]?)\s*", truth):
+        truth = match[3] if bool(match[1]) == bool(match[4]) else truth
+    return re.sub(r"(?<=[\d)\]}])(or|and)(?=[-\d(\[{\\]|[a-zA-Z]\s*=)", r" \\text{ \1 } ", truth)
+
+
 def _plain_sign(match: re.Match[str]) -> str:
     """ASCII or LaTeX, by NFKC; superscripts, subscripts and vulgar fractions keep what they mean."""
     sign, plain = match[0], unicodedata.normalize("NFKC", match[0])
@@ -197,10 +217,12 @@ def _unit(tokens: list[str], script: bool) -> str:
     if _next(tokens) != "{":
         return token
     dressed = _argument(tokens)
+    if "color" in name:
+        return _argument(tokens) if _next(tokens) == "{" else ""
     if _HIDDEN.fullmatch(name):
         return ""
-    if _next(tokens) == "{":  # \textcolor{red}{5}, but \overset{6}{5} is not only dressed
-        dressed = _argument(tokens) if re.fullmatch("[a-zA-Z!]+", dressed) else f"{token}{{{dressed}}}"
+    if _next(tokens) == "{" or not _DRESSING.fullmatch(name):  # \overset{6}{5} is not only dressed
+        return f"{token}{{{dressed}}}"
     return dressed if re.fullmatch(r"\s*-?[\w.,]*\s*|.*[\x02\\].*", dressed) else f"({dressed})"
 
 
@@ -313,6 +335,10 @@ def read(text: str, inner: bool = False) -> Answer:
         sides = [re.sub(r"\\(pm|mp)(?![a-z])", lambda m: "+-"[(m[1] == "pm") == lower], text) for lower in (0, 1)]  # noqa: B023
         return Answer(LIST, parts=tuple(read(side, inner) for side in sides))
     text = re.sub(r"\A\](.*)\[\Z", r"(\1)", text)
+    if (match := re.fullmatch("([(\\[].*[)\\]])\\s*(?:\x02[^\x03]*\x03\\s*)+", text)) and _closes(text, 0) == match.end(
+        1
+    ) - 1:
+        text = match[1]  # the unit of a tuple
     if (match := re.match(r"\\\{|[(\[]", text)) and _closes(text, match.end() - 1) == len(text) - 1:
         if text[0] == "\\":
             return _list([item for item, _ in split(text[2:-2], _SEPARATOR)], "{}")
@@ -348,7 +374,11 @@ def _unconditional(item: str) -> str:
         item,
     )
     match = re.search(rf"\x02{_CONDITION}[^\x03]*\x03(.*)\Z", item)
-    is_condition = match and (not _COUNTS.search(match[1]) or len(list(split(match[1], _SIGN))) > 1)
+    is_condition = (
+        match
+        and not re.search(r"\b(?:else|otherwise|or|but)\b", match[1], re.IGNORECASE)
+        and (not _COUNTS.search(match[1]) or len(list(split(match[1], _SIGN))) > 1)
+    )
     return item[: match.start()] if match and is_condition else item
 
 
@@ -387,7 +417,13 @@ def _relation(sides: list[tuple[str, str]]) -> Answer:
 
 
 def _is_name(text: str) -> bool:
-    return bool(_NAME.fullmatch(_CHUNK.sub(" ", text).strip() or "x"))
+    """Whether something is called that, a sum of distinct names included: "m + n = 42", not "x + y = 42"."""
+    name = _CHUNK.sub(" ", text).strip() or "x"
+    terms = re.split(r"\s*\+\s*", name)
+    is_sum = len(set(terms)) == len(terms) and (len(terms) > 1 or name[0] == "|")
+    if is_sum and all(re.fullmatch(r"[a-wA-W]|\|[A-Z]+\|", term) for term in terms):
+        return True
+    return bool(_NAME.fullmatch(name))
 
 
 def _leaf(text: str) -> Answer:
