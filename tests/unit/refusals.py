@@ -1,7 +1,8 @@
 """Commands that the program refuses, notes or takes, and what its sentence must hold, whatever its words.
 
-A row is a command as in a shell and the parts of one sentence: key, value, remedy. Each refusal has one row. The
-commands run in a folder with :data:`FILES`.
+A row is a command as in a shell and the parts of one sentence: key, value, remedy. Each refusal has one row. Of rows
+that share a command, each has a sentence that begins with a key of its own. The commands run in a folder with
+:data:`FILES`.
 """
 
 from __future__ import annotations
