@@ -32,19 +32,23 @@ def test_a_process_that_may_not_be_read_is_asked_once(run_id: str, monkeypatch: 
         asked.append(process.pid)
         raise psutil.AccessDenied(process.pid)
 
+    # SLURM's daemon starts a job's program as another user.
+    old, young = (subprocess.Popen(["/bin/sleep", "60"]) for _ in range(2))
+    now = time.time()
     monkeypatch.setattr(psutil.Process, "environ", environ)
-    young = subprocess.Popen(["/bin/sleep", "60"])  # SLURM's daemon starts a job's program as another user
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: now - 3600 * (process.pid == old.pid))
     try:
         foreign: set[int] = set()
         assert processes_of(run_id, foreign) == []
-        assert os.getppid() in foreign and young.pid not in foreign
-        assert os.getppid() in asked and young.pid in asked
+        assert old.pid in foreign and young.pid not in foreign
+        assert old.pid in asked and young.pid in asked
         asked.clear()
         assert processes_of(run_id, foreign) == []
-        assert young.pid in asked and os.getppid() not in asked
+        assert young.pid in asked and old.pid not in asked
     finally:
-        young.kill()
-        young.wait(10)
+        for process in (old, young):
+            process.kill()
+            process.wait(10)
 
 
 def test_a_process_that_gets_the_mark_later_is_found(run_id: str) -> None:
