@@ -17,12 +17,13 @@ from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode, PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.config import CheckpointEngineConfig
+from verl.workers.rollout.replica import RolloutReplica
 
 from recipe.runner import hooks
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, read_phase, write_phase
 from recipe.runner.faults.preemption import UNSAVED_VARIABLE, Preempted, ask_to_stop
+from recipe.runner.launch import loggers
 from recipe.runner.launch.progress import Progress
-from recipe.runner.response_watch import ResponseWatch
 
 TRAINERS = {
     "sync": PPOTrainerSync,
@@ -84,7 +85,9 @@ def train(
     """
     every = ("trainer.save_freq=2", "trainer.test_freq=1", "trainer.total_training_steps=6")
     rest = ("trainer.val_before_train=false", "trainer.logger=[]", f"run.dir={folder}")
-    config = composed("experiment=qwen3_8b", f"mode={mode}", *every, *rest, *overrides)
+    one_update = ("actor_rollout_ref.actor.ppo_mini_batch_size=${data.train_batch_size}",)
+    one_update += ("trainer.v1.separate_async.parameter_sync_step=1",)
+    config = composed("experiment=qwen3_8b", f"mode={mode}", *every, *rest, *one_update, *overrides)
     config.trainer.default_local_dir = str(folder / "checkpoints")
     queue = SimpleNamespace(save_checkpoint=lambda *_, **__: None, kv_clear=lambda **_: None)
     monkeypatch.setattr(trainer_base, "tq", queue)
@@ -92,6 +95,8 @@ def train(
     progress = Progress()
     progress.write_to(folder)
     monkeypatch.setattr(hooks, "PROGRESS", progress)
+    monkeypatch.setattr(loggers, "point_into", lambda run_dir: None)  # the loggers of the whole process
+    monkeypatch.setattr(RolloutReplica, "max_concurrency", RolloutReplica.max_concurrency)  # which a trainer replaces
     (folder / "checkpoints").mkdir()
 
     class Trainer(hooks.RunnerHooks, TRAINERS[mode]):  # type: ignore[misc]
@@ -108,11 +113,7 @@ def train(
             if stop_in == f"validation {self.global_steps}":
                 ask_to_stop(folder)
                 if self.global_steps == 0:
-                    names = ("partitions", "pending_keys", "running_keys", "finished_keys", "failure_keys")
-                    queue: Any = SimpleNamespace(**{name: {"val": ()} for name in names})
-                    queue._wait_for_next_poll, queue.sample = lambda *_: 0.0, None
-                    self._responses.watch(queue, lambda: 0)
-                    queue._wait_for_next_poll("val", 0.0)
+                    self.replay_buffer._wait_for_next_poll("val", 0.0)
                     pytest.fail("the validation waits on")
             return {"accuracy": 0.0}
 
@@ -124,18 +125,12 @@ def train(
         add_replicas_to_balancer = remove_replicas_from_balancer = clear_sticky_cache = _nothing
         _shutdown_dump_executor = _reseed_sampling = raise_failure = _nothing
 
-    trainer: Any = object.__new__(Trainer)
     write_phase(folder, Phase(0, "start-up"))
-    trainer.config, trainer.actor_rollout_wg, trainer.trainer_mode = config, machine, mode
+    trainer: Any = Trainer(config)
+    trainer.actor_rollout_wg = machine
     trainer.checkpoint_manager = CheckpointEngineManager(CheckpointEngineConfig(backend="naive"), machine, [machine])
-    trainer.checkpoint_callback = SimpleNamespace(on_save=lambda **_: None)
     trainer.train_dataloader = SimpleNamespace(state_dict=dict)
-    trainer.use_critic, trainer.parameter_sync_step, trainer.steps_per_epoch = False, 1, 100
-    trainer.global_steps, trainer.total_training_steps = 0, 6
-    trainer._saved_step, trainer._phase, trainer._moved_s = None, Phase(0, "start-up"), 0.0
-    trainer._training = trainer._is_to_end = False
-    trainer._step_began, trainer._longest_s = None, {"step": 0.0, "save": 0.0}
-    trainer._responses = ResponseWatch(config.data.max_response_length, trainer._moved)
+    trainer.steps_per_epoch, trainer.total_training_steps = 100, 6
     if mode == "separate_async":
         trainer.standalone_checkpoint_manager = SimpleNamespace(
             update_weights=lambda step: machine.syncs.append(machine.phase())
@@ -143,10 +138,8 @@ def train(
         trainer.replay_buffer = SimpleNamespace(
             get_sampleable_count=lambda *_: 0, wait_for_sampleable=lambda *_: (None, {}), poll_interval=1.0
         )
-        trainer._enable_hybrid_replicas = config.actor_rollout_ref.hybrid_engine
+        # What verl's init() sets, with the processes.
         trainer.current_mode = HybridEngineMode.ROLLOUT if trainer._enable_hybrid_replicas else HybridEngineMode.TRAINER
-        trainer.hybrid_rollout_config = config.trainer.v1.separate_async.hybrid_rollout
-        trainer._init_hybrid_rollout_state()
         trainer._wait_seconds, trainer._wait_samples = 1e9, 1  # so long that lending these GPUs always pays
     machine.phase = lambda: read_phase(folder).phase
     trainer.on_init_end()
