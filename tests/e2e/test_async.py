@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 STEPS, RESPONSES = 8, 64
 NO_MASK = "algorithm.rollout_correction.rollout_rs=null"
+#: With published clip values, so that a test can count what lies inside them.
+PI_OLD_OF_VLLM = ("fspo.pi_old=rollout", NO_MASK, "fspo.clip_values=published")
 
 
 def lines(run: Start, name: str) -> list[dict[str, Any]]:
@@ -99,18 +101,32 @@ def test_a_mode_trains_is_stopped_resumes_and_counts_every_response(
 
 
 def test_more_requests_than_verl_has_slots_for_do_not_stop_a_run(start: Starter, tmp_path: Path) -> None:
-    """With verl's number, 8 here, the run stands still at the weights of step 2 (verl issue 7990)."""
+    """With verl's number, 8 here, the run stands still at the weights of step 2 (verl issue 7990).
+
+    Its pi_old is vLLM's, whose ratios the metrics count.
+    """
     run = start(
         tmp_path,
         *SMALL,
         "mode=colocate_async",  # separate_async gets through such a short run with 8 slots, too
         "trainer.v1.colocate_async.num_warmup_batches=2",  # 192 requests at once
         "trainer.total_training_steps=4",
+        *PI_OLD_OF_VLLM,
         VERL_USE_EXTERNAL_MODULES="few_slots",
         PYTHONPATH=os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))),
     )
     assert run.wait(400) == 0, run.output()[-4000:]
     assert sorted(run.steps()) == [1, 2, 3, 4]
+    assert_accept_rates(run)
+
+
+def assert_accept_rates(run: Start) -> None:
+    """Each step's metric is the share of its rows inside 0.03 sqrt(L), whatever is dropped before."""
+    columns = read_table(run.run_dir).columns
+    for step, metrics in run.steps().items():
+        s_B, length_B = (columns[name][columns["step"] == step] for name in ("S", "L"))
+        inside = int((abs(s_B) <= 0.03 * length_B**0.5).sum())
+        assert metrics["fspo/accept_rate"] == pytest.approx(inside / RESPONSES, abs=1e-6)
 
 
 def order_recording(folder: Path, parts: int) -> None:
@@ -184,6 +200,7 @@ def test_replayed_rollouts_give_the_losses_of_synchronous_training(start: Starte
     assert 0 < moved[0] / RESPONSES < 1e-8
 
 
+@pytest.mark.nightly  # vLLM's pi_old: the test before
 def test_dropping_with_pi_old_of_vllm(start: Starter, tmp_path: Path) -> None:
     run = start(
         tmp_path,
@@ -192,19 +209,14 @@ def test_dropping_with_pi_old_of_vllm(start: Starter, tmp_path: Path) -> None:
         f"trainer.total_training_steps={STEPS}",
         "trainer.v1.separate_async.num_warmup_batches=2",
         "trainer.v1.sampler.max_off_policy_threshold=2",
-        "fspo.pi_old=rollout",
-        NO_MASK,
-        "fspo.clip_values=published",  # the test counts what lies inside 0.03 sqrt(L)
+        *PI_OLD_OF_VLLM,
     )
     assert run.wait(500) == 0, run.output()[-4000:]
-    funnel, metrics = lines(run, "funnel.jsonl"), run.steps()
+    funnel = lines(run, "funnel.jsonl")
     assert sum(ended(record, "stale") for record in funnel) > 0
     assert all(ended(record, "trained") == RESPONSES for record in funnel)
-    for step in range(1, STEPS + 1):
-        columns = read_table(run.run_dir).columns
-        s_B, length_B = (columns[name][columns["step"] == step] for name in ("S", "L"))
-        inside = int((abs(s_B) <= 0.03 * length_B**0.5).sum())
-        assert metrics[step]["fspo/accept_rate"] == pytest.approx(inside / RESPONSES, abs=1e-6)
+    assert sorted(run.steps()) == list(range(1, STEPS + 1))
+    assert_accept_rates(run)
 
 
 @pytest.mark.nightly  # in sync: test_train.py

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from real_stack import Starter
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-@pytest.mark.parametrize("algo", ["fspo", "gspo"])
+@pytest.mark.parametrize("algo", ["fspo", pytest.param("gspo", marks=pytest.mark.nightly)])
 def test_the_demo_prints_no_warning_and_sets_its_clip_values(start: Starter, tmp_path: Path, algo: str) -> None:
     # The norm clip is warned of after ten steps in a row, and the clip values are fixed after ten that count.
     run = start(tmp_path / algo, f"algo={algo}", "trainer.total_training_steps=12", "trainer.save_freq=-1")

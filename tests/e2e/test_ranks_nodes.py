@@ -20,6 +20,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 PROGRAM = Path(__file__).with_name("one_update.py")
 #: FSDP ranks and Ray nodes; the first records the batch.
 PLACES = ((1, 1), (2, 1), (2, 2))
+#: In the folder of all tests: every program updates with one batch.
+BATCH = "batch.pt"
 Results = dict[tuple[int, int], dict[str, np.ndarray]]
 #: Two losses of this package, two of verl's.
 LOSSES = ("fspo", "seq_gspo", "gspo", "vanilla")
@@ -31,7 +33,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     by_place = {}
     for ranks, nodes in PLACES:
         out = folder / f"{ranks}_{nodes}.npz"
-        places = [str(folder / "batch.pt"), str(out), str(folder / f"run_{ranks}_{nodes}")]
+        places = [str(tmp_path_factory.getbasetemp() / BATCH), str(out), str(folder / f"run_{ranks}_{nodes}")]
         run = run_marked(str(PROGRAM), str(ranks), str(nodes), *places, timeout=280)
         assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
         by_place[ranks, nodes] = dict(np.load(out))
@@ -74,16 +76,16 @@ def test_two_nodes_change_nothing_at_all(results: Results) -> None:
         assert relative(results[2, 1][name], results[2, 2][name]) < 1e-6, name
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_an_audit_of_verls_workers_has_the_rows_of_ours(
     tmp_path_factory: pytest.TempPathFactory, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path_factory.getbasetemp()  # both numbers of ranks update with one batch
+    folder = tmp_path_factory.getbasetemp()
     out = folder / f"responses_{ranks}.npz"
     for kind in ("recipe", "verl"):
         if kind == "verl":
             monkeypatch.setenv("FSPO_AUDIT", str(folder / f"audit_{ranks}"))
-        places = [str(folder / "audited.pt"), str(out), str(folder / f"{kind}_{ranks}")]
+        places = [str(folder / BATCH), str(out), str(folder / f"{kind}_{ranks}")]
         run = run_marked(str(PROGRAM), str(ranks), "1", *places, kind, *LOSSES, timeout=280)
         assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
         if kind == "recipe":

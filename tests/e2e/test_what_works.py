@@ -41,13 +41,13 @@ STARTS = {
     "lora": ("LoRA",),
     "llama": ("Llama", "torch.compile"),
     "qwen2": ("Qwen2.5", "padded batches", "micro-batches by sequences", "deterministic operations in the actor"),
-    "qwen3_moe": ("mixture of experts (Qwen3-MoE)",),
     "tools": ("tools and several turns, by verl's agent loop",),
     "sampling": (
         *("dynamic sampling (DAPO)", "KL penalty in the reward"),
         *("several epochs over a batch", "mini-batches drawn at random"),
     ),
     "penalties": (
+        "mixture of experts (Qwen3-MoE)",
         *("KL loss", "entropy bonus", "importance weights against vLLM", "rejection of responses against vLLM"),
         *("TensorBoard, W&B without network", "torch's profiler", "REINFORCE++"),
     ),

@@ -190,7 +190,6 @@ def entry_of(name: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
 def test_small_packages_go_through_the_real_scripts(tmp_path: Path) -> None:
     """Wheels and a source archive from the index, split, joined, and installed into a new environment without it."""
     copy = tmp_path / "copy"

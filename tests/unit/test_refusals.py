@@ -127,9 +127,7 @@ def assert_one_holds(sentences: list[str], parts: Sequence[str]) -> None:
 )
 def test_what_cannot_work_is_refused_with_key_value_and_remedy(say: Say, command: Command) -> None:
     problems = say(command).problems
-    check_all(
-        (row[0], partial(assert_one_holds, command.sentences_of(row, problems), row[1:])) for row in command.rows
-    )
+    check_all((row[0], partial(assert_one_holds, command.sentences_of(row, problems), row[1:])) for row in command.rows)
 
 
 #: Overrides of a feature that docs/extending.md lists.
