@@ -1,4 +1,4 @@
-"""The length audit as its readers see it, and what plain verl refuses before Ray."""
+"""The length audit as its readers see it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from audited_loop import GSPO, MINI_BATCHES, RANKS, STEPS, micro_batch, spoiled, train
-from hydra import compose, initialize_config_module
 from messages import holds
 
 from fspo.audit import Audit, describe, live_metrics, read_audit
@@ -25,7 +23,6 @@ from fspo.losses import ALGORITHMS
 from fspo.report.runs import load_runs
 from fspo.responses import Responses
 from fspo.table import FOLDER, TableWriter
-from recipe.fspo.import_hook import check_before_ray
 
 
 def test_an_audit_of_two_ranks_adds_up(tmp_path: Path) -> None:
@@ -238,89 +235,3 @@ def test_what_a_running_training_is_writing_is_no_problem(tmp_path: Path) -> Non
             audit.end_mini_batch(1)
     records = read_audit(tmp_path)
     assert records.problems == [] and records.responses.batches == 2
-
-
-@pytest.mark.parametrize(
-    ("key", "override"),
-    [("rollout_is=token", "+algorithm.rollout_correction.rollout_is=token"), ("gae", "algorithm.adv_estimator=gae")],
-)
-@pytest.mark.parametrize("loss", ["fspo", "vanilla"])
-def test_plain_verl_refuses_before_ray_what_a_sequence_loss_cannot_use(key: str, override: str, loss: str) -> None:
-    constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {}})
-    check_before_ray(constants)
-    overrides = [f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}", "algorithm.adv_estimator=grpo", override]
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", ["actor_rollout_ref.rollout.n=4", *overrides])
-    if loss == "vanilla":
-        assert constants.get_ppo_ray_runtime_env(config) == {"env_vars": {}}
-        return
-    with pytest.raises(ValueError, match=key):
-        constants.get_ppo_ray_runtime_env(config)
-
-
-TYPED = "actor_rollout_ref.actor.policy_loss._target_=recipe.fspo.config.SequencePolicyLossConfig"
-
-
-@pytest.mark.parametrize(
-    ("loss", "fields", "says"),
-    [
-        *((name, "", (f"loss_mode={name} ", "loss_mode=fspo,")) for name in ("fspo_v1", "fspo_quantile")),
-        ("fspo", f"{TYPED} +drift=kl", ("drift=kl ", "leave it out")),
-        ("seq_gspo", "+drift=kl", ("drift=kl ", "leave it out")),
-        ("seq_rloo", f"{TYPED} +band=quantile +target_acceptance=0.7", ("band=quantile ", "leave it out")),
-        ("fspo", f"{TYPED} +c_low=-1", ("c_low=-1 ",)),
-        ("fspo", f"{TYPED} +c_low=much", ("c_low=much ",)),
-        ("seq_rloo", f"{TYPED} +clip_low=0.2", ("clip_low=0.2 ", "c_low=0.223144")),
-        ("seq_gspo", "+clip_high=4e-4", ("clip_high=0.0004 ", "c_high=0.00039992")),
-        (
-            "fspo",
-            f"{TYPED} +clip_low=0.05 +clip_high=0.06",
-            ("clip_low=0.05 clip_high=0.06 ", "c_low=0.05 c_high=0.06"),
-        ),
-        ("fspo", f"{TYPED} +exponent=3", ("exponent=3",)),
-        ("fspo", f"{TYPED} +exponent=0.43 +c_low=0.04 +c_high=0.04", ()),
-        ("fspo_v1", f"{TYPED} +drift=none", ()),
-        ("fspo", f"{TYPED} +c_low=0.05", ()),
-        ("luspo", "", ()),
-    ],
-)
-def test_plain_verl_refuses_before_ray_a_band_that_nothing_measures_there(
-    loss: str, fields: str, says: tuple[str, ...]
-) -> None:
-    constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {}})
-    check_before_ray(constants)
-    key = "actor_rollout_ref.actor.policy_loss"
-    overrides = [word.replace("+", f"+{key}.") for word in fields.split()]
-    overrides += [f"{key}.loss_mode={loss}", "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4"]
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides)
-    if not says:
-        assert constants.get_ppo_ray_runtime_env(config) == {"env_vars": {}}
-        return
-    remedy = ("trainer.v1.trainer_mode=fspo",) if says[0].startswith(("loss_mode", "drift", "band")) else ()
-    with pytest.raises(ValueError, match=holds(f"{key}.{says[0]}", *says[1:], *remedy)):
-        constants.get_ppo_ray_runtime_env(config)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "noted"),
-    [
-        ("actor_rollout_ref.actor.ppo_mini_batch_size=1024", True),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size=1024 actor_rollout_ref.actor.ppo_epochs=2", False),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size=1024 trainer.v1.trainer_mode=separate_async", False),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size=512", False),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size=1024 actor_rollout_ref.actor.policy_loss.loss_mode=gspo", False),
-    ],
-)
-def test_plain_verl_notes_a_clip_that_never_acts(
-    overrides: str, noted: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {}})
-    check_before_ray(constants)
-    chosen = ["actor_rollout_ref.rollout.n=4", "algorithm.adv_estimator=grpo", "data.train_batch_size=1024"]
-    chosen += ["actor_rollout_ref.actor.policy_loss.loss_mode=fspo"] * ("loss_mode" not in overrides)
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", [*chosen, *overrides.split()])
-    assert constants.get_ppo_ray_runtime_env(config) == {"env_vars": {}}
-    output = capsys.readouterr().out
-    assert ("ppo_mini_batch_size=1024 " in output and "data.train_batch_size" in output) == noted

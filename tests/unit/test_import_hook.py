@@ -1,4 +1,4 @@
-"""What verl's own command says of a trainer of this recipe, before it starts Ray."""
+"""What verl's own command says of a loss or a trainer of this recipe, before it starts Ray."""
 
 from __future__ import annotations
 
@@ -121,17 +121,71 @@ def test_what_cannot_be_measured_is_refused_with_the_key_and_the_remedy(
         ask(*overrides, loss=loss)
 
 
+#: With verl's own trainer nothing is measured: what needs it is refused, and a band of one's own is not.
+PLAIN = "sync"
+MEASURED = "trainer.v1.trainer_mode=fspo"
+
+
 @pytest.mark.parametrize(
-    ("loss", "overrides", "says"),
+    ("loss", "fields", "says"),
     [
-        ("vanilla", (), ("loss_mode=vanilla ",)),
-        ("fspo", (TYPED, f"+{LOSS}.c_low=0.05"), (f"{LOSS} has c_low=0.05",)),
-        ("fspo", ("actor_rollout_ref.actor.ppo_mini_batch_size=1024",), ("ppo_mini_batch_size=1024 ",)),
+        *((name, "", (f"loss_mode={name} ", "loss_mode=fspo,", MEASURED)) for name in ("fspo_v1", "fspo_quantile")),
+        ("fspo", "_target_ +drift=kl", ("drift=kl ", "leave it out", MEASURED)),
+        ("seq_gspo", "+drift=kl", ("drift=kl ", "leave it out", MEASURED)),
+        ("seq_rloo", "_target_ +band=quantile +target_acceptance=0.7", ("band=quantile ", "leave it out", MEASURED)),
+        ("fspo", "_target_ +c_low=-1", ("c_low=-1 ",)),
+        ("fspo", "_target_ +c_low=much", ("c_low=much ",)),
+        ("seq_rloo", "_target_ +clip_low=0.2", ("clip_low=0.2 ", "c_low=0.223144")),
+        ("seq_gspo", "+clip_high=4e-4", ("clip_high=0.0004 ", "c_high=0.00039992")),
+        (
+            "fspo",
+            "_target_ +clip_low=0.05 +clip_high=0.06",
+            ("clip_low=0.05 clip_high=0.06 ", "c_low=0.05 c_high=0.06"),
+        ),
+        ("fspo", "_target_ +exponent=3", ("exponent=3",)),
+        ("fspo", "_target_ +exponent=0.43 +c_low=0.04 +c_high=0.04", ()),
+        ("fspo_v1", "_target_ +drift=none", ()),
+        ("fspo", "_target_ +c_low=0.05", ()),
+        ("luspo", "", ()),
     ],
 )
-def test_a_note_says_what_is_not_measured(
-    loss: str, overrides: tuple[str, ...], says: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+def test_a_band_that_verls_own_trainer_cannot_measure_is_refused(loss: str, fields: str, says: tuple[str, ...]) -> None:
+    overrides = [TYPED if word == "_target_" else word.replace("+", f"+{LOSS}.") for word in fields.split()]
+    if not says:
+        assert ask(*overrides, loss=loss, mode=PLAIN) == {"env_vars": {}}
+        return
+    with pytest.raises(ValueError, match=holds(f"{LOSS}.{says[0]}", *says[1:])):
+        ask(*overrides, loss=loss, mode=PLAIN)
+
+
+@pytest.mark.parametrize("override", ["+algorithm.rollout_correction.rollout_is=token", "algorithm.adv_estimator=gae"])
+def test_what_a_sequence_loss_cannot_use_is_refused_with_verls_own_trainer(override: str) -> None:
+    assert ask(override, loss="vanilla", mode=PLAIN) == {"env_vars": {}}
+    with pytest.raises(ValueError, match=override.rpartition(".")[2].rpartition("=")[2]):
+        ask(override, mode=PLAIN)
+
+
+ONE_UPDATE = "actor_rollout_ref.actor.ppo_mini_batch_size=1024"
+
+
+@pytest.mark.parametrize(
+    ("loss", "mode", "overrides", "says"),
+    [
+        ("vanilla", "fspo", (), ("loss_mode=vanilla ",)),
+        ("fspo", "fspo", (TYPED, f"+{LOSS}.c_low=0.05"), (f"{LOSS} has c_low=0.05",)),
+        *(
+            ("fspo", mode, (ONE_UPDATE,), ("mini_batch_size=1024 ", "data.train_batch_size"))
+            for mode in ("fspo", PLAIN)
+        ),
+        ("fspo", PLAIN, (ONE_UPDATE, "actor_rollout_ref.actor.ppo_epochs=2"), ()),
+        ("fspo", "separate_async", (ONE_UPDATE,), ()),
+        ("fspo", PLAIN, (), ()),
+        ("gspo", PLAIN, (ONE_UPDATE,), ()),
+    ],
+)
+def test_a_note_says_what_is_not_measured_and_what_never_clips(
+    loss: str, mode: str, overrides: tuple[str, ...], says: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ask(*overrides, loss=loss)
-    (note,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note: "))
-    assert all(text in note for text in says)
+    ask(*overrides, loss=loss, mode=mode)
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert len(notes) == bool(says) and all(text in note for note in notes for text in says)
