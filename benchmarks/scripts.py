@@ -186,26 +186,33 @@ def _answer(words: Sequence[str], out: TextIO) -> None:
 
 
 def edited(words: Sequence[str], errors: Sequence[str]) -> list[str]:
-    """The command as the errors want it: with ``algo=`` or without a ``+`` where they say so.
+    """The command as the errors want it: with ``algo=``, with the setting that takes a value, or without a ``+``.
 
     Otherwise without the keys that they name as wrong, and what lies below them, which is not always the remedy.
     """
     named: set[str] = set()
-    algos, plain = [], []
+    more, plain = [], []
     for error in errors:
         what, _, way = error.partition(": ")
         if algo := re.search(r"(?:give |token-level loss \()(algo=\w+)(?:[ ),]|$)", way or error):
-            algos.append(algo[1])
+            more.append(algo[1])
+        elif setting := re.search(r"([\w.]+=\w+) takes ", way):
+            more.append(setting[1])
         elif what.startswith("+") and "leave the + out" in way:
             plain.append(what)
         else:
-            named |= {key for part in what.split(", ") for key in re.findall(r"^'?[+~]?([-\w.@]+)(?:=|$| )", part)}
+            keys = {key for part in what.split(", ") for key in re.findall(r"^'?[+~]?([-\w.@]+)(?:=|$| )", part)}
+            beside = [key for key in keys if "." not in key]  # without its group, beside a key that has one
+            named |= keys | {f"{key.rpartition('.')[0]}.{name}" for key in keys for name in beside}
             named |= set(re.findall(r"(?:^|[ ,])([\w.]+)(?==)", what))
+    # Where the keys stood that verl's migration has moved.
+    named |= {re.sub("^reward[.]reward_manager[.]name$", "reward.reward_model.reward_manager", n) for n in named}
+    named |= {name.removeprefix("reward.") for name in named}
     below = tuple(f"{name}." for name in named)
     words = [word.removeprefix("+") if word in plain else word for word in words]
     return [
         *(word for word in words if not f"{word.lstrip('+~').partition('=')[0]}.".startswith(below)),
-        *(algo for algo in algos if algo not in words),
+        *(word for word in dict.fromkeys(more) if word not in words),
     ]
 
 
@@ -239,7 +246,7 @@ def tried(words: Sequence[str]) -> tuple[Answer, int, Answer]:
     edits = 0
     while last.status and not last.traceback and edits < _MOST_EDITS and not _is_of_another_engine(last):
         rest = edited(words, last.errors)
-        if len(rest) == len(words):
+        if rest == words:
             break
         edits, words = edits + 1, rest
         last = answer(words)

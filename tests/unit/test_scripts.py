@@ -46,15 +46,27 @@ def test_the_arguments_are_those_that_bash_hands_over(tmp_path: Path) -> None:
 
 
 def test_a_command_is_edited_as_the_errors_say() -> None:
-    words = ["a.loss_mode=gspo", "+a.n=3", "b.x.y=1", "b.x.z=2", "~c.d", "--config-name=x", "c=1"]
+    words = [
+        "a.loss_mode=gspo",
+        "+a.n=3",
+        "b.x.y=1",
+        "b.x.z=2",
+        "~c.d",
+        "--config-name=x",
+        "c=1",
+        "f.path=g.py",
+        "f.name=h",
+    ]
     errors = [
         "a.loss_mode=gspo with _target_=T, the class of other losses, has no settings: give algo=gspo_verl",
         "+a.n=3: there is a.n already; leave the + out",
         "b.x.y, b.x.z: there is no b.x; leave it out",
         "~c.d: there is no such key; leave it out",
         "--config-name=x: leave it out; give c=2",
+        "reward.f.path='/g.py', name='h': /g.py does not exist: correct the path",
+        "d.name=x with d.path=y: it has no class 'x'; d.source=register takes verl's x",
     ]
-    assert edited(words, errors) == ["a.loss_mode=gspo", "a.n=3", "c=1", "algo=gspo_verl"]
+    assert edited(words, errors) == ["a.loss_mode=gspo", "a.n=3", "c=1", "algo=gspo_verl", "d.source=register"]
 
 
 def test_a_key_without_effect_and_without_a_word_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
