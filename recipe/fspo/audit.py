@@ -78,10 +78,10 @@ class AuditedWorkers:
         """Before a mini-batch, of whatever model."""
         from recipe.fspo.policy_loss import observe_losses
 
-        observe_losses()
+        observe_losses(self.trial)
         if RECORDER.audit is None or not RECORDER.audit.loss:  # or it was made for a critic of this process
             run = _run()
-            RECORDER.guard, RECORDER.max_response_length = self.trial, run.get("max_response_length")
+            RECORDER.max_response_length = run.get("max_response_length")
             RECORDER.audit = Audit(
                 os.environ[FOLDER],
                 rank=worker.engine.get_data_parallel_rank(),

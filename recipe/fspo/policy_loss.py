@@ -17,6 +17,7 @@ import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, Final
 
@@ -149,7 +150,9 @@ def _verls_names(loss: Callable[..., Any]) -> dict[str, str]:
     return {name: name if name in _ARGUMENTS else next(rest, name) for name in own}
 
 
-def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
+def _observed(
+    name: str, loss: Callable[..., Any], guard: Callable[[], AbstractContextManager[None]]
+) -> Callable[..., Any]:
     verls_names = _verls_names(loss)
 
     @wraps(loss)
@@ -160,12 +163,12 @@ def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
             names = {key: changed.get(verls_names.get(key, key), value) for key, value in by_name.items()}
             return loss(*positions, **names)
 
-        recorded = RECORDER.added
+        before = _micro_batches()
         result = loss(*by_position, **by_name)
-        if RECORDER.audit is None or RECORDER.added != recorded:  # of a loss that calls another one, that one counts
+        if RECORDER.audit is None or _micro_batches() != before:  # of a loss that calls another one, that one counts
             return result
         value, metrics = result
-        with RECORDER.guard():
+        with guard():
             arguments = dict(zip(verls_names.values(), by_position, strict=False))
             arguments |= {verls_names.get(key, key): argument for key, argument in by_name.items()}
             log_prob, *others = (arguments[key] for key in ("log_prob", "old_log_prob", "advantages", "response_mask"))
@@ -179,11 +182,18 @@ def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
     return policy_loss
 
 
-def observe_losses() -> None:
-    """Record all losses of verl's registry in this process; a later call adds those that are new."""
+def _micro_batches() -> int:
+    return RECORDER.audit.micro_batches if RECORDER.audit is not None else 0
+
+
+def observe_losses(guard: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+    """Record all losses of verl's registry in this process; a later call adds those that are new.
+
+    ``guard`` makes a context around the recording of each, which may hold back its errors.
+    """
     for name, loss in POLICY_LOSS_REGISTRY.items():
         if not getattr(loss, "observed", False):
-            POLICY_LOSS_REGISTRY[name] = _observed(name, loss)
+            POLICY_LOSS_REGISTRY[name] = _observed(name, loss, guard)
 
 
 for _name in ALGORITHMS:

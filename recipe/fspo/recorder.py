@@ -11,8 +11,7 @@ loss registry holds plain functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -99,11 +98,6 @@ class Recorder:
     def __init__(self) -> None:
         #: Records and counts the mini-batches of this rank; None (plain verl, without an audit) records nothing.
         self.audit: Audit | None = None
-        #: Micro-batches handed over, so that a loss that calls another one is recorded once, as that one.
-        self.added = 0
-        #: Holds back an error of the recording, in an audit.
-        self.guard: Callable[[], AbstractContextManager[None]] = nullcontext
-        self.row_B: torch.Tensor | None = None
         #: Factor on the loss (``fspo.match_scale=matched``).
         self.loss_scale = 1.0
         #: Responses that end here or later count as truncated; None: not known.
@@ -112,6 +106,7 @@ class Recorder:
         self.is_of_a_trainer = False
         self._band_state: BandState | None = None
         self._step = 0
+        self._row_B: torch.Tensor | None = None
         self._mini_batches: list[MiniBatch] = []
 
     def enable(self, max_response_length: int, on_policy: bool = True) -> None:
@@ -141,6 +136,10 @@ class Recorder:
         if self.audit is not None:
             self.audit.clear()
 
+    def begin_micro_batch(self, row_B: torch.Tensor | None) -> None:
+        """Note which responses of the rollout batch the next micro-batch holds, int64 [B]; None: not known."""
+        self._row_B = row_B
+
     def current_band_state(self) -> BandState | None:
         """The band state for the mini-batch in progress; None before any was sent."""
         if self._band_state is None or self.audit is None:
@@ -162,24 +161,17 @@ class Recorder:
             output: What it made of them; None where its rule of acceptance is not known.
             rollout_is_weights: Weights of verl's rollout correction, [B, T]; None without one.
         """
-        self.added += 1
         if self.audit is None:
             return
-        with self.guard():
-            self.audit.loss = loss
-            log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT = tensors
-            if (
-                self.is_of_a_trainer
-                and output is not None
-                and not torch.isfinite(output.log_ratio_B[output.valid_B]).all()
-            ):
-                return  # a gradient that is not finite stops the run, and the batch is kept (faults/nonfinite.py)
-            truncated_B = None
-            if self.max_response_length is not None:
-                truncated_B = end_of_response(mask_BT) >= self.max_response_length
-            row_B = self.row_B if self.is_of_a_trainer else None
-            of_rows = (output, truncated_B, row_B, rollout_is_weights)
-            self.audit.add(log_prob_BT, old_log_prob_BT, mask_BT, advantages_BT, *of_rows)
+        self.audit.loss = loss
+        log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT = tensors
+        if self.is_of_a_trainer and output is not None and not torch.isfinite(output.log_ratio_B[output.valid_B]).all():
+            return  # a gradient that is not finite stops the run, and the batch is kept (faults/nonfinite.py)
+        truncated_B = None
+        if self.max_response_length is not None:
+            truncated_B = end_of_response(mask_BT) >= self.max_response_length
+        of_rows = (output, truncated_B, self._row_B, rollout_is_weights)
+        self.audit.add(log_prob_BT, old_log_prob_BT, mask_BT, advantages_BT, *of_rows)
 
     def end_mini_batch(self, grad_norm: float | None, learning_rate: float | None = None) -> None:
         """Close the mini-batch in progress, with the gradient norm (before clipping) and its learning rate."""

@@ -23,7 +23,7 @@ def _with_rows(loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_gro
     row_B = data.get(ROWS, None)
     if row_B is not None and row_B.is_nested:  # how TransferQueue hands out every column, of equal rows too
         row_B = torch.stack(row_B.unbind())
-    RECORDER.row_B = None if row_B is None else row_B.flatten()
+    RECORDER.begin_micro_batch(None if row_B is None else row_B.flatten())
     return loss_fn(model_output=model_output, data=data, dp_group=dp_group)
 
 

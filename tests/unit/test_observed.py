@@ -161,7 +161,7 @@ def ours(registry: dict[str, Callable[..., Any]], name: str = "fspo") -> Any:
 
 def test_a_loss_of_ours_records_nothing_by_itself_and_once_in_the_wrapper(recorder: Recorder) -> None:
     value, metrics = ours({**core_algos.POLICY_LOSS_REGISTRY})
-    assert recorder.added == 0 and metrics.output.valid_B.sum() == 64
+    assert recorder.audit is not None and recorder.audit.micro_batches == 0 and metrics.output.valid_B.sum() == 64
     recorder.begin_mini_batch()
     again, _ = ours(policy_loss.POLICY_LOSS_REGISTRY)
     assert torch.equal(again, value)

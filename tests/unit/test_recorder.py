@@ -94,7 +94,7 @@ def test_the_rows_are_the_same_bit_for_bit_on_any_ranks(ranks: list[list[int]]) 
             recorder.begin_update(None, step=1)
             recorder.begin_mini_batch()
             for seed in seeds:
-                recorder.row_B = 4 * seed + torch.tensor([2, 0, 1, 3])
+                recorder.begin_micro_batch(4 * seed + torch.tensor([2, 0, 1, 3]))
                 recorder.add(*micro_batch(seed))
             recorder.end_mini_batch(grad_norm=None)
             per_rank.append(recorder.pop())
@@ -138,7 +138,7 @@ def test_recorded_sequences_find_their_rows_under_any_split() -> None:
         for mini_batch in range(4):  # two mini-batches, two epochs
             recorder.begin_mini_batch()
             first = 8 * (mini_batch % 2) + 4 * rank
-            recorder.row_B = torch.tensor([first + i for i in (2, 0, 1, 3)])
+            recorder.begin_micro_batch(torch.tensor([first + i for i in (2, 0, 1, 3)]))
             recorder.add(*micro_batch(seed=4 * mini_batch + rank))
             recorder.end_mini_batch(grad_norm=None)
         ranks.append(recorder.pop())
