@@ -228,11 +228,6 @@ class Starts:
         if self._process is not None:
             self._process.send_signal(signum)
 
-    @property
-    def ended_by(self) -> int | None:
-        """The signal that asked for the end of the grid."""
-        return min(self._signals, default=None)
-
     def run(self, command: Sequence[str]) -> int:
         """Run one command to its end; its exit status, -N if signal N ended it.
 
@@ -253,7 +248,7 @@ class Starts:
         return code
 
     def _end(self) -> None:
-        if self.ended_by is not None:
+        if self._signals:
             raise KeyboardInterrupt
 
 

@@ -62,6 +62,7 @@ def _conclude(config: DictConfig) -> None:
 JOB: Final = Job(
     command="recipe.fspo.main",
     config=CONF_DIR / "fspo.yaml",
+    name="fspo",
     modules=("recipe.fspo.in_runner.trainer",),
     problems=_problems,
     no_effect=Path(__file__).with_name("no_effect.yaml"),

@@ -132,10 +132,15 @@ def test_the_wheel_has_every_package() -> None:
 
 
 def test_the_runner_names_neither_the_recipe_nor_its_settings() -> None:
+    """Of the library it imports a few modules; variables and the private folder are named as slurm/ names them."""
     texts = {name: text for name, text in sources().items() if name.startswith("recipe.runner.")}
     texts |= {path.name: path.read_text() for path in (ROOT / "recipe/runner").rglob("*.yaml")}
-    named = re.compile(rf"recipe[./](?:fspo|math)\b|\bfspo\.(?:{'|'.join(composed().fspo)})\b")
+    named = re.compile(rf"recipe[./](?:fspo|math)\b|\bfspo\.(?:{'|'.join(composed().fspo)})\b|\balgo\b")
+    theirs = re.compile(
+        r"^from fspo\b.*|\"fspo\", \"recipe\"|`fspo\.\w+|FSPO_\w+|fspo-(?:UID|\{os\.getuid\(\)\})", re.MULTILINE
+    )
     assert [name for name, text in texts.items() if named.search(text)] == []
+    assert [name for name, text in texts.items() if "fspo" in theirs.sub("", text).lower()] == []
 
 
 # ---------------------------------------------------------------- what a fresh process imports

@@ -36,7 +36,7 @@ class SharedMemoryCheckpointEngine(CheckpointEngine):
         """Path of the file that this transfer will write; None for a rank that writes none."""
         if not self._is_master:
             return None
-        folder = tempfile.mkdtemp(prefix="fspo-weights-", dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
+        folder = tempfile.mkdtemp(prefix="weights-", dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
         return str(Path(folder) / "weights.safetensors")
 
     @classmethod

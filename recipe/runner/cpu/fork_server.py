@@ -69,7 +69,7 @@ def start(modules: Sequence[str]) -> Callable[[], None]:
         What ends it. It also ends with this process, however that ends; processes that it forked go on.
     """
     global _py_executable
-    folder = Path(tempfile.mkdtemp(prefix="fspo-fork-"))  # readable by this user only
+    folder = Path(tempfile.mkdtemp(prefix="fork-server-"))  # readable by this user only
     server = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "recipe.runner.cpu.fork_server", str(folder / "socket"), *modules],
         stdin=subprocess.PIPE,  # closed when this process ends, however it ends

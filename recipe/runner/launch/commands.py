@@ -92,7 +92,7 @@ def split_arguments(
             try:  # out is a name as it stands: 2026_11_23 is a folder and not a number
                 values[key] = value if key == "out" else yaml.safe_load(value)
             except yaml.YAMLError:
-                wrong.append(f"{key}={value!r} is not a value: write numbers, or lists as [fspo,gspo]")
+                wrong.append(f"{key}={value!r} is not a value: write numbers, or lists as [a,b]")
     if wrong and problems is None:
         raise BadInput("\n".join(wrong))
     if problems is not None:

@@ -81,7 +81,9 @@ def _absolute(folder: str) -> str:
         return folder
     path = Path(folder.removeprefix("file://")).expanduser().absolute()
     if not path.is_dir():
-        raise ConfigCompositionException(f"{SEARCH_PATH}: {path} is not a folder; give the one that holds algo/")
+        raise ConfigCompositionException(
+            f"{SEARCH_PATH}: {path} is not a folder; give one that holds folders of groups"
+        )
     return f"file://{path}"
 
 
@@ -364,7 +366,7 @@ def _like(job: Job, key: str, own: Collection[str], defaults: DictConfig) -> str
                 return f" (did you mean {named[0]}?)"
     if not beside and (whole := [other for other in everywhere if other.endswith(f".{key}")]):
         return f" (did you mean {whole[0]}?)"  # without the groups above it, as people speak of it
-    if len(parts) == 1 or parts[0] in ("fspo", "run"):
+    if len(parts) == 1 or parts[0] in (job.name, "run"):
         groups = [path.name for path in job.config.parent.iterdir() if path.is_dir()]
         known = [*own, *groups, *everywhere]
         return did_you_mean(key, known) or did_you_mean(parts[-1], known)

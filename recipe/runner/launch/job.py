@@ -31,6 +31,8 @@ class Job:
         command: Module that starts it as ``python -m MODULE KEY=VALUE ...``.
         config: Root file of its configuration; what its defaults list names lies beside it, in verl's folder, in
             ``recipe/runner/conf`` or in those of ``hydra.searchpath``.
+        name: Of its group of settings and of the package with its method, whose version a run records and whose
+            ``python -m NAME.report`` reports on one; empty: there is none.
         modules: Imported by the process that trains, so that they register the trainer that the configuration names;
             on CPUs the workers are forked with them.
         problems: Further problems of a configuration, each a sentence.
@@ -59,6 +61,7 @@ class Job:
 
     command: str
     config: Path
+    name: str = ""
     modules: tuple[str, ...] = ("recipe.runner.trainer",)
     problems: Callable[[DictConfig], Iterator[str]] = lambda config: iter(())
     no_effect: Path | None = None

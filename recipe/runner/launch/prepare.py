@@ -96,14 +96,14 @@ def prepare(
         config,
         job,
         tuple(overrides),
-        goes_on,
-        checkpoint,
-        tuple(changed),
-        notes,
-        tuple(unsettled),
-        facts,
-        references,
-        tuple(stop_tokens),
+        goes_on=goes_on,
+        checkpoint=checkpoint,
+        changed=tuple(changed),
+        notes=notes,
+        unsettled=tuple(unsettled),
+        facts=facts,
+        references=references,
+        stop_tokens=tuple(stop_tokens),
     )
 
 

