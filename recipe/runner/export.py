@@ -28,8 +28,8 @@ def actor_folder(path: Path) -> Path:
     Raises:
         FileNotFoundError: if there is no checkpoint at ``path``, or it is incomplete.
     """
-    folder = latest(path / "checkpoints") or latest(path) or path
-    actor = folder / "actor"
+    checkpoint = latest(path / "checkpoints") or latest(path)
+    actor = (checkpoint.folder if checkpoint else path) / "actor"
     if not list(actor.glob("model_world_size_*_rank_0.pt")):
         raise FileNotFoundError(
             f"{path} holds no finished checkpoint (looked for {actor}/model_world_size_*_rank_0.pt): give a run "

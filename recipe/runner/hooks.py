@@ -25,8 +25,8 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 from recipe.runner.checkpoints.disk import room_for_save
 from recipe.runner.checkpoints.integrity import (
     DAMAGE_FILE,
+    Checkpoint,
     damage_of_rank,
-    note_damage,
     remove_old,
     resumed_from,
     step_folder,
@@ -358,7 +358,7 @@ class RunnerHooks(PPOTrainer):
         self._longest_s["save"] = max(self._longest_s["save"], seconds)
         PROGRESS.say(f"saved {folder} in {seconds:.1f} s")
 
-    def _check_whole(self, folder: Path) -> None:
+    def _check_whole(self, checkpoint: Checkpoint) -> None:
         """Let every rank read its shards of a checkpoint whole, and read the trainer's own files, before they load.
 
         Raises:
@@ -367,18 +367,18 @@ class RunnerHooks(PPOTrainer):
         groups = [("actor", self.actor_rollout_wg, self.config.actor_rollout_ref.actor)]
         groups += [("critic", self.critic_wg, self.config.critic)] if self.use_critic else []
         asked = [
-            worker.__ray_call__.remote(damage_of_rank, folder / name, list(role.checkpoint.load_contents))
+            worker.__ray_call__.remote(damage_of_rank, checkpoint.folder / name, list(role.checkpoint.load_contents))
             for name, group, role in groups
             for worker in group.workers
         ]
-        own = sorted(folder.glob("*.pt"))
+        own = sorted(checkpoint.folder.glob("*.pt"))
         damage = [sentence for of_rank in ray.get(asked) for sentence in of_rank] + unsound(own, whole=True)
         if damage:
             remedy = "restore the file, or give an older checkpoint (trainer.resume_mode=resume_path)"
-            if self.config.trainer.resume_mode == "auto" and note_damage(folder, damage):
+            if self.config.trainer.resume_mode == "auto" and checkpoint.note(damage):
                 remedy = (
                     "the same command takes the newest whole one of the run's older checkpoints, if there is one, as "
-                    f"long as {folder / DAMAGE_FILE} says so"
+                    f"long as {checkpoint.folder / DAMAGE_FILE} says so"
                 )
             raise ExplainedError(f"the checkpoint cannot be resumed: {'; '.join(damage)}: {remedy}")
 

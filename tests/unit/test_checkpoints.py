@@ -14,10 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.runner.checkpoints.integrity import (
     DAMAGE_FILE,
     TRACKER_FILE,
-    checkpoint_damage,
+    Checkpoint,
     damage_of_rank,
     newest_complete,
-    note_damage,
     remove_old,
     repair_tracker,
     resume_problems,
@@ -109,8 +108,8 @@ def test_a_changed_byte_is_seen_by_the_rank_that_loads_it_and_by_the_next_start(
     assert [str(shard) in sentence for sentence in damage] == [True] * seen
     if not seen:
         return
-    note_damage(folder, damage)
-    assert newest_complete(tmp_path, 1, KINDS) == tmp_path / "global_step_10"
+    Checkpoint(folder).note(damage)
+    assert newest_complete(tmp_path, 1, KINDS) == Checkpoint(tmp_path / "global_step_10")
     named = problems_of(config(tmp_path, 1, mode="resume_path", path=folder))
     assert len(named) == 1 and str(shard) in named[0] and str(folder / DAMAGE_FILE) in named[0]
     assert problems_of(run) == [], "the start mends the tracker"
@@ -123,7 +122,7 @@ def test_a_changed_byte_is_seen_by_the_rank_that_loads_it_and_by_the_next_start(
 
 def test_noted_damage_of_the_only_checkpoint_is_no_silent_beginning(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, 20, ranks=1)
-    note_damage(folder, [f"{folder / 'data.pt'} is damaged"])
+    Checkpoint(folder).note([f"{folder / 'data.pt'} is damaged"])
     assert repair_tracker(config(tmp_path, 1).trainer, KINDS) is None
     (problem,) = problems_of(config(tmp_path, 1))
     assert str(folder / "data.pt") in problem and "run.dir" in problem
@@ -137,20 +136,20 @@ def test_a_file_that_cannot_be_read_for_a_moment_is_no_noted_damage(
     monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda self: (_ for _ in ()).throw(stale))
     damage = unsound([folder / "data.pt"], whole=True)
     assert len(damage) == 1 and "Stale file handle" in damage[0]
-    assert not note_damage(folder, damage) and not (folder / DAMAGE_FILE).exists()
+    assert not Checkpoint(folder).note(damage) and not (folder / DAMAGE_FILE).exists()
 
 
 def test_what_is_not_loaded_is_not_needed(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, 10)
     (folder / "fspo_state.pt").unlink()  # plain verl saves none
-    assert checkpoint_damage(folder, 2, KINDS) == []
+    assert Checkpoint(folder).problems(2, KINDS) == []
     (folder / "actor" / "optim_world_size_2_rank_0.pt").unlink()
-    assert checkpoint_damage(folder, 2, ("model", "extra")) == []
-    assert len(checkpoint_damage(folder, 2, KINDS)) == 1
+    assert Checkpoint(folder).problems(2, ("model", "extra")) == []
+    assert len(Checkpoint(folder).problems(2, KINDS)) == 1
     cut(folder / "data.pt")  # every file of the trainer's own is
     (folder / "data.pt").rename(folder / "a_recipe_s.pt")
     torch.save({}, folder / "data.pt")
-    assert [str(folder / "a_recipe_s.pt") in each for each in checkpoint_damage(folder, 2, ("model",))] == [True]
+    assert [str(folder / "a_recipe_s.pt") in each for each in Checkpoint(folder).problems(2, ("model",))] == [True]
 
 
 @pytest.mark.parametrize("left", [b"", b"\xff\xfe", None])
@@ -175,7 +174,7 @@ def test_a_save_killed_in_the_middle_leaves_the_previous_checkpoint_to_resume(tm
     cut(killed_in_its_save / "actor" / "optim_world_size_2_rank_0.pt")
     assert repair_tracker(config(tmp_path).trainer, KINDS) is None
     assert problems_of(config(tmp_path)) == []
-    assert newest_complete(tmp_path, 2, KINDS) == tmp_path / "global_step_10"
+    assert newest_complete(tmp_path, 2, KINDS) == Checkpoint(tmp_path / "global_step_10")
 
 
 @pytest.mark.parametrize(("mode", "left", "begins_again"), [
@@ -209,7 +208,7 @@ def test_an_own_checkpoint_of_an_asynchronous_run_needs_its_prompts_under_way(tm
     without, damaged, run = write_checkpoint(tmp_path, 1), write_checkpoint(tmp_path, 2), config(tmp_path)
     run.trainer.v1.trainer_mode = mode
     write_queue(damaged)
-    note_damage(damaged, [f"{damaged / 'data.pt'} is damaged"])
+    Checkpoint(damaged).note([f"{damaged / 'data.pt'} is damaged"])
     refused, mended = problems_of(run), repair_tracker(run.trainer, KINDS) is not None
     assert mended is (mode == "fspo") and len(refused) == (not mended)
     assert mended or (str(damaged / "data.pt") in refused[0] and "run.dir" in refused[0])

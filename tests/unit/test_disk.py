@@ -13,7 +13,7 @@ import torch
 
 from recipe.runner.checkpoints import disk
 from recipe.runner.checkpoints.disk import room_for_save
-from recipe.runner.checkpoints.integrity import TRACKER_FILE, latest, name_latest, remove_old
+from recipe.runner.checkpoints.integrity import TRACKER_FILE, Checkpoint, latest, name_latest, remove_old
 from recipe.runner.faults.errors import ExplainedError
 
 MIB = 2**20
@@ -46,10 +46,10 @@ def test_a_half_written_checkpoint_is_removed(tmp_path: Path, before: int | None
     with pytest.raises(ExplainedError, match="step 4"), room_for_save(tmp_path, 4):
         (tmp_path / "global_step_4").mkdir()
         if before:
-            name_latest(tmp_path / "global_step_4")  # verl had noted it already
+            name_latest(Checkpoint(tmp_path / "global_step_4"))  # verl had noted it already
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert not (tmp_path / "global_step_4").exists()
-    assert latest(tmp_path) == (tmp_path / "global_step_2" if before else None)
+    assert latest(tmp_path) == (Checkpoint(tmp_path / "global_step_2") if before else None)
 
 
 @pytest.mark.parametrize("target", ["elsewhere", "nowhere"])
@@ -73,7 +73,7 @@ def test_a_step_that_is_saved_again_after_going_back_leaves_no_mixture(tmp_path:
     (tmp_path / "global_step_4" / "data.pt").touch()
     with room_for_save(tmp_path, 4):
         save(tmp_path, 4)
-    assert latest(tmp_path) == tmp_path / "global_step_4"
+    assert latest(tmp_path) == Checkpoint(tmp_path / "global_step_4")
     assert not (tmp_path / "global_step_4" / "data.pt").exists()
 
 
@@ -91,5 +91,5 @@ def test_what_torch_says_on_a_full_disk_is_understood(small_disk: Callable[[Path
         save(folder, 1)
     with pytest.raises(ExplainedError, match="step 2"), room_for_save(folder, 2):
         save(folder, 2, mib=2.0)  # larger than the one before
-    assert latest(folder) == folder / "global_step_1"
+    assert latest(folder) == Checkpoint(folder / "global_step_1")
     assert not (folder / "global_step_2").exists()

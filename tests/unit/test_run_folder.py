@@ -31,7 +31,7 @@ from test_checkpoints import write_checkpoint
 from fspo.table import FOLDER, TableWriter
 from recipe.fspo.job import JOB, compose
 from recipe.math.data.offline_task import write_dataset
-from recipe.runner.checkpoints.integrity import latest, resumed_from, step_folder
+from recipe.runner.checkpoints.integrity import Checkpoint, latest, resumed_from, step_folder
 from recipe.runner.faults import preemption
 from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.phase import Phase, write_phase
@@ -737,7 +737,7 @@ def continues_from(monkeypatch: pytest.MonkeyPatch, *command: str) -> Path | Non
     monkeypatch.setattr(start, "run_ppo", run)
     with pytest.raises(KeyboardInterrupt):
         launch(prepared(*command))
-    return checkpoints[0]
+    return checkpoints[0] and checkpoints[0].folder
 
 
 def test_a_run_that_began_with_anothers_weights_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -778,8 +778,8 @@ def test_a_healthy_resume_opens_each_file_of_its_checkpoint_once(
 
     monkeypatch.setattr(zipfile, "is_zipfile", counted)
     start = prepared(f"run.dir={tmp_path}", *SMALL_TASK)
-    assert start.checkpoint == tmp_path / "checkpoints/global_step_20" and start.step == 20
-    assert sorted(opened) == sorted(start.checkpoint.rglob("*.pt"))
+    assert start.checkpoint == Checkpoint(tmp_path / "checkpoints/global_step_20") and start.step == 20
+    assert sorted(opened) == sorted(start.checkpoint.folder.rglob("*.pt"))
 
 
 def test_a_run_that_went_back_continues_with_what_it_did_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -787,7 +787,9 @@ def test_a_run_that_went_back_continues_with_what_it_did_since(tmp_path: Path, m
     where = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={earlier}")
     command = (f"run.dir={tmp_path}", *SMALL_TASK, *where)
     assert continues_from(monkeypatch, *command, "evaluate=true") == earlier
-    assert latest(earlier.parent) == step_folder(earlier.parent, 20), "an evaluation leaves the run as it is"
+    assert latest(earlier.parent) == Checkpoint(step_folder(earlier.parent, 20)), (
+        "an evaluation leaves the run as it is"
+    )
     assert continues_from(monkeypatch, *command) == earlier
     for later in (command, (f"resume={tmp_path}",)):
         assert continues_from(monkeypatch, *later) == earlier, "nothing of what came after it"

@@ -46,7 +46,7 @@ def room_for_save(root: Path, step: int) -> Iterator[None]:
 
     root.mkdir(parents=True, exist_ok=True)
     good, folder = latest(root), step_folder(root, step)
-    needed = _MARGIN * sum(path.lstat().st_size for path in good.rglob("*")) if good else 0
+    needed = _MARGIN * (good.size if good else 0)
     if shutil.disk_usage(root).free < needed:
         raise refusal(f"the last one has {needed / 2**20:.1f} MiB")
     remove_folder(folder)  # of a run that has gone back since: no mixture of both may be left

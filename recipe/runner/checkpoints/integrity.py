@@ -17,6 +17,8 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -41,11 +43,6 @@ UNREADABLE = "cannot be read"
 def step_folder(root: Path, step: int) -> Path:
     """Where verl saves a step."""
     return root / f"global_step_{step}"
-
-
-def step_of(folder: Path) -> int:
-    """The step that a folder of :func:`step_folder` holds."""
-    return int(folder.name.removeprefix("global_step_"))
 
 
 def archive_damage(path: Path, whole: bool = False) -> str | None:
@@ -89,70 +86,97 @@ def damage_of_rank(worker: object, folder: Path, contents: Sequence[str]) -> lis
     return unsound((folder / name for name in names if (folder / name).exists()), whole=True)
 
 
-def note_damage(folder: Path, damage: Sequence[str]) -> bool:
-    """Write into a checkpoint what is wrong with it: the next start looks for it.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder ``global_step_N``, whose files are looked at once.
 
-    Returns:
-        Whether it is noted; not where it cannot be written, nor where a file could not be read, which may pass.
+    Attributes:
+        folder: Its path. There may be nothing.
     """
-    if any(f" {UNREADABLE} (" in sentence for sentence in damage):
-        return False
-    try:
-        with atomic_path(folder / DAMAGE_FILE) as temporary:
-            temporary.write_text("".join(f"{sentence}\n" for sentence in damage), encoding="utf-8")
-    except OSError:
-        return False
-    return True
+
+    folder: Path
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    @property
+    def step(self) -> int:
+        """The step that it holds."""
+        return int(self.folder.name.removeprefix("global_step_"))
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of all its files."""
+        return sum(path.lstat().st_size for path in self.folder.rglob("*"))
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """How many FSDP ranks have saved it; several numbers if saves are mixed."""
+        matches = (re.search(r"_world_size_(\d+)_rank_", path.name) for path in (self.folder / "actor").glob("*.pt"))
+        return sorted({int(match[1]) for match in matches if match})
+
+    @cached_property
+    def noted(self) -> list[str]:
+        """What :meth:`note` has written, and what to do once the file is mended."""
+        with suppress(OSError):
+            damage = read_text(self.folder / DAMAGE_FILE).splitlines()
+            remedy = f"as a start saw that loaded it (remove {self.folder / DAMAGE_FILE} once it is mended)"
+            return [f"{sentence}, {remedy}" for sentence in damage]
+        return []
+
+    @cached_property
+    def damage(self) -> dict[Path, str]:
+        """What is wrong with each of its files of ``torch.save`` that is damaged; see :func:`archive_damage`."""
+        files = sorted({self.folder / "data.pt", *self.folder.rglob("*.pt")})
+        return {path: damage for path in files if (damage := archive_damage(path)) is not None}
+
+    def problems(self, ranks: int, contents: Sequence[str]) -> list[str]:
+        """Everything that keeps it from being resumed, one sentence a problem.
+
+        Args:
+            ranks: FSDP ranks of the run that would resume it.
+            contents: verl's ``actor.checkpoint.load_contents``, and ``QUEUE`` where prompts under way belong to it.
+        """
+        if self.noted:
+            return self.noted
+        if self.ranks and ranks not in self.ranks:
+            return [
+                f"{self} was saved by {', '.join(map(str, self.ranks))} FSDP rank(s) and this run has {ranks}: use as "
+                "many (trainer.nnodes * trainer.n_gpus_per_node)"
+            ]
+        names = [prefix for kind, prefix in _PREFIXES.items() if kind in contents]
+        needed = [self.folder / f"actor/{n}_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks) for n in names]
+        files = [*needed, *(path for path in self.damage if path.parent == self.folder)]  # a recipe may keep its own
+        damaged = {path: self.damage.get(path, None if path.is_file() else "is missing") for path in files}
+        if QUEUE in contents and not (self.folder / QUEUE / "metadata.json").is_file():
+            damaged[self.folder / QUEUE] = "is missing"
+        return [f"{path} {damage}" for path, damage in damaged.items() if damage]
+
+    def note(self, damage: Sequence[str]) -> bool:
+        """Write into it what is wrong with it: the next start looks for it.
+
+        Returns:
+            Whether it is noted; not where it cannot be written, nor where a file could not be read, which may pass.
+        """
+        if any(f" {UNREADABLE} (" in sentence for sentence in damage):
+            return False
+        try:
+            with atomic_path(self.folder / DAMAGE_FILE) as temporary:
+                temporary.write_text("".join(f"{sentence}\n" for sentence in damage), encoding="utf-8")
+        except OSError:
+            return False
+        return True
 
 
-def noted_damage(folder: Path) -> list[str]:
-    """What :func:`note_damage` has written, and what to do once the file is mended."""
-    with suppress(OSError):
-        damage = read_text(folder / DAMAGE_FILE).splitlines()
-        return [
-            f"{sentence}, as a start saw that loaded it (remove {folder / DAMAGE_FILE} once it is mended)"
-            for sentence in damage
-        ]
-    return []
+def checkpoints(root: Path) -> list[Checkpoint]:
+    """Those in ``root``, the newest first."""
+    folders = (path for path in root.glob("global_step_*") if _FOLDER.fullmatch(path.name))
+    return sorted(map(Checkpoint, folders), key=lambda checkpoint: checkpoint.step, reverse=True)
 
 
-def checkpoint_damage(folder: Path, world_size: int, contents: Sequence[str]) -> list[str]:
-    """Everything that keeps ``folder`` (``.../global_step_N``) from being resumed, one sentence a problem.
-
-    Args:
-        folder: The checkpoint.
-        world_size: FSDP ranks of the run that would resume it.
-        contents: verl's ``actor.checkpoint.load_contents``, and ``QUEUE`` where prompts under way belong to it.
-    """
-    if noted := noted_damage(folder):
-        return noted
-    matches = (re.search(r"_world_size_(\d+)_rank_", path.name) for path in (folder / "actor").glob("*.pt"))
-    saved_by = {int(match[1]) for match in matches if match}
-    if saved_by and world_size not in saved_by:
-        ranks = ", ".join(map(str, sorted(saved_by)))
-        return [
-            f"{folder} was saved by {ranks} FSDP rank(s) and this run has {world_size}: use as many "
-            "(trainer.nnodes * trainer.n_gpus_per_node)"
-        ]
-    names = [prefix for kind, prefix in _PREFIXES.items() if kind in contents]
-    files = [folder / f"actor/{n}_world_size_{world_size}_rank_{rank}.pt" for rank in range(world_size) for n in names]
-    files += sorted({folder / "data.pt", *folder.glob("*.pt")})  # a recipe may keep files of its own
-    damaged = unsound(files)
-    if QUEUE in contents and not (folder / QUEUE / "metadata.json").is_file():
-        damaged.append(f"{folder / QUEUE} is missing")
-    return damaged
-
-
-def _step_folders(root: Path) -> dict[int, Path]:
-    """Checkpoint folders by step, the newest first."""
-    folders = {int(match[1]): path for path in root.glob("global_step_*") if (match := _FOLDER.fullmatch(path.name))}
-    return dict(sorted(folders.items(), reverse=True))
-
-
-def newest_complete(root: Path, world_size: int, contents: Sequence[str]) -> Path | None:
-    """The newest checkpoint in ``root`` without damage."""
-    folders = _step_folders(root).values()
-    return next((folder for folder in folders if not checkpoint_damage(folder, world_size, contents)), None)
+def newest_complete(root: Path, ranks: int, contents: Sequence[str]) -> Checkpoint | None:
+    """The newest checkpoint in ``root`` that a run can resume; see :meth:`Checkpoint.problems`."""
+    return next((checkpoint for checkpoint in checkpoints(root) if not checkpoint.problems(ranks, contents)), None)
 
 
 def remove_old(root: Path, step: int, keep: int) -> None:
@@ -162,19 +186,15 @@ def remove_old(root: Path, step: int, keep: int) -> None:
     what a save that was killed has left would count as one. If all look damaged, nothing is deleted: a file system may
     fail for a moment. ``root`` holds all checkpoints; ``keep`` is verl's ``max_actor_ckpt_to_keep``, at least 2.
     """
-    old = [folder for saved, folder in _step_folders(root).items() if saved < step]
-    whole = [
-        folder
-        for folder in old
-        if not noted_damage(folder) and not unsound([folder / "data.pt", *folder.rglob("*.pt")])
-    ]
-    for folder in old if whole else ():
-        if folder not in (*whole[: keep - 1], latest(root)):
-            remove_folder(folder, ignore_errors=True)
+    old = [checkpoint for checkpoint in checkpoints(root) if checkpoint.step < step]
+    whole = [checkpoint for checkpoint in old if not (checkpoint.noted or checkpoint.damage)]
+    for checkpoint in old if whole else ():
+        if checkpoint not in (*whole[: keep - 1], latest(root)):
+            remove_folder(checkpoint.folder, ignore_errors=True)
 
 
 def _needs(trainer: DictConfig, contents: Sequence[str] | None, own: bool = True) -> tuple[int, list[str]]:
-    """Arguments of :func:`checkpoint_damage`; ``own``: of a checkpoint of this run, not of one that it begins with."""
+    """Arguments of :meth:`Checkpoint.problems`; ``own``: of one of this run's, not of one that it begins with."""
     queue = own and "async" in trainer.v1.trainer_mode  # verl would go on without the prompts under way, unsaid
     return trainer.nnodes * trainer.n_gpus_per_node, [*(contents or _PREFIXES), *[QUEUE] * queue]
 
@@ -187,19 +207,18 @@ def tracked_step(root: Path) -> int | None:
         return None
 
 
-def latest(root: Path) -> Path | None:
-    """The checkpoint that the tracker names, if it is there."""
+def latest(root: Path, must_be: bool = True) -> Checkpoint | None:
+    """The checkpoint that the tracker names, if it is there; without ``must_be`` in any case."""
     step = tracked_step(root)
-    return step_folder(root, step) if step is not None and step_folder(root, step).is_dir() else None
+    named = None if step is None else Checkpoint(step_folder(root, step))
+    return named if named and (named.folder.is_dir() or not must_be) else None
 
 
-def resumed_from(trainer: DictConfig) -> Path | None:
+def resumed_from(trainer: DictConfig) -> Checkpoint | None:
     """The checkpoint that a start continues from, as verl will find it; None if it begins anew."""
     if trainer.resume_mode == "resume_path":
-        return Path(trainer.resume_from_path or "")
-    root = Path(trainer.default_local_dir)
-    step = tracked_step(root) if trainer.resume_mode == "auto" else None
-    return None if step is None else step_folder(root, step)
+        return Checkpoint(Path(trainer.resume_from_path or ""))
+    return latest(Path(trainer.default_local_dir), must_be=False) if trainer.resume_mode == "auto" else None
 
 
 def is_checkpoint_of(trainer: DictConfig, path: str | Path | None) -> bool:
@@ -208,10 +227,10 @@ def is_checkpoint_of(trainer: DictConfig, path: str | Path | None) -> bool:
     return bool(path) and os.path.dirname(os.path.abspath(path)) == saved
 
 
-def name_latest(folder: Path) -> None:
+def name_latest(checkpoint: Checkpoint) -> None:
     """Make the tracker beside a checkpoint name it."""
-    with atomic_path(folder.parent / TRACKER_FILE) as temporary:
-        temporary.write_text(str(step_of(folder)), encoding="utf-8")
+    with atomic_path(checkpoint.folder.parent / TRACKER_FILE) as temporary:
+        temporary.write_text(str(checkpoint.step), encoding="utf-8")
 
 
 def repair_tracker(trainer: DictConfig, contents: Sequence[str] | None) -> str | None:
@@ -231,47 +250,49 @@ def repair_tracker(trainer: DictConfig, contents: Sequence[str] | None) -> str |
         return None
     if tracked_step(root) is None:
         why = f"{tracker} {'names no step' if tracker.exists() else 'is missing'} (a save was interrupted)"
-    elif (named := latest(root)) is not None and (noted := noted_damage(named)):
-        why = "; ".join(noted)
+    elif (named := latest(root)) is not None and named.noted:
+        why = "; ".join(named.noted)
     else:
         return None
     newest = newest_complete(root, *_needs(trainer, contents))
     if newest is not None:
         name_latest(newest)
-        return f"{why}: {tracker.name} names {newest.name} again, the newest complete checkpoint"
-    if tracker.exists() or not _step_folders(root):
+        return f"{why}: {tracker.name} names {newest.folder.name} again, the newest complete checkpoint"
+    if tracker.exists() or not checkpoints(root):
         return None  # with a tracker something was complete once: not for us to begin again, see resume_problems
     return f"{why}, and {root} holds no complete checkpoint: starting as the run began"
 
 
-def resume_problems(trainer: DictConfig, contents: Sequence[str] | None, folder: Path | None) -> Iterator[str]:
-    """One sentence for each reason why ``folder``, which the run would resume (:func:`resumed_from`), cannot be.
+def resume_problems(
+    trainer: DictConfig, contents: Sequence[str] | None, checkpoint: Checkpoint | None
+) -> Iterator[str]:
+    """One sentence for each reason why ``checkpoint``, which the run would resume (:func:`resumed_from`), cannot be.
 
     The other arguments are those of :func:`repair_tracker`. A whole checkpoint is read once: another one is looked for
     only where this one is damaged.
     """
     root = Path(trainer.default_local_dir)
-    needs = _needs(trainer, contents, own=folder is None or is_checkpoint_of(trainer, folder))
-    if folder is not None and not _FOLDER.fullmatch(folder.name):
+    needs = _needs(trainer, contents, own=checkpoint is None or is_checkpoint_of(trainer, checkpoint.folder))
+    if checkpoint is not None and not _FOLDER.fullmatch(checkpoint.folder.name):
         yield (
             f"trainer.resume_from_path={trainer.resume_from_path!r} does not end in global_step_N: give the "
             "folder of one checkpoint"
         )
         return
-    if folder is not None:
-        problems = checkpoint_damage(folder, *needs) if folder.is_dir() else [f"{folder} does not exist"]
+    if checkpoint is not None:
+        problems = checkpoint.problems(*needs) if checkpoint.folder.is_dir() else [f"{checkpoint} does not exist"]
     elif trainer.resume_mode == "auto" and (root / TRACKER_FILE).exists():
-        damage = {saved: checkpoint_damage(saved, *needs) for saved in _step_folders(root).values()}
-        if not all(damage.values()):
+        damage = [saved.problems(*needs) for saved in checkpoints(root)]
+        if not all(damage):
             return  # the tracker is repaired where the run starts
-        texts = [text for sentences in damage.values() for text in sentences]
+        texts = [text for sentences in damage for text in sentences]
         problems = [f"{root / TRACKER_FILE} names no step ({'; '.join(texts[:3])})"]
     else:
         return
     if not problems:
         return
-    other = newest_complete(folder.parent, *needs) if folder else None
-    if other and folder and trainer.resume_mode == "auto" and noted_damage(folder):
+    other = newest_complete(checkpoint.folder.parent, *needs) if checkpoint else None
+    if other and checkpoint and trainer.resume_mode == "auto" and checkpoint.noted:
         return  # the tracker is repaired where the run starts
     remedy = (
         f"resume the newest complete one with trainer.resume_mode=resume_path trainer.resume_from_path={other}"

@@ -163,7 +163,7 @@ def on_this_machine(
     return config
 
 
-def turn_into_evaluation(config: DictConfig, checkpoint: Path | None) -> None:
+def turn_into_evaluation(config: DictConfig, checkpoint: integrity.Checkpoint | None) -> None:
     """Make it the configuration of a run that validates once and ends; in place.
 
     It writes to ``evaluation/`` in the run folder, the next one to ``evaluation_2/``. The weights are those of
@@ -194,7 +194,7 @@ def check(
     job: Job,
     elsewhere: bool = False,
     refused: Sequence[str] = (),
-    checkpoint: Path | None = None,
+    checkpoint: integrity.Checkpoint | None = None,
     references: Mapping[str, str] | None = None,
 ) -> tuple[str, Mapping[str, Any], list[str]]:
     """Make all checks before anything is started, and complete the configuration, in place.

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fspo.files import atomic_path, write_json
 from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, append_records
-from recipe.runner.checkpoints.integrity import step_of
+from recipe.runner.checkpoints.integrity import Checkpoint
 from recipe.runner.faults.phase import read_phase
 from recipe.runner.faults.texts import masked_text
 from recipe.runner.launch import end_of_turn
@@ -63,7 +63,7 @@ class Start:
     overrides: tuple[Override, ...] = ()
     _: KW_ONLY
     goes_on: bool = True
-    checkpoint: Path | None = None
+    checkpoint: Checkpoint | None = None
     changed: Changes = ()
     notes: str = ""
     unsettled: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class Start:
     @property
     def step(self) -> int:
         """The step after which it goes on."""
-        return step_of(self.checkpoint) if self.checkpoint else 0
+        return self.checkpoint.step if self.checkpoint else 0
 
 
 def _now() -> str:

@@ -32,7 +32,7 @@ from fspo.records import (
     read_info,
 )
 from fspo.table import FOLDER, holds_table
-from recipe.runner.checkpoints.integrity import TRACKER_FILE, is_checkpoint_of, latest, step_of
+from recipe.runner.checkpoints.integrity import TRACKER_FILE, is_checkpoint_of, latest
 from recipe.runner.faults.preemption import STOP_FILE
 from recipe.runner.faults.texts import MASK
 from recipe.runner.launch.compose import (
@@ -458,7 +458,7 @@ def how_far(config: DictConfig) -> str:
     if config.get("evaluate"):
         return "before the evaluation was complete"
     checkpoint = latest(Path(config.trainer.default_local_dir))
-    saved = step_of(checkpoint) if checkpoint else 0
+    saved = checkpoint.step if checkpoint else 0
     metrics = Path(config.run.dir) / METRICS_FILE
     # A validation has the number of the step before it; a step is logged after it has been saved.
     done = max([saved, *(line["step"] for _, line in numbered_steps(metrics, []))])

@@ -71,7 +71,7 @@ def _note(text: str) -> None:
 def _begin(start: Start) -> None:
     """Write the files of the run folder that must be there before Ray starts."""
     write_offline_task(start.job, start.config.data)
-    if start.goes_on and start.checkpoint and is_checkpoint_of(start.config.trainer, start.checkpoint):
+    if start.goes_on and start.checkpoint and is_checkpoint_of(start.config.trainer, start.checkpoint.folder):
         # It may be an earlier one: later starts continue from there, too, until a newer one is saved.
         name_latest(start.checkpoint)
     run_folder.begin(start)
