@@ -125,6 +125,9 @@ _HEDGE = re.compile(
 )
 
 
+_FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+
+
 def is_sentence(text: str) -> bool:
     """Whether the answer of a text is a sentence of it, neither in a box nor in tags."""
     return not _BOXES.search(after_thought(text)) and not _TAGGED.search(text)
@@ -135,3 +138,9 @@ def said(text: str) -> str:
     sentences = re.split(r"(?<=[a-zA-Z\d)}$\]])[.!?](?:\s|\Z)|\n", after_thought(text))
     last = next((sentence for sentence in reversed(sentences) if re.search(r"\d", sentence)), "")
     return "" if _HEDGE.search(last) else last
+
+
+def formula(text: str) -> list[str]:
+    """The last formula of a text without any number, such as "So it is $f(x)$"."""
+    formulas = [] if re.search(r"\d", text) else _FORMULA.findall(after_thought(text))
+    return ["".join(formulas[-1])] if formulas else []

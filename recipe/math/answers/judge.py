@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from recipe.math.answers.extraction import answer_texts, is_sentence, said
+from recipe.math.answers.extraction import answer_texts, formula, is_sentence, said
 from recipe.math.answers.limits import MAX_EXPRESSION_CHARS, Refused
 from recipe.math.answers.reading import (
     DOMAIN,
@@ -107,7 +107,7 @@ def by_kind(text: str, truth: str) -> Status:
     """Whether the answer of a text is the truth: of the same kind, or of one of the pairs in :func:`same`."""
     truth = trusted(truth)
     target_text = next(iter(answer_texts(truth)), truth)
-    texts = answer_texts(text) or _last_numbers(said(text))
+    texts = answer_texts(text) or _last_numbers(said(text)) or formula(text)
     if not texts:
         return Status.NO_ANSWER
     if max(map(len, (target_text, texts[0]))) > MAX_EXPRESSION_CHARS:
@@ -145,6 +145,7 @@ def by_kind(text: str, truth: str) -> Status:
 def _right_side(target: Answer) -> list[Answer]:
     """What a truth such as "NO / BO = 2" asks for: its right side, where the left one only names something."""
     left, _, right = target.text.partition("= ")
+    left = re.sub(r"_\{[^{}]*\}", "", left)
     unknown = re.search(r"\d|(?<![a-zA-Z])[xyz](?![a-zA-Z])", left) and not re.fullmatch(
         r"\s*[a-zA-Z](?:\s*\+\s*[a-zA-Z])+\s*", left
     )
@@ -252,9 +253,10 @@ def _same_list(target: Answer, answer: Answer, inside: bool) -> bool:
     # Values of several names have an order, which a tuple or a list without names has to have.
     named = sum(len({part.words for part in side.parts if _is_assignment(part)}) > 1 for side in sides)
     if {side.kind for side in sides} == {LIST, TUPLE} or named == 1:
+        forms, of_truth = {target.form, answer.form}, any(map(_is_assignment, target.parts))
         return (
             named == 1
-            and {target.form, answer.form} == {"", "()"}
+            and (forms == {"", "()"} or (forms == {""} and of_truth))
             and _in_order(*(list(map(_value, side.parts)) for side in sides))
         )
     if any(part.text == "..." for side in sides for part in side.parts):

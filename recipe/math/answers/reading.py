@@ -165,6 +165,7 @@ def trusted(truth: str) -> str:
     """A ground truth as its author meant it: without escapes and quotes of a file format, and glued words apart."""
     if _DOUBLED.search(truth):
         truth = truth.replace("\\\\", "\\")
+    truth = re.sub(r"\\(q?quad)(?=[a-zA-Z])", r"\\\1 ", truth)
     if match := re.fullmatch(r"\s*(\[?)\s*(?P<quote>[\"'])([^\"']*)(?P=quote)\s*(\]?)\s*", truth):
         truth = match[3] if bool(match[1]) == bool(match[4]) else truth
     return re.sub(r"(?<=[\d)\]}])(or|and)(?=[-\d(\[{\\]|[a-zA-Z]\s*=)", r" \\text{ \1 } ", truth)
