@@ -30,7 +30,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_run(folder: Path, status: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_text(json.dumps({"algo": folder.parent.name, "status": status}))
+    (folder / "run.json").write_text(json.dumps({"overrides": [f"algo={folder.parent.name}"], "status": status}))
     (folder / "metrics.jsonl").write_text("{}\n")
 
 
