@@ -42,7 +42,7 @@ test-gpu-contract: setup  ## a GPU job against vLLM's CUDA wheel (280 MB, loaded
 	    --require-hashes -r /dev/stdin
 	@FSPO_WHEELS=$(abspath $(WHEELS)) $(BIN)/python -m pytest tests/unit/test_gpu_contract.py tests/unit/test_trace.py $(ARGS)
 
-gpu-check:  ## the first hour on one or two GPUs, step by step, each with a verdict; goes on where it stopped
+gpu-check:  ## the first steps on one or two GPUs, one by one, each with a verdict; goes on where it stopped
 	@python -m benchmarks.gpu_check $(ARGS)
 
 gpu-smoke:  ## its smoke test again: two training steps with what the 8B job uses

@@ -13,7 +13,7 @@ commit="$1" keep="$2" python="${PYTHON:-python3}" end=$((SECONDS + ${LIMIT:-540}
 shift 2
 steps=("$@")
 ((${#steps[@]})) || steps=(smoke vllm preemption engine)
-mkdir -p "$keep/slim"
+mkdir -p "$keep/slim" "$keep/check"
 if [[ -d runs/gpu_slim ]]; then
     find runs/gpu_slim -maxdepth 1 -type f -exec cp {} "$keep/slim/" \;
 fi
@@ -24,8 +24,9 @@ back() { # what has come of it, without weights
 }
 
 run() { # STEP...
-    local status=0
-    timeout -k 15 $((end - SECONDS)) "$python" -m benchmarks.gpu_check --device "${DEVICE:-cuda}" --gpus 1 --commit "$commit" \
+    local status=0 left=$((end - SECONDS))
+    ((left > 0)) || { echo "no time is left of LIMIT: call again"; return 124; }
+    timeout -k 15 "$left" "$python" -m benchmarks.gpu_check --device "${DEVICE:-cuda}" --gpus 1 --commit "$commit" \
         --out "$keep/check" --steps "$@" || status=$?
     back
     return "$status"
@@ -42,8 +43,8 @@ if [[ ${DEVICE:-cuda} == cuda && -n $(missing) ]]; then
     run noise
     exit
 fi
-if [[ -f $keep/slim/parts.sha256 ]]; then
-    [[ -d $keep/site ]] || bash requirements/bundle.sh unpack "$keep/slim" "$keep/site"
+if [[ -z $(missing) ]]; then
+    bash requirements/bundle.sh unpack "$keep/slim" "$keep/site" # checks what is there
     # Without bytecode each of a run's fifteen processes compiles what it imports, which took 10 to 25 s each: the parts
     # have none, and an image may have none and forbid to write it.
     unset PYTHONDONTWRITEBYTECODE

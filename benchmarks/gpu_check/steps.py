@@ -28,7 +28,7 @@ from fspo.types import SequenceLossOutput
 
 #: From here on a driver knows CUDA 13; an older one of a data centre may run it through NVIDIA's cuda-compat.
 DRIVER = 580
-#: Packages that the first four steps can do without, and what is lost.
+#: Packages that the first two steps can do without, and what is lost.
 MISSING = {
     "verl": "the real stack does not run",
     "ray": "the real stack does not run",

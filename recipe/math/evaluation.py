@@ -130,8 +130,9 @@ def _wilson(value: float, n: int) -> tuple[float, float]:
 def _evaluate_source(problems: list[list[Record]], seed: int, ks: Sequence[int] | None) -> dict[str, Any]:
     def estimate(sums: Sequence[float], counts: Sequence[float] = (1.0,) * len(problems)) -> dict[str, float | None]:
         result = ratio_interval(sums, counts, seed=seed).to_json()
-        if (n := sum(count > 0 for count in counts)) > 1 and result["low"] == result["high"]:
-            result["low"], result["high"] = _wilson(result["value"], n)
+        values = [total / count for total, count in zip(sums, counts, strict=True) if count > 0]
+        if len(values) > 1 and max(values) - min(values) < 1e-9:
+            result["low"], result["high"] = _wilson(result["value"], len(values))
         return result
 
     responses = [len(records) for records in problems]

@@ -121,6 +121,21 @@ def test_statuses(scorer: MathScorer, response: str, truth: str, status: Status)
     assert verdict.score == (1.0 if status is Status.CORRECT else 0.0)
 
 
+def test_a_box_is_judged_once_and_a_refusal_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    with MathScorer(n_workers=1) as kinds:
+        run, statuses = kinds._pool.run, iter([Status.REFUSED, Status.CRASHED])
+        calls: list[str] = []
+
+        def judged(response: str, truth: str, normalise: bool) -> Status:
+            calls.append(response)
+            return next(statuses, None) or run(response, truth, normalise)
+
+        monkeypatch.setattr(kinds._pool, "run", judged)
+        verdicts = [kinds.score(f"Way {i}. \\boxed{{\\sqrt{{8}}+y}}", r"2\sqrt{2}+y").status for i in range(5)]
+    assert verdicts == [Status.REFUSED, Status.CRASHED, *[Status.CORRECT] * 3]
+    assert len(calls) == 3
+
+
 def test_sole_box() -> None:
     assert sole_box(r"so \boxed{3}") == "3"
     assert sole_box("\\[\n\\boxed{ \\frac{1}{2} }\n\\].") == r"\frac{1}{2}"

@@ -204,6 +204,9 @@ NAMES: dict[str, dict[str, str]] = {
     "recipe/runner/cpu/fork_server.py": {
         "ray._private.workers.default_worker:parser as ray._private.workers.default_worker": "imported before a fork",
     },
+    "recipe/runner/launch/trial.py": {
+        "ray._private.auto_init_hook:enable_auto_connect": "no Ray starts in a trial",
+    },
     "recipe/runner/faults/errors.py": {
         "ray._private.worker:_global_node": "where this run's Ray keeps its logs",
         "ray._private.node:Node.get_logs_dir_path": "the same",

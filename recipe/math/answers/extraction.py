@@ -66,10 +66,12 @@ def bounded(response: str) -> str:
 _LONGEST_SEPARATOR = 200
 _BOXES = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
 # Between boxes that together are one answer: a list in a sentence, or one with bullets or numbers.
+# The more special alternatives come first, and nothing is read in two ways.
 _JOINED = re.compile(
-    r"(?:[\s,;&$.*~]|\\[,;:! ()\[\]]|\\q?quad|\\\\|\\(?:text|mathrm)\s*\{\s*(?:and|or)[\s,]*\}"
-    r"|\b(?:and|or|as well as)\b"
-    r"|\b(?:possibly|perhaps|maybe)\b|(?<=\n)\s*(?:[-+•]|\(?\w[.)]|\d+[.)])|(?<=[\s$;,])\(?(?:[ivx]{1,4}|[a-z]|\d)\)|(?:[a-zA-Z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*=)*"
+    r"(?>(?<=\n)\s*(?:[-+•]|\(?\w[.)]|\d+[.)])|(?<=[\s$;,])\(?(?:[ivx]{1,4}|[a-z]|\d)\)"
+    r"|(?:[a-zA-Z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*="
+    r"|\\q?quad|\\(?:text|mathrm)\s*\{\s*(?:and|or)[\s,]*\}|\b(?:and|or|as well as|possibly|perhaps|maybe)\b"
+    r"|[\s,;&$.*~]|\\[,;:! ()\[\]]|\\\\)*+"
 )
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _ANCHORED = re.compile(
@@ -116,15 +118,18 @@ def answer_texts(text: str) -> list[str]:
 
 
 #: A second number in place of the first: "The answer is 17. Or rather 18."
-_TAKEN_BACK = re.compile(r"\W*(?:or|no|wait|actually|rather|alternatively|but)\b[^\n]*\d", re.IGNORECASE)
-#: With one of these a number of a sentence is not said to be the answer.
-_HEDGE = re.compile(
-    r"\b(?:not|cannot|never|no|nor|neither|either|or|more|less|fewer|than|least|most|over|under|above|below|between|from"
-    r"|except|instead|rather|wrong|maybe|perhaps|possibly|without|unless|half|twice|double)\b|n['’]t\b",
+_TAKEN_BACK = re.compile(
+    r"\W*(?:or (?:rather|maybe|perhaps|possibly)|no|wait|actually|rather)\b[\s,.:-]*"
+    r"(?:(?:it|that|this|the answer)\s+(?:is|must be|should be)\s*|it['’]s\s*)?[-$\\({]*\d",
     re.IGNORECASE,
 )
-
-
+#: With one of these a sentence does not say that its number is the answer.
+_HEDGE = re.compile(
+    r"\b(?:not|cannot|never|nor|neither)\b|n['’]t\b"
+    r"|\b(?:than|least|most|up to|over|under|above|below|between|from|either|except|instead of|without|or|possibly"
+    r"|perhaps|maybe|half|twice|double)\s+(?:of\s+)?[-$\\({]*\d",
+    re.IGNORECASE,
+)
 _FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
 
@@ -134,13 +139,14 @@ def is_sentence(text: str) -> bool:
 
 
 def said(text: str) -> str:
-    """The last sentence with a number, where it says that number plainly; else nothing."""
-    sentences = re.split(r"(?<=[a-zA-Z\d)}$\]])[.!?](?:\s|\Z)|\n", after_thought(text))
-    last = next((sentence for sentence in reversed(sentences) if re.search(r"\d", sentence)), "")
+    """The last sentence with a number or a formula, where it says it plainly; else nothing."""
+    text = _FORMULA.sub(lambda match: match[0].replace("\n", " "), after_thought(text))
+    sentences = re.split(r"(?<=[a-zA-Z\d)}$\]])[.!?](?:\s|\Z)|\n", text)
+    last = next((part for part in reversed(sentences) if re.search(r"\d", part) or _FORMULA.search(part)), "")
     return "" if _HEDGE.search(last) else last
 
 
 def formula(text: str) -> list[str]:
-    """The last formula of a text without any number, such as "So it is $f(x)$"."""
-    formulas = [] if re.search(r"\d", text) else _FORMULA.findall(after_thought(text))
+    """The last formula of a text."""
+    formulas = _FORMULA.findall(text)
     return ["".join(formulas[-1])] if formulas else []

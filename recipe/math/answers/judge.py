@@ -107,7 +107,7 @@ def by_kind(text: str, truth: str) -> Status:
     """Whether the answer of a text is the truth: of the same kind, or of one of the pairs in :func:`same`."""
     truth = trusted(truth)
     target_text = next(iter(answer_texts(truth)), truth)
-    texts = answer_texts(text) or _last_numbers(said(text)) or formula(text)
+    texts = answer_texts(text) or _last_numbers(said(text)) or formula(said(text))
     if not texts:
         return Status.NO_ANSWER
     if max(map(len, (target_text, texts[0]))) > MAX_EXPRESSION_CHARS:
@@ -142,14 +142,15 @@ def by_kind(text: str, truth: str) -> Status:
     return Status.WRONG if readable else Status.PARSE_FAILED
 
 
+#: A sum of letters, or lengths, areas and their ratios: "m + n", "|AB| + |CD|", "NO / BO".
+_ASKS = r"\s*(?:[a-zA-Z](?:\s*\+\s*[a-zA-Z])+|(?:[A-Z|+:/{}()\s-]|\\[dt]?frac)+)\s*"
+
+
 def _right_side(target: Answer) -> list[Answer]:
     """What a truth such as "NO / BO = 2" asks for: its right side, where the left one only names something."""
     left, _, right = target.text.partition("= ")
-    left = re.sub(r"_\{[^{}]*\}", "", left)
-    unknown = re.search(r"\d|(?<![a-zA-Z])[xyz](?![a-zA-Z])", left) and not re.fullmatch(
-        r"\s*[a-zA-Z](?:\s*\+\s*[a-zA-Z])+\s*", left
-    )
-    if target.kind != RELATION or target.form != "=" or _is_assignment(target) or unknown:
+    asks = re.fullmatch(_ASKS, re.sub(r"_\{[^{}]*\}", "", left))
+    if target.kind != RELATION or target.form != "=" or _is_assignment(target) or not asks:
         return []
     side = read(right)
     values = [_parsed(part.text) for part in (side.parts or (side,))]

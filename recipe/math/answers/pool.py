@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -114,12 +115,13 @@ class WorkerPool:
         self.time_limit_s = time_limit_s
         self.memory_limit_mb = memory_limit_mb
         self._reset()
+        this = weakref.ref(self)  # the workers of the parent process are not the child's
+        os.register_at_fork(after_in_child=lambda: (pool := this()) and pool._reset())
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._launcher: _Launcher | None = None
-        # Callers wait in the order in which they came. Each thread has its own worker; none starts beside an idle one.
+        # Callers wait in the order in which they came, and each thread has its own worker.
         self._threads = ThreadPoolExecutor(self.n_workers, thread_name_prefix="math-verify")
         self._own = threading.local()
 
@@ -129,8 +131,6 @@ class WorkerPool:
         Raises:
             WorkerStartError: no worker can be started at all, a fault of the installation.
         """
-        if os.getpid() != self._pid:  # after a fork: the workers of the parent process are not ours
-            self._reset()
         return self._threads.submit(self._judged, json.dumps([response, truth, normalise]).encode()).result()
 
     def _judged(self, task: bytes) -> Status:
@@ -174,10 +174,12 @@ class WorkerPool:
                         weakref.finalize(self, self._launcher.close)
                     launcher = self._launcher
                 return _Worker(launcher)
-            except ConnectionError:
-                launcher.close()  # it was about to end
-            except OSError:  # the process table or the memory is full
-                pass
+            except (ConnectionError, TimeoutError):
+                launcher.close()  # it was about to end, or its reply is still to come
+            except OSError as error:
+                # The process table or the memory is full, or another thread has closed this launcher.
+                if error.errno not in (errno.EAGAIN, errno.ENOMEM, errno.EBADF):
+                    raise WorkerStartError(f"no process for math-verify can be started: {error}") from error
             if time.monotonic() > end:
                 return None
             time.sleep(_PAUSE_S)
@@ -199,5 +201,5 @@ class WorkerPool:
 
     def close(self) -> None:
         """End all processes. The pool starts new ones if it is used again."""
-        if os.getpid() == self._pid and self._launcher is not None:
+        if self._launcher is not None:
             self._launcher.close()

@@ -127,8 +127,12 @@ class Checkpoint:
     @cached_property
     def damage(self) -> dict[Path, str]:
         """What is wrong with each of its files of ``torch.save`` that is damaged; see :func:`archive_damage`."""
-        files = sorted({self.folder / "data.pt", *self.folder.rglob("*.pt")})
-        return {path: damage for path in files if (damage := archive_damage(path)) is not None}
+        return {path: damage for path in sorted(self._files) if (damage := archive_damage(path)) is not None}
+
+    @cached_property
+    def _files(self) -> set[Path]:
+        """Its files of ``torch.save``; those in a linked folder are not looked for."""
+        return {self.folder / "data.pt", *self.folder.rglob("*.pt")}
 
     def problems(self, ranks: int, contents: Sequence[str]) -> list[str]:
         """Everything that keeps it from being resumed, one sentence a problem.
@@ -147,7 +151,7 @@ class Checkpoint:
         names = [prefix for kind, prefix in _PREFIXES.items() if kind in contents]
         needed = [self.folder / f"actor/{n}_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks) for n in names]
         files = [*needed, *(path for path in self.damage if path.parent == self.folder)]  # a recipe may keep its own
-        damaged = {path: self.damage.get(path, None if path.is_file() else "is missing") for path in files}
+        damaged = {path: self.damage.get(path) if path in self._files else archive_damage(path) for path in files}
         if QUEUE in contents and not (self.folder / QUEUE / "metadata.json").is_file():
             damaged[self.folder / QUEUE] = "is missing"
         return [f"{path} {damage}" for path, damage in damaged.items() if damage]

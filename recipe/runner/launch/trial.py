@@ -74,12 +74,24 @@ def _batch() -> dict[str, Any]:
 def _failure(call: Callable[[], Any]) -> Exception | None:
     """What a call raises, or None. Nothing that it prints or warns of is shown."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _without_ray():
             warnings.simplefilter("ignore")
             call()
     except Exception as error:
         return error
     return None
+
+
+@contextlib.contextmanager
+def _without_ray() -> Iterator[None]:
+    """Ray starts or joins a cluster at the first call of a function of it: not for a trial. Such a call fails in here."""
+    from ray._private import auto_init_hook
+
+    before, auto_init_hook.enable_auto_connect = auto_init_hook.enable_auto_connect, False
+    try:
+        yield
+    finally:
+        auto_init_hook.enable_auto_connect = before
 
 
 def _is_certain(function: Callable[..., Any], arguments: Mapping[str, Any], error: Exception) -> bool:
