@@ -84,7 +84,7 @@ def _failure(call: Callable[[], Any]) -> Exception | None:
 
 @contextlib.contextmanager
 def _without_ray() -> Iterator[None]:
-    """Ray starts or joins a cluster at the first call of a function of it: not for a trial. Such a call fails in here."""
+    """Ray starts or joins a cluster when a function of it is called first. In a trial such a call fails instead."""
     from ray._private import auto_init_hook
 
     before, auto_init_hook.enable_auto_connect = auto_init_hook.enable_auto_connect, False
