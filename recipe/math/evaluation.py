@@ -132,7 +132,7 @@ def _evaluate_source(problems: list[list[Record]], seed: int, ks: Sequence[int] 
         result = ratio_interval(sums, counts, seed=seed).to_json()
         values = [total / count for total, count in zip(sums, counts, strict=True) if count > 0]
         if len(values) > 1 and max(values) - min(values) < 1e-9:
-            result["low"], result["high"] = _wilson(result["value"], len(values))
+            result["low"], result["high"] = _wilson(values[0], len(values))
         return result
 
     responses = [len(records) for records in problems]

@@ -115,8 +115,13 @@ class WorkerPool:
         self.time_limit_s = time_limit_s
         self.memory_limit_mb = memory_limit_mb
         self._reset()
-        this = weakref.ref(self)  # the workers of the parent process are not the child's
-        os.register_at_fork(after_in_child=lambda: (pool := this()) and pool._reset())
+        this = weakref.ref(self)
+
+        def forget_parent() -> None:  # whose workers are not the child's
+            if (pool := this()) is not None:
+                pool._reset()
+
+        os.register_at_fork(after_in_child=forget_parent)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
