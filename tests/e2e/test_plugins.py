@@ -75,15 +75,15 @@ def test_verls_own_grpo_trains_in_the_runners_care(tmp_path: Path) -> None:
 
 
 def test_verls_own_command_trains_with_the_recipe_s_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six steps in two starts: a table, measured values and metrics, none of them twice, without a run folder."""
+    """Twelve steps in two starts: a table, measured values and metrics, none of them twice, without a run folder."""
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # what it sets is undone
     folder = tmp_path / "saved"
-    settings = (*SMALL, "trainer.save_freq=4", "trainer.logger=[file]")
+    settings = (*SMALL, "trainer.save_freq=8", "trainer.logger=[file]")
     words, environment = plain_verl(tmp_path, *settings)
     words += ["actor_rollout_ref.actor.policy_loss.loss_mode=fspo", "trainer.v1.trainer_mode=fspo"]
     words += [f"trainer.default_local_dir={folder}", "++trainer.resume_mode=auto"]
     notes = []
-    for steps in (4, 6):
+    for steps in (8, 12):
         more = f"trainer.total_training_steps={steps}"
         start = Start(tmp_path, *words, more, **environment, VERL_USE_EXTERNAL_PLUGINS="fspo")
         try:
@@ -94,14 +94,14 @@ def test_verls_own_command_trains_with_the_recipe_s_trainer(tmp_path: Path, monk
     before, after = (facts["clip_values_measured"] for facts in notes)
     assert after[: len(before)] == before, "a resumed training goes on with the values of its checkpoint"
     assert notes[0]["loss_divided_by"] == notes[1]["loss_divided_by"] > 1
-    assert 0 < before[0]["c_low"] == before[0]["c_high"] and before[-1]["after_step"] <= 4 < after[-1]["after_step"]
+    assert 0 < before[0]["c_low"] == before[0]["c_high"] and before[-1]["after_step"] <= 8 < after[-1]["after_step"]
     table = read_table(folder)
     assert (table.problems, table.meta["loss"], table.meta["rule"]) == ([], "fspo", "known")
-    assert len(table) == 6 * 8 * 8 and np.unique(table.columns["step"]).tolist() == [*range(1, 7)]
-    assert [line["step"] for line in complete_lines(folder / FUNNEL_FILE)] == [*range(1, 7)]
+    assert len(table) == 12 * 8 * 8 and np.unique(table.columns["step"]).tolist() == [*range(1, 13)]
+    assert [line["step"] for line in complete_lines(folder / FUNNEL_FILE)] == [*range(1, 13)]
     logged = {entry["step"]: entry["data"] for entry in complete_lines(tmp_path / STEPS_FILE)}
-    assert {"fspo/clip_frac", "fspo/funnel/length_trained", "fspo/grad_norm/max"} <= logged[6].keys()
-    assert "fspo/kl_to_start" not in logged[6], "nobody has asked for a reference policy"
+    assert {"fspo/clip_frac", "fspo/funnel/length_trained", "fspo/grad_norm/max"} <= logged[12].keys()
+    assert "fspo/kl_to_start" not in logged[12], "nobody has asked for a reference policy"
     assert not (tmp_path / "run.json").exists() and not (folder / "run.json").exists()
 
 
