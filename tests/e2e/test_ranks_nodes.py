@@ -67,7 +67,8 @@ def test_losses_gradients_and_metrics_are_the_same(results: Results, place: tupl
     change = relative(one["change"], other["change"])
     print(f"on {place}: the change of the weights differs by {change:.1e}")
     assert change < 1e-2
-    np.testing.assert_allclose(other["responses"], one["responses"], rtol=1e-4, atol=1e-5)
+    # S of the second mini-batch, up to 0.1, moves with the change of the weights, so by a hundredth of that at most.
+    np.testing.assert_allclose(other["responses"], one["responses"], rtol=1e-4, atol=1e-3)
 
 
 def test_two_nodes_change_nothing_at_all(results: Results) -> None:
