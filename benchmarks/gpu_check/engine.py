@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from benchmarks.gpu_check.stack import (
-    LARGEST_LOG_DIFFERENCE,
     SHAPED_ON_A_CPU,
     WIDE,
     attention,
@@ -292,8 +291,10 @@ def vllm(folder: Path, size: Size, device: str) -> Numbers:
     return numbers
 
 
-#: Name of the number.
+#: A number, and above what the two are not one policy. Random weights give every token a small probability, so that
+#: probabilities would differ by little whatever the models are. No GPU has measured this number.
 APART = "log-probabilities of vLLM and trainer differ by"
+LARGEST_LOG_DIFFERENCE = 0.5
 
 
 @torch.no_grad()

@@ -41,8 +41,6 @@ SHAPED_ON_A_CPU = (
 )
 #: vLLM's and the trainer's probabilities of a token differ by about 1e-3 in bf16; above this they are not one policy.
 LARGEST_DIFFERENCE = 0.05
-#: The same of log-probabilities, where every probability is small: random weights, about 0.1 measured on a GPU.
-LARGEST_LOG_DIFFERENCE = 0.5
 #: Qwen3-8B's widths, so that its kernels run, in four layers. GiB of a GPU on which two steps with the job's packs fit.
 WIDE, WIDE_GIB = (151_936, 4096, 12_288, 4, 32, 8, 128), 70
 #: Qwen3-0.6B's shape, for smaller ones.

@@ -107,7 +107,10 @@ def by_kind(text: str, truth: str) -> Status:
     """Whether the answer of a text is the truth: of the same kind, or of one of the pairs in :func:`same`."""
     truth = trusted(truth)
     target_text = next(iter(answer_texts(truth)), truth)
-    texts = answer_texts(text) or _last_numbers(said(text)) or formula(said(text))
+    texts = answer_texts(text)
+    if not texts:
+        sentence = said(text)
+        texts = _last_numbers(sentence) or formula(sentence)
     if not texts:
         return Status.NO_ANSWER
     if max(map(len, (target_text, texts[0]))) > MAX_EXPRESSION_CHARS:

@@ -336,9 +336,8 @@ def read(text: str, inner: bool = False) -> Answer:
         sides = [re.sub(r"\\(pm|mp)(?![a-z])", lambda m: "+-"[(m[1] == "pm") == lower], text) for lower in (0, 1)]  # noqa: B023
         return Answer(LIST, parts=tuple(read(side, inner) for side in sides))
     text = re.sub(r"\A\](.*)\[\Z", r"(\1)", text)
-    if (match := re.fullmatch("([(\\[].*[)\\]])\\s*(?:\x02[^\x03]*\x03\\s*)+", text)) and _closes(text, 0) == match.end(
-        1
-    ) - 1:
+    match = re.fullmatch("([(\\[].*[)\\]])\\s*(?:\x02[^\x03]*\x03\\s*)+", text)
+    if match and _closes(text, 0) == match.end(1) - 1:
         text = match[1]  # the unit of a tuple
     if (match := re.match(r"\\\{|[(\[]", text)) and _closes(text, match.end() - 1) == len(text) - 1:
         if text[0] == "\\":
