@@ -17,11 +17,12 @@ from omegaconf import DictConfig, open_dict
 from recipe.fspo.accounting.outcomes import kl_to_start, read_outcomes, read_responses, send_rows
 from recipe.fspo.accounting.replay_buffer import clear_trained, counting, training_prompts
 from recipe.fspo.accounting.steps import StepAccounts
-from recipe.fspo.config import complete_settings
+from recipe.fspo.config import GROUP_ESTIMATORS, complete_settings
 from recipe.fspo.recorder import join_ranks
 from recipe.fspo.reporter import Reporter
 from recipe.fspo.state import STATE_FILE, load_state, save_state
 from recipe.fspo.worker import FSPODetachedWorker, FSPOWorker
+from recipe.fspo.zero_advantage import equal_rewards, write_zeros
 from transfer_queue import KVBatchMeta
 
 from verl.trainer.ppo.utils import Role
@@ -51,6 +52,9 @@ class FSPOHooks(PPOTrainer):
         self._position: dict[str, int] = {}
         self._fetched = 0
         super().__init__(config)
+        algorithm = config.algorithm
+        #: Whether A is 0 where all responses to a prompt earn the same reward.
+        self._compares = str(algorithm.adv_estimator) in GROUP_ESTIMATORS and not algorithm.use_kl_in_reward
         #: Whether the reference policy is there only to measure the distance to the start, at steps that validate.
         self._measures_kl = config.fspo.kl_to_start and not self.use_reference_policy
         self.use_reference_policy |= self._measures_kl
@@ -152,6 +156,15 @@ class FSPOHooks(PPOTrainer):
         data["old_log_probs"] = data.pop("rollout_log_probs")
         tq.kv_batch_put(**where, fields=data)
         return batch
+
+    # ---------------------------------------------------------------- advantage
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        computed = super()._compute_advantage(batch, metrics)
+        if self._compares and (keys := equal_rewards(batch)):
+            length = {key: tag["response_len"] for key, tag in zip(batch.keys, batch.tags, strict=True)}
+            write_zeros(batch.partition_id, keys, [length[key] for key in keys])
+        return computed
 
     # ---------------------------------------------------------------- update
 
