@@ -126,10 +126,11 @@ def standard_measures(runs: Sequence[Run]) -> list[Measure]:
         _lre("LRE, symmetric", "debiased; each run alone", "symmetric"),
         _lre("LRE, active", "debiased; each run alone", "active"),
         _lre("LRE noise floor", "mean LRE of flat rates with these counts", "symmetric", "noise_floor"),
-        _share("truncated", "share cut at the maximum length", lambda r: r.truncated_B),
-        _share(
+        _of_all("truncated", "share cut at the maximum length", "fspo/truncated_frac", lambda r: r.truncated_B),
+        _of_all(
             "zero advantage",
             "share of sequences with A = 0",
+            "fspo/advantage_zero_frac",
             lambda r: np.where(np.isnan(a := r.advantage_B), a, a == 0),
         ),
         _logged("gradient norm, largest", "over the median", "{:.1f}x", _spike, "actor/grad_norm"),
@@ -161,6 +162,14 @@ def _share(label: str, meaning: str, value: Callable[[Responses], Array], of_cli
         return math.nan if of_clip and not responses.could_clip() else share
 
     return Measure(label, meaning, "{:.1%}", of)
+
+
+def _of_all(label: str, meaning: str, name: str, value: Callable[[Responses], Array]) -> Measure:
+    """The mean of a metric that counts responses without S, too; of a run that logged none, the share of others."""
+    logged, share = _logged(label, meaning, "{:.1%}", np.mean, name), _share(label, meaning, value)
+    return Measure(
+        label, meaning, "{:.1%}", lambda run: share.of(run) if (of_all := logged.of(run)) is None else of_all
+    )
 
 
 def _lre(label: str, meaning: str, view: str, number: str = "debiased.value") -> Measure:

@@ -59,7 +59,7 @@ class Table:
         others: The other starts in the folder.
         ranks: Ranks that have written.
         expected: Ranks that there should be.
-        left_out: Responses without S, which are in none of the columns.
+        left_out: Responses without S, which are in none of the columns, but for those that a run skips for A = 0.
         batches: (step, update) of all mini-batches that are there, int64 [M, 2], in order; one without responses, too.
         last: (step, update) of the last mini-batch that any rank has written; None if there is none.
         problems: What is missing, wrong or cannot be read, each with its file.
@@ -405,7 +405,10 @@ def _join(table: Table, pieces: list[_Piece], names: list[str] | None) -> None:
     filled = [piece for piece in pieces if piece.rows]
     for piece in filled:
         missing_B = np.isnan(np.asarray(piece.columns["S"], np.float64))
-        table.left_out += int((missing_B & (piece.columns["L"] != 0)).sum())
+        left_out_B = missing_B & (piece.columns["L"] != 0)
+        if piece.meta.get("without_S") == "A = 0" and "A" in piece.columns:  # they were not computed
+            left_out_B &= piece.columns["A"] != 0
+        table.left_out += int(left_out_B.sum())
         piece.keep(~missing_B)
     wanted = [*dict.fromkeys([*NEEDED, *(name for piece in filled for name in piece.columns)])]
     joined = {name: _concatenated(name, filled) for name in (wanted if names is None else names)}

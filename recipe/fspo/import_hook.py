@@ -29,7 +29,7 @@ def find_trainers(v1: Any) -> None:
 
 
 def check_before_ray(constants: Any) -> None:
-    """Check the configuration where verl's driver asks for the environment of Ray's workers.
+    """Check and complete the configuration where verl's driver asks for the environment of Ray's workers.
 
     Args:
         constants: verl's module ``verl.trainer.constants_ppo``.
@@ -39,12 +39,13 @@ def check_before_ray(constants: Any) -> None:
     @wraps(environment)
     def checked(config: Any = None, *args: Any, **kwargs: Any) -> Any:
         if config is not None and "actor_rollout_ref" in config:
-            from recipe.fspo.rules import plain_notes, plain_problems
+            from recipe.fspo.rules import complete_plain, plain_notes, plain_problems
 
             if problems := list(plain_problems(config)):
                 raise ValueError("\n".join(problems))
             for note in plain_notes(config):
                 print(f"note: {note}", flush=True)
+            complete_plain(config)
         return environment(config, *args, **kwargs)
 
     constants.get_ppo_ray_runtime_env = checked

@@ -32,8 +32,12 @@ def _recorded(settings: Mapping[str, Any]) -> Iterator[str]:
 
 def _complete(config: DictConfig) -> Mapping[str, Any]:
     from recipe.fspo.config import complete
+    from recipe.fspo.rules import KEPT, complete_skipping
 
-    return complete(config)
+    facts = complete(config)
+    if (why := complete_skipping(config)) and not config.get("evaluate"):
+        print(f"note: {KEPT}: {why}", flush=True)
+    return facts
 
 
 def _passes(config: DictConfig) -> Passes:

@@ -35,7 +35,12 @@ from recipe.fspo.config import (
 )
 from recipe.runner.checkpoints.integrity import TRACKER_FILE
 from recipe.runner.launch.checks import Rule
-from recipe.runner.launch.trial import correction_problems, estimator_problems, library_problem
+from recipe.runner.launch.trial import (
+    correction_problems,
+    estimator_problems,
+    library_problem,
+    why_zero_advantages_count,
+)
 from recipe.runner.launch.values import Count, Positive, Share, type_problems, types_of
 
 from fspo.losses import ALGORITHMS, LOSSES, resolve_settings
@@ -47,6 +52,8 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 _ACTOR: Final = "actor_rollout_ref.actor"
 _POLICY_LOSS: Final = f"{_ACTOR}.policy_loss"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
+#: What a default of ``fspo.skip_zero_advantage`` that cannot hold comes to.
+KEPT: Final = "responses without a gradient are not left out (fspo.skip_zero_advantage)"
 
 #: Advantage estimators with a value per token.
 _TOKEN_ESTIMATORS: Final = ("gae", "optimal_token_baseline", "tir_optimal_token_baseline")
@@ -75,6 +82,7 @@ class FspoSettings:
     match_scale: Literal["matched", "native"]
     clip_values: Literal["measured", "published"] | None
     accept: Share
+    skip_zero_advantage: bool | None
 
 
 def overrides_of(loss_mode: str) -> str:
@@ -165,6 +173,27 @@ def _is_ours(config: DictConfig) -> bool:
     return OmegaConf.select(config, "trainer.v1.trainer_mode") in TRAINER_MODES
 
 
+def complete_skipping(config: DictConfig) -> str | None:
+    """Fill in ``fspo.skip_zero_advantage``, true where it changes no gradient, in place; why it does, where it does."""
+    if config.fspo.skip_zero_advantage is not None:
+        return None
+    why = counts_zero_advantages(config)
+    config.fspo.skip_zero_advantage = why is None
+    return why
+
+
+def counts_zero_advantages(config: DictConfig) -> str | None:
+    """Why leaving out responses without a gradient would change that of others; None if it does not."""
+    return why_zero_advantages_count(config, loss_is_known=is_by_sequence(config))
+
+
+def complete_plain(config: DictConfig) -> None:
+    """Fill in the settings of a trainer of ours in plain verl's driver, which hands them to the trainer; in place."""
+    if _is_ours(config):
+        complete_settings(config)
+        complete_skipping(config)
+
+
 def plain_notes(config: DictConfig) -> Iterator[str]:
     """What a plain command with a loss or a trainer of this repository measures or clips not, and why."""
     if not (_is_ours(config) or is_by_sequence(config)):
@@ -173,6 +202,9 @@ def plain_notes(config: DictConfig) -> Iterator[str]:
     measures_a_band = is_by_sequence(config) and not can_be_measured(loss)
     if _is_ours(config) and not measures_a_band and (why := keeps_clip_values(config)):
         yield f"clip values are not measured: {why}"
+    is_default = OmegaConf.select(config, "fspo.skip_zero_advantage") is None
+    if _is_ours(config) and is_default and (why := counts_zero_advantages(config)):
+        yield f"{KEPT}: {why}"
     correction = config.algorithm.get("rollout_correction") or {}
     mode = config.trainer.v1.trainer_mode if config.trainer.use_v1 else "sync"
     # separate_async trains several batches between two transfers of the weights, and S starts from the first.
@@ -193,6 +225,7 @@ def plain_problems(config: DictConfig) -> Iterator[str]:
             yield from problems
             return
         config = copy.deepcopy(config)
+        yield from _skipping_problems(config) if config.get("fspo") else ()
         complete_settings(config)
         yield from _ratio_problems(config)
         yield from _clip_problems(config)
@@ -324,6 +357,12 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
             yield f"{setting} {why}"
 
 
+def _skipping_problems(config: DictConfig) -> Iterator[str]:
+    """Responses without a gradient that are to be left out where they count."""
+    if config.fspo.get("skip_zero_advantage") and (why := counts_zero_advantages(config)):
+        yield f"fspo.skip_zero_advantage=true would change the gradient: {why}. Leave it out, or set it to false"
+
+
 def _correction_problems(config: DictConfig) -> Iterator[str]:
     """A rollout correction that replaces the loss, or acts on tokens of which the loss has none."""
     correction = config.algorithm.get("rollout_correction") or {}
@@ -413,4 +452,5 @@ RULES: Final[tuple[Rule, ...]] = (
     _correction_problems,
     _advantage_problems,
     _clip_problems,
+    _skipping_problems,
 )

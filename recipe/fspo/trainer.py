@@ -22,7 +22,7 @@ from recipe.fspo.recorder import join_ranks
 from recipe.fspo.reporter import Reporter
 from recipe.fspo.state import STATE_FILE, load_state, save_state
 from recipe.fspo.worker import FSPODetachedWorker, FSPOWorker
-from recipe.fspo.zero_advantage import equal_rewards, write_zeros
+from recipe.fspo.zero_advantage import Padding, equal_rewards, to_be_left_out, with_rows_left_out, write_zeros
 from transfer_queue import KVBatchMeta
 
 from verl.trainer.ppo.utils import Role
@@ -55,6 +55,10 @@ class FSPOHooks(PPOTrainer):
         algorithm = config.algorithm
         #: Whether A is 0 where all responses to a prompt earn the same reward.
         self._compares = str(algorithm.adv_estimator) in GROUP_ESTIMATORS and not algorithm.use_kl_in_reward
+        self._compares |= bool(config.fspo.skip_zero_advantage)
+        self._equal: dict[str, float] = {}
+        self._left_out: list[str] = []
+        self._padding = Padding()
         #: Whether the reference policy is there only to measure the distance to the start, at steps that validate.
         self._measures_kl = config.fspo.kl_to_start and not self.use_reference_policy
         self.use_reference_policy |= self._measures_kl
@@ -130,6 +134,18 @@ class FSPOHooks(PPOTrainer):
             )
         return again
 
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
+        self._equal = equal_rewards(batch) if self._compares else {}
+        # The distance to the start is measured on all responses.
+        skips = self.config.fspo.skip_zero_advantage and not (self.config.fspo.kl_to_start and self._validates)
+        self._left_out = to_be_left_out(batch, self._equal) if skips else []
+        return super()._balance_batch(batch, metrics, **options)
+
+    def _step_once(self, *args: Any, **kwargs: Any) -> KVBatchMeta:
+        batch = super()._step_once(*args, **kwargs)
+        self._padding.clear()
+        return batch
+
     # ---------------------------------------------------------------- distance to the start
 
     @property
@@ -149,9 +165,15 @@ class FSPOHooks(PPOTrainer):
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._outcomes = read_outcomes(batch)  # before verl's rollout correction, which empties masks
+        if self._left_out:
+            rewards = {key: self._equal[key] for key in self._left_out}
+            lengths = dict(zip(self._outcomes.keys, self._outcomes.length_B.tolist(), strict=True))
+            self._padding.put(batch, rewards, lengths, self.tokenizer.eos_token_id)
+        reduced = self._padding.in_place(batch)
         if self.config.fspo.pi_old == "actor":
-            return super()._compute_old_log_prob(batch, metrics)
-        where = {"keys": batch.keys, "partition_id": batch.partition_id}
+            computed = super()._compute_old_log_prob(reduced, metrics)
+            return computed if reduced is batch else batch
+        where = {"keys": reduced.keys, "partition_id": reduced.partition_id}
         data = tq.kv_batch_get(**where, select_fields=["rollout_log_probs"])
         data["old_log_probs"] = data.pop("rollout_log_probs")
         tq.kv_batch_put(**where, fields=data)
@@ -160,22 +182,37 @@ class FSPOHooks(PPOTrainer):
     # ---------------------------------------------------------------- advantage
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        computed = super()._compute_advantage(batch, metrics)
-        if self._compares and (keys := equal_rewards(batch)):
-            length = {key: tag["response_len"] for key, tag in zip(batch.keys, batch.tags, strict=True)}
-            write_zeros(batch.partition_id, keys, [length[key] for key in keys])
-        return computed
+        reduced = self._padding.in_place(batch)
+        computed = super()._compute_advantage(reduced, metrics)
+        length = {key: tag["response_len"] for key, tag in zip(batch.keys, batch.tags, strict=True)}
+        length = {key: length[key] for key in self._equal} | dict.fromkeys(self._padding.keys, 1)
+        if length:  # padding, too: OPO divides by its tokens
+            write_zeros(str(batch.partition_id), length)
+        return computed if reduced is batch else batch
 
     # ---------------------------------------------------------------- update
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         accounts, outcomes = self._accounts, self._outcomes
         accounts.loss_scale.measure(outcomes.length_B)
-        batch = send_rows(batch, outcomes, accounts.rows)
+        reduced = send_rows(self._padding.in_place(batch), outcomes, accounts.rows)
         scale = accounts.loss_scale.factor
         self.actor_rollout_wg.begin_update(accounts.band_state, self.global_steps, loss_scale=scale)
-        batch = super()._update_actor(batch, metrics)
-        accounts.add(batch, outcomes, join_ranks(self.actor_rollout_wg.pop_mini_batches()), self.global_steps)
+        updated = super()._update_actor(reduced, metrics)
+        per_rank = self.actor_rollout_wg.pop_mini_batches()
+        mini_batches = with_rows_left_out(
+            join_ranks(per_rank),
+            batch,
+            self._left_out,
+            outcomes,
+            first_row=accounts.rows,
+            step=self.global_steps,
+            ranks=sum(recorded is not None for recorded in per_rank),
+            epochs=self.config.actor_rollout_ref.actor.ppo_epochs,
+            longest=self.config.data.max_response_length,
+        )
+        batch = batch if self._left_out else updated
+        accounts.add(batch, outcomes, mini_batches, self.global_steps)
         if self.local_trigger_step == self.parameter_sync_step - 1:
             read = functools.partial(read_responses, batch.partition_id, self.tokenizer)
             metrics.update(accounts.end(self.global_steps, read))

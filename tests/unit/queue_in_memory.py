@@ -14,6 +14,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
+        self.tags: dict[str, dict[str, Any]] = {}
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> TensorDict:
         rows = [self.rows[key] for key in keys]
@@ -32,7 +33,8 @@ class Queue:
                 value = fields[name]
                 row[name] = value.unbind()[index] if torch.is_tensor(value) else list(value)[index]
         names = sorted(set.intersection(*(set(self.rows[key]) for key in keys)))
-        return KVBatchMeta(keys, tags or [{}] * len(keys), partition_id, names)
+        self.tags |= dict(zip(keys, tags, strict=True)) if tags else {}
+        return KVBatchMeta(keys, [self.tags.get(key, {}) for key in keys], partition_id, names)
 
     def kv_clear(self, keys: list[str], partition_id: str) -> None:
         for key in keys:

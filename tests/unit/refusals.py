@@ -217,6 +217,10 @@ CHECKS: tuple[Row, ...] = (
     (f"{ROLLOUT}.log_prob_max_token_len_per_gpu=1024", "ppo_max_token_len_per_gpu=2048 ", "per_gpu=1024"),
     (f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.bypass_mode=True ", "false"),
     (f"{CORRECTION}.rollout_rs=\\'seq_sum_k1,token_k1\\'", "rollout_rs=seq_sum_k1,token_k1 ", "seq_..."),
+    (
+        "trainer.v1.trainer_mode=fspo_separate_async fspo.allow_uncorrected=true",
+        *(f"{ROLLOUT}.nnodes=0", "trainer_mode=fspo_separate_async", "mode=separate_async"),
+    ),
     (f"mode=separate_async {CORRECTION}.rollout_rs=null", "rollout_rs=null ", "seq_sqrt_k1", "allow_uncorrected=true"),
     ("mode=colocate_async fspo.pi_old=rollout", CORRECTION, "fspo.pi_old=rollout", "rollout_rs to null"),
     (f"{CORRECTION}.rollout_is=sequence fspo.pi_old=rollout", CORRECTION, "fspo.pi_old=rollout", "actor"),

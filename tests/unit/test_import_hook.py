@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hydra import compose, initialize_config_module
 from messages import holds
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
 from fspo.table import FOLDER, TableWriter
 from recipe.fspo.import_hook import check_before_ray
@@ -29,11 +29,16 @@ def ask(*overrides: str, loss: str = "fspo", mode: str = "fspo") -> dict[str, ob
     check_before_ray(constants)
     own = (f"{LOSS}.loss_mode={loss}", f"trainer.v1.trainer_mode={mode}", "algorithm.adv_estimator=grpo")
     mini_batches = ("actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=256")
+    own += ("actor_rollout_ref.actor.use_dynamic_bsz=true",)
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", [*own, *mini_batches, *overrides])
     before = config.copy()
     environment: dict[str, object] = constants.get_ppo_ray_runtime_env(config)
-    assert config == before, "the workers get the configuration that was given"
+    with open_dict(config), open_dict(before):
+        completed = config.pop("fspo", None)
+        before.pop("fspo", None)
+    assert config == before, "the workers get the configuration that was given, and the trainer its own completed"
+    assert completed is None or completed.skip_zero_advantage is not None
     return environment
 
 

@@ -123,6 +123,8 @@ NAMES: dict[str, dict[str, str]] = {
         f"{_BASE}:PPOTrainer._compute_old_log_prob(batch, metrics)": "pi_old of the rollout",
         f"{_BASE}:PPOTrainer._compute_ref_log_prob(batch, metrics)": "only at steps that validate",
         f"{_BASE}:PPOTrainer._compute_advantage(batch, metrics)": "A is not exactly 0 where all rewards are equal",
+        f"{_BASE}:PPOTrainer._balance_batch(batch, metrics)": "rewards are known, ranks not balanced yet",
+        f"{_BASE}:PPOTrainer._step_once": "padding rows go",
         f"{_BASE}:PPOTrainer._init_resource_pool_mgr": "our worker class",
         f"{_BASE}:PPOTrainer._fetch_one_gen_batch": "the data loader's order of prompts",
         f"{_BASE}:PPOTrainer._build_replay_buffer": "the buffer counts what it removes",

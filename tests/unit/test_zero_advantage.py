@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from composing import composed
 from queue_in_memory import Queue
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo import padding_utils
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.v1 import trainer_base
 
+from fspo.table import read_table
 from recipe.fspo import zero_advantage
+from recipe.fspo.accounting import outcomes
 from recipe.fspo.config import GROUP_ESTIMATORS
+from recipe.fspo.recorder import MiniBatch
+from recipe.fspo.rules import complete_skipping, counts_zero_advantages, problems
 from recipe.fspo.trainer import FSPOTrainer
 
 #: Rewards of eight responses to each prompt.
@@ -23,7 +35,7 @@ REWARDS = {"tenth": [0.1] * 8, "mixed": [0.7] * 7 + [0.1], "tenths": [0.7] * 8}
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     queue = Queue()
-    for module in (trainer_base, zero_advantage):
+    for module in (trainer_base, zero_advantage, outcomes, padding_utils):
         monkeypatch.setattr(module, "tq", queue)
     return queue
 
@@ -41,12 +53,21 @@ def put(queue: Queue, rewards: dict[str, list[float]]) -> KVBatchMeta:
             queue.rows[key] = row | {"loss_mask": mask, "responses": mask.clone(), "prompts": torch.ones(3).long()}
             keys.append(key)
             tags.append({"response_len": length, "prompt_len": 3, "seq_len": length + 3, "global_steps": 1})
+    queue.tags |= dict(zip(keys, tags, strict=True))
     return KVBatchMeta(keys, tags, "train")
+
+
+def completed(*overrides: str) -> Any:
+    """A configuration as a driver hands it to the trainer."""
+    config = composed(*overrides)
+    complete_skipping(config)
+    return config
 
 
 def advantages(queue: Queue, rewards: dict[str, list[float]], *overrides: str) -> dict[str, torch.Tensor]:
     batch = put(queue, rewards)
-    trainer = FSPOTrainer(composed("run.dir=/nowhere", *overrides))
+    trainer = FSPOTrainer(completed("run.dir=/nowhere", *overrides))
+    trainer._equal = zero_advantage.equal_rewards(batch) if trainer._compares else {}
     trainer._compute_advantage(batch, {})
     return {key: queue.rows[key]["advantages"] for key in batch.keys}
 
@@ -71,10 +92,10 @@ def test_other_advantages_stay_as_verl_computes_them(queue: Queue) -> None:
     """A single response has no group, one response in two rows is one, and other estimators compare nothing."""
     rewards = {"alone": [0.7], "equal": [0.7, 0.7], "nan": [float("nan")] * 2}
     batch = put(queue, rewards)
-    assert zero_advantage.equal_rewards(batch) == ["equal_0_0", "equal_1_0"]
+    assert [*zero_advantage.equal_rewards(batch)] == ["equal_0_0", "equal_1_0"]
     two_rows = KVBatchMeta(["equal_0_0", "equal_0_1"], batch.tags[1:3], "train")
     queue.rows["equal_0_1"] = queue.rows["equal_1_0"]
-    assert zero_advantage.equal_rewards(two_rows) == []
+    assert zero_advantage.equal_rewards(two_rows) == {}
     whitened = advantages(queue, {"a": [0.7, 0.7], "b": [0.7, 0.1]}, "algorithm.adv_estimator=reinforce_plus_plus")
     assert all(row.any() for row in whitened.values())
 
@@ -82,4 +103,184 @@ def test_other_advantages_stay_as_verl_computes_them(queue: Queue) -> None:
 def test_padding_has_no_reward_of_its_own(queue: Queue) -> None:
     batch: Any = put(queue, {"a": [0.0, 0.0], "pad": [0.0, 0.0]})
     batch.tags[2]["is_padding"] = batch.tags[3]["is_padding"] = True
-    assert zero_advantage.equal_rewards(batch) == ["a_0_0", "a_1_0"]
+    assert [*zero_advantage.equal_rewards(batch)] == ["a_0_0", "a_1_0"]
+
+
+class Workers:
+    """Of one rank: log-probabilities that say how many tokens each row has, and what an update was called with."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._dispatch_info = {"actor": [0]}
+        self.queue, self.passes, self.updates = queue, list[list[str]](), list[Any]()
+
+    def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
+        self.passes.append(batch.keys)
+        for key in batch.keys:
+            length = len(self.queue.rows[key]["input_ids"])
+            self.queue.rows[key] |= {"log_probs": -torch.ones(length), "entropy": torch.ones(length)}
+        return batch
+
+    def begin_update(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def update_actor(self, batch: KVBatchMeta) -> dict[str, Any]:
+        read = self.queue.kv_batch_get(batch.keys, "train", batch.fields)
+        self.updates.append((batch.keys, {name: read[name] for name in ("input_ids", "loss_mask", "fspo_rows")}))
+        return {"metrics": {"mfu": 0.0}}
+
+    def pop_mini_batches(self) -> list[list[MiniBatch]]:
+        """As the workers record two mini-batches of eight: padding has no row."""
+        rows = torch.stack(self.updates[-1][1]["fspo_rows"].unbind()).flatten()
+        recorded = []
+        for update in range(2):
+            kept = np.array([int(row) for row in rows[8 * update : 8 * update + 8] if row >= 0], int)
+            place = {"step": 3, "update": update, "minibatch": update}
+            columns = {name: np.full(len(kept), value) for name, value in place.items()} | {"row": kept}
+            columns |= {name: np.ones(len(kept), np.float32) for name in "SA"} | {"L": np.ones(len(kept), int)}
+            recorded.append(MiniBatch(update, columns))
+        return [recorded]
+
+
+def one_step(
+    queue: Queue, folder: Path, rewards: dict[str, list[float]], *overrides: str
+) -> tuple[Any, KVBatchMeta, Workers]:
+    """verl's own methods, in its order, from the sample to the metrics of the update."""
+    settings = [f"run.dir={folder}", "fspo.clip_values=published", "data.train_batch_size=4"]
+    settings += ["actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=4", *overrides]
+    settings.append(f"trainer.default_local_dir={folder}")
+    trainer = FSPOTrainer(completed(*settings))
+    trainer.global_steps, trainer.total_training_steps = 3, 9
+    trainer.actor_rollout_wg = workers = Workers(queue)
+    trainer.tokenizer = SimpleNamespace(eos_token_id=1, decode=str)
+    batch = put(queue, rewards)
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        row = queue.rows[key]
+        del row["old_log_probs"]
+        row["input_ids"] = torch.arange(tag["seq_len"])
+        row |= {"position_ids": torch.arange(tag["seq_len"]), "rollout_log_probs": -torch.ones(tag["response_len"])}
+        row |= {"extra_fields": {"reward_extra_info": {}}, "data_source": "math"}
+    metrics: dict[str, Any] = {}
+    for method in ("_balance_batch", "_compute_old_log_prob", "_compute_advantage", "_update_actor"):
+        batch = getattr(trainer, method)(batch, metrics)
+    trainer._padding.clear()
+    trainer._accounts.close()
+    return metrics, batch, workers
+
+
+FOUR = {"b": [0.7] * 4, "c": [0.0] * 4, "d": [1.0] * 4, "a": [1.0, 0.0, 0.0, 0.0]}
+
+
+def test_padding_takes_the_places_of_rows_without_a_gradient(queue: Queue, tmp_path: Path) -> None:
+    """Counts and mini-batches stay, the divisor is that of all tokens, and the rows are there for all else."""
+    metrics, batch, workers = one_step(queue, tmp_path, FOUR)
+    assert sorted(batch.keys) == sorted(f"{prompt}_{i}_0" for prompt in FOUR for i in range(4))
+    (passed,), ((updated, columns),) = workers.passes, workers.updates
+    assert passed == updated and len(updated) == 16
+    left_out = [place for place, key in enumerate(batch.keys) if key not in updated]
+    assert [batch.keys[place][0] for place in left_out].count("a") == 0 and len(left_out) == 12
+    lengths = [len(row) for row in columns["input_ids"].unbind()]
+    assert [lengths[place] for place in left_out] == [2] * 12
+    tokens = [int(row.sum()) for row in columns["loss_mask"].unbind()]
+    assert tokens == [tag["response_len"] for tag in batch.tags]
+    assert all(
+        len(queue.rows[key]["advantages"]) == tag["response_len"]
+        for key, tag in zip(batch.keys, batch.tags, strict=True)
+    )
+    assert set(queue.rows) == set(batch.keys), "padding goes"
+    table = read_table(tmp_path / "responses")
+    assert len(table) == 4 and table.left_out == 0 and not table.problems
+    assert metrics["fspo/sequences"] == 4
+    assert metrics["fspo/advantage_zero_frac"] == 0.5, "of all eight of the second mini-batch"
+
+
+def test_all_rows_stay_where_the_setting_is_off_and_where_the_distance_to_the_start_is_measured(
+    queue: Queue, tmp_path: Path
+) -> None:
+    for name, setting in (("off", "fspo.skip_zero_advantage=false"), ("validates", "trainer.test_freq=3")):
+        _, batch, workers = one_step(queue, tmp_path / name, FOUR, setting)
+        if name == "off":
+            assert workers.updates[0][0] == batch.keys
+        else:
+            assert workers.passes[0] == batch.keys
+
+
+def test_of_a_batch_without_any_gradient_a_group_stays(queue: Queue, tmp_path: Path) -> None:
+    _, batch, workers = one_step(queue, tmp_path, {prompt: [0.7] * 4 for prompt in FOUR})
+    assert len({*workers.passes[0]} & {*batch.keys}) == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "word"),
+    [
+        (["actor_rollout_ref.actor.use_kl_loss=true"], "use_kl_loss=true"),
+        (["algorithm.use_kl_in_reward=true"], "use_kl_in_reward=true"),
+        (["actor_rollout_ref.actor.entropy_coeff=0.01"], "entropy_coeff=0.01"),
+        (["critic.enable=true"], "critic.enable=true"),
+        (["algorithm.adv_estimator=reinforce_plus_plus_baseline"], "reinforce_plus_plus_baseline"),
+        (["algo=grpo", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"], "loss_mode=vanilla"),
+        (["algo=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean"], "loss_mode=geo_mean"),
+        (
+            [
+                "algorithm.rollout_correction.rollout_is=sequence",
+                "algorithm.rollout_correction.rollout_is_batch_normalize=true",
+            ],
+            "rollout_is_batch_normalize=true",
+        ),
+    ],
+)
+def test_where_rows_without_a_gradient_count_leaving_them_out_is_refused(overrides: list[str], word: str) -> None:
+    config = composed("run.dir=/nowhere", *overrides)
+    assert word in str(counts_zero_advantages(config))
+    config.fspo.skip_zero_advantage = True
+    assert [problem for problem in problems(config) if "fspo.skip_zero_advantage=true" in problem and word in problem]
+    config.fspo.skip_zero_advantage = None
+    assert not [problem for problem in problems(config) if "skip_zero_advantage" in problem]
+    complete_skipping(config)
+    assert config.fspo.skip_zero_advantage is False
+
+
+@pytest.mark.parametrize("algo", ["fspo", "fspo_quantile", "gspo", "rloo", "grpo", "dapo", "gspo_verl"])
+def test_a_default_is_true_where_it_changes_no_gradient(algo: str) -> None:
+    config = composed("run.dir=/nowhere", f"algo={algo}")
+    assert complete_skipping(config) is None and config.fspo.skip_zero_advantage is True
+
+
+def _moves_all(log_prob: Any, response_mask: Any, config: Any, **_: Any) -> Any:
+    return (log_prob * response_mask).sum() / config.global_batch_info["batch_num_tokens"], {}
+
+
+def _mean_of_rows(log_prob: Any, advantages: Any, response_mask: Any, **_: Any) -> Any:
+    return -(log_prob * advantages * response_mask).sum(-1).mean(), {}
+
+
+def _divides_by_tokens(log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any) -> Any:
+    of_row = (log_prob * advantages * response_mask).sum(-1) / response_mask.sum(-1)
+    return -of_row.sum() / config.global_batch_info["global_batch_size"], {}
+
+
+def _token_mean(log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any) -> Any:
+    return -(log_prob * advantages * response_mask).sum() / config.global_batch_info["batch_num_tokens"], {}
+
+
+@pytest.mark.parametrize("loss", [_moves_all, _mean_of_rows, _divides_by_tokens, _token_mean])
+def test_a_users_loss_is_tried(monkeypatch: pytest.MonkeyPatch, loss: Any) -> None:
+    """A gradient where A = 0, a mean over the rows of a micro-batch, and a division by no tokens count."""
+    monkeypatch.setitem(POLICY_LOSS_REGISTRY, "own", loss)
+    config = composed("run.dir=/nowhere", "algo=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=own")
+    assert (counts_zero_advantages(config) is None) == (loss is _token_mean)
+
+
+@pytest.mark.slow
+def test_the_gradient_is_that_with_all_rows(tmp_path: Path) -> None:
+    """By verl's engine: bit for bit with a row in each pack, else but for rounding; a mini-batch has nothing left."""
+    script = Path(__file__).with_name("same_gradient.py")
+    environment = {**os.environ, "PYTHONPATH": f"{script.parents[2]}{os.pathsep}{script.parent}"}
+    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(results) == 6
+    for result in results:
+        assert result["largest"] > 0 and result["second"] == 0 and result["off"] < 1e-4, result
+        assert result["equal"] or not result["alone"], result
+        assert result["rows"] == [[8, 8], [4, 0]], result

@@ -112,7 +112,8 @@ class ClipValues:
         for index, mini_batch in moved:
             drift = (state or BandState()).at_mini_batch(index).drift_per_token
             s_B, length_B = (np.asarray(mini_batch.rows[name], dtype=np.float64) for name in ("S", "L"))
-            whole_B = np.isfinite(s_B)
+            # Responses whose A is 0 have no gradient that a clip could remove.
+            whole_B = np.isfinite(s_B) & (np.asarray(mini_batch.rows.get("A", np.nan)) != 0)
             needed.append(needed_scale(s_B[whole_B], length_B[whole_B], self._settings, drift))
         return self._measurement.add(np.concatenate([np.zeros(0), *needed]), step)
 

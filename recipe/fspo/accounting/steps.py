@@ -123,10 +123,11 @@ class StepAccounts:
         if drifts is not None:
             self._warned_drift = True
             self._reporter.say(drifts)
-        if self._band_controller is not None and responses.moved_B.any():
-            self._band_controller.update(responses)
-        metrics |= outcome_metrics(outcomes, self._diagnostics)
-        without_gradient = len(responses) > 0 and not responses.advantage_B.any()
+        with_gradient = responses.select(responses.advantage_B != 0)
+        if self._band_controller is not None and with_gradient.moved_B.any():
+            self._band_controller.update(with_gradient)
+        metrics |= outcome_metrics(outcomes, self._diagnostics) | _shares_of_all(rows)
+        without_gradient = len(rows.get("A", ())) > 0 and not rows["A"].any()
         if (warning := self._equal_rewards.warning(step, outcomes, last, without_gradient, read)) is not None:
             self._reporter.say(warning)
         if norms := [part.grad_norm for part in mini_batches if part.grad_norm is not None]:
@@ -156,6 +157,8 @@ class StepAccounts:
                 loss = str(self._config.actor_rollout_ref.actor.policy_loss.loss_mode)
                 known = self._settings is not None or "inside" in rows
                 meta = {"loss": loss, "rule": "known" if known else "unknown"}
+                if self._config.fspo.skip_zero_advantage:
+                    meta["without_S"] = "A = 0"
                 self._table = TableWriter(folder, meta, run="run", first_step=step)
             if len(rows.get("S", ())):
                 self._table.append(rows | outcome_columns(outcomes, rows["row"]))
@@ -171,3 +174,15 @@ class StepAccounts:
         with contextlib.suppress(OSError):
             if self._table is not None:
                 self._table.close()
+
+
+def _shares_of_all(rows: Rows) -> dict[str, float]:
+    """Shares of all responses of the mini-batches that count, those without S among them."""
+    moved_B = np.asarray(rows.get("minibatch", ())) > 0
+    values = {"advantage_zero_frac": rows.get("A", np.empty(0)) == 0, "truncated_frac": rows.get("truncated")}
+    shares = {
+        name: float(value_B[moved_B].mean())
+        for name, value_B in values.items()
+        if value_B is not None and moved_B.any()
+    }
+    return {f"fspo/{name}": share for name, share in shares.items() if math.isfinite(share)}

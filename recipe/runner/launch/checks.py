@@ -192,6 +192,9 @@ def batch_problems(config: DictConfig) -> Iterator[str]:
     per_replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     if server_slots.asynchronous_mode(config) == "separate_async":  # vLLM has ranks of its own
         name, ranks = f"{_ROLLOUT}.nnodes * {_ROLLOUT}.n_gpus_per_node", rollout.nnodes * rollout.n_gpus_per_node
+        if rollout.nnodes == 0:
+            mode = f"trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}"
+            yield f"{_ROLLOUT}.nnodes=0 leaves {mode} no device that generates: give mode=separate_async"
     sizes = f"{_ROLLOUT}.tensor_model_parallel_size * data_parallel_size * pipeline_model_parallel_size"
     yield from _divides(name, ranks, sizes, per_replica)
     yield from server_slots.problems(config)

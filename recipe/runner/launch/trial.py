@@ -25,6 +25,7 @@ from fspo.names import did_you_mean
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _LOSS: Final = f"{_ACTOR}.policy_loss.loss_mode"
+_MTP: Final = "actor_rollout_ref.model.mtp.enable"
 #: verl's names for an estimate of the KL divergence; it has "full" in its documentation only.
 _KL_ESTIMATES: Final = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full")
 #: What verl raises for settings of the actor that it refuses.
@@ -120,8 +121,8 @@ def _note(setting: str, error: Exception) -> None:
 # ---------------------------------------------------------------- advantages
 
 
-def _advantage_failure(config: DictConfig, estimator: str) -> Exception | None:
-    """What an estimator raises in verl's V1 trainer, whose ``_compute_advantage`` has a fixed list of columns.
+def _advantages(config: DictConfig, estimator: str, batch: dict[str, Any]) -> Any:
+    """A by an estimator in verl's V1 trainer, [B, T], whose ``_compute_advantage`` has a fixed list of columns.
 
     The trainer's own method is not called: its module imports every engine that is installed.
     """
@@ -131,7 +132,7 @@ def _advantage_failure(config: DictConfig, estimator: str) -> Exception | None:
     function = ADV_ESTIMATOR_REGISTRY[estimator]
     config = copy.deepcopy(config)
     config.algorithm.adv_estimator = estimator
-    batch, settings = _batch(), config.algorithm
+    settings = config.algorithm
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl's, for every estimator but GAE
         batch |= {"values": batch["token_level_rewards"]} if need_critic(config) else {}
@@ -139,7 +140,12 @@ def _advantage_failure(config: DictConfig, estimator: str) -> Exception | None:
     columns = batch | {"batch": tensors, "non_tensor_batch": {"uid": batch["index"]}}
     columns |= {"config": settings, "gamma": settings.gamma, "lam": settings.lam}
     taken = inspect.signature(function).parameters
-    return _failure(lambda: function(**{name: columns[name] for name in taken if name in columns}))
+    return function(**{name: columns[name] for name in taken if name in columns})[0]
+
+
+def _advantage_failure(config: DictConfig, estimator: str) -> Exception | None:
+    """What an estimator raises on the batch."""
+    return _failure(lambda: _advantages(config, estimator, _batch()))
 
 
 def estimator_problems(config: DictConfig) -> Iterator[str]:
@@ -275,3 +281,167 @@ def _update(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         value.backward()
     if not torch.isfinite(arguments["log_prob"].grad).all():
         raise ValueError("its gradient is not finite")
+
+
+# ---------------------------------------------------------------- responses with A = 0
+
+
+def why_zero_advantages_count(config: DictConfig, loss_is_known: bool = False) -> str | None:
+    """Why responses to a prompt whose rewards are all equal take part in an update: the setting, and what it does.
+
+    None if leaving them out changes no gradient: A is 0 there by rewards alone, the loss has no gradient where A = 0,
+    and nothing else of the update reads them. A user's estimator and loss are tried.
+
+    Args:
+        config: Composed, without other problems.
+        loss_is_known: Whether the loss is one whose responses with A = 0 have no part in it.
+    """
+    from verl.trainer.ppo.utils import need_critic
+
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    correction = algorithm.get("rollout_correction") or {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl's, for every estimator but GAE
+        has_critic = need_critic(config)
+    for setting, counts, why in (
+        (f"{_ACTOR}.use_kl_loss=true", actor.use_kl_loss, "penalises every response"),
+        ("algorithm.use_kl_in_reward=true", algorithm.use_kl_in_reward, "makes rewards differ that are equal"),
+        (f"{_ACTOR}.entropy_coeff={actor.entropy_coeff}", actor.entropy_coeff != 0, "acts on every response"),
+        (
+            f"critic.enable={_text(config.critic.enable)} with algorithm.adv_estimator={algorithm.adv_estimator}",
+            has_critic,
+            "trains a critic with every response",
+        ),
+        (
+            "algorithm.rollout_correction.rollout_is_batch_normalize=true",
+            correction.get("rollout_is") is not None and correction.get("rollout_is_batch_normalize"),
+            "divides by a mean over all responses",
+        ),
+        ("distillation.enabled=true", OmegaConf.select(config, "distillation.enabled"), "acts on every response"),
+        (f"{_MTP}=true", OmegaConf.select(config, _MTP), "trains with every response"),
+        (f"{_ACTOR}.strategy={actor.strategy}", not str(actor.strategy).startswith("fsdp"), "was not looked at"),
+    ):
+        if counts:
+            return f"{setting} {why}"
+    if why := _estimator_reads_more(config):
+        return f"algorithm.adv_estimator={algorithm.adv_estimator} {why}"
+    if not loss_is_known and (why := _loss_reads_more(config)):
+        return f"{_LOSS}={actor.policy_loss.loss_mode} {why}"
+    return None
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _group_batch() -> dict[str, Any]:
+    """Four prompts with two responses each, of different lengths; the rewards of the last two prompts are equal."""
+    import numpy as np
+    import torch
+
+    length_B = torch.tensor([3, 2, 4, 3, 5, 2, 6, 7])
+    mask_BT = (torch.arange(7) < length_B[:, None]).float()
+    reward_BT = torch.zeros(8, 7)
+    reward_BT[torch.arange(8), length_B - 1] = torch.tensor([1.0, 0.0, 0.25, 0.75, 1.0, 1.0, 0.5, 0.5])
+    uid_B = np.array([*"aabbccdd"], dtype=object)
+    return {"token_level_rewards": reward_BT, "response_mask": mask_BT, "old_log_probs": -mask_BT, "index": uid_B}
+
+
+def _estimator_reads_more(config: DictConfig) -> str | None:
+    """What an estimator does with responses whose rewards are equal, or with log-probabilities; None if nothing."""
+    import torch
+
+    estimator = str(config.algorithm.adv_estimator)
+
+    def of(batch: dict[str, Any]) -> Any:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return _advantages(config, estimator, batch) * batch["response_mask"]
+
+    def differ(advantages_BT: Any, others_BT: Any) -> bool:
+        return not torch.allclose(advantages_BT[:4, :4], others_BT[:4, :4], rtol=1e-5, atol=1e-6)
+
+    try:
+        advantages_BT = of(_group_batch())
+        # As TransferQueue would have them: a token each, with mask 0, whose reward is that of the response.
+        reduced = _group_batch()
+        reduced["token_level_rewards"][4:] = 0
+        reduced["token_level_rewards"][4:, 0] = torch.tensor([1.0, 1.0, 0.5, 0.5])
+        reduced["response_mask"][4:] = 0
+        reduced = {name: column if name == "index" else column[:, :4] for name, column in reduced.items()}
+        others = _group_batch()
+        others["old_log_probs"] = others["old_log_probs"] * torch.linspace(0.1, 3, 7)
+        if not advantages_BT[4:].abs().max() <= 1e-4:
+            return "is not 0 where all responses to a prompt earn the same reward"
+        if differ(advantages_BT, of(reduced)):
+            return "depends on the lengths of responses to other prompts"
+        return "reads log-probabilities" if differ(advantages_BT, of(others)) else None
+    except Exception as error:
+        return f"was tried on a made-up batch, and failed there: {_in_words(error)}"
+
+
+def _loss_reads_more(config: DictConfig) -> str | None:
+    """What a loss does with responses of A = 0: a gradient, or a part in that of others; None if nothing."""
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+    from verl.utils.config import omega_conf_to_dataclass
+
+    actor = config.actor_rollout_ref.actor
+    function = POLICY_LOSS_REGISTRY.get(actor.policy_loss.get("loss_mode"))
+    if function is None:
+        return "is registered by nobody"
+    weighted = (config.algorithm.get("rollout_correction") or {}).get("rollout_is") is not None
+    try:
+        settings = omega_conf_to_dataclass(actor)
+        for scale in (0.001, 0.1, 1.0, 3.0):
+            if why := _tried_without(function, settings, scale, weighted):
+                return why
+    except Exception as error:
+        return f"was tried on a made-up batch, and failed there: {_in_words(error)}"
+    return None
+
+
+def _tried_without(function: Callable[..., Any], settings: Any, scale: float, weighted: bool) -> str | None:
+    """The gradients of a mini-batch with the last three of its eight responses, whose A is 0, and without them.
+
+    They are the longest. ``scale`` is that of log pi - log pi_old and of A, whose mean is not 0.
+    """
+    import torch
+
+    draw = torch.Generator().manual_seed(int(scale * 1000))
+    length_B = torch.tensor([5, 2, 4, 1, 3, 7, 9, 8])
+    mask_BT = (torch.arange(9) < length_B[:, None]).float()
+    old_BT = -5 * torch.rand(8, 9, generator=draw) * mask_BT
+    columns = {
+        "old_log_prob": old_BT,
+        "log_prob": (old_BT + scale * torch.randn(8, 9, generator=draw)) * mask_BT,
+        "advantages": scale * torch.tensor([3.0, -1.0, 2.0, -0.5, 1.0, 0.0, 0.0, 0.0])[:, None] * mask_BT,
+        "response_mask": mask_BT,
+        "rollout_is_weights": (0.5 + torch.rand(8, 1, generator=draw)) * mask_BT if weighted else None,
+    }
+    settings.global_batch_info.update(
+        dp_size=1,
+        batch_num_tokens=int(mask_BT.sum()),
+        global_batch_size=len(mask_BT),
+        loss_scale_factor=settings.loss_scale_factor,
+    )
+
+    def gradient(rows: slice, width: int, mask_BT: Any = None) -> Any:
+        given = {name: None if column is None else column[rows, :width] for name, column in columns.items()}
+        given["log_prob"] = given["log_prob"].clone().requires_grad_()
+        given["response_mask"] = given["response_mask"] if mask_BT is None else mask_BT[rows, :width]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _update(function, given | {"loss_agg_mode": settings.loss_agg_mode, "config": settings})
+        return given["log_prob"].grad
+
+    def differ(gradient_BT: Any) -> bool:
+        return not torch.allclose(gradient_BT[:5, :5], whole_BT[:5, :5], rtol=1e-4, atol=1e-7 * float(largest))
+
+    whole_BT = gradient(slice(None), 9)
+    largest = whole_BT.abs().max()
+    if whole_BT[5:].any():
+        return "has a gradient where A = 0"
+    emptied_BT = mask_BT * (torch.arange(8) < 5)[:, None]
+    if differ(gradient(slice(0, 5), 5)) or differ(gradient(slice(None), 5, emptied_BT)):
+        return "gives others another gradient without the responses of A = 0"
+    return "has a gradient where all is padding" if gradient(slice(5, 8), 1, emptied_BT).any() else None
