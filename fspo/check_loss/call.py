@@ -109,7 +109,7 @@ class PolicyLoss:
     """
 
     def __init__(self, function: Callable[..., Any], config: Any, loss_agg_mode: str = "token-mean") -> None:
-        self._function, self._config, self.loss_agg_mode = function, config, loss_agg_mode
+        self.function, self.config, self.loss_agg_mode = function, config, loss_agg_mode
         try:
             inspect.signature(function).bind(**dict.fromkeys(ARGUMENTS))
         except TypeError as error:
@@ -127,14 +127,14 @@ class PolicyLoss:
         """
         mask_BT = (whole or batch).mask_BT
         sizes = {"batch_num_tokens": int(mask_BT.sum()), "global_batch_size": int(mask_BT.any(dim=1).sum())}
-        scale = getattr(self._config, "loss_scale_factor", None)
-        self._config.global_batch_info.update(sizes, dp_size=dp_size, loss_scale_factor=scale)
+        scale = getattr(self.config, "loss_scale_factor", None)
+        self.config.global_batch_info.update(sizes, dp_size=dp_size, loss_scale_factor=scale)
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(seed)
                 of_batch = batch.old_log_prob_BT, batch.log_prob_BT, batch.advantages_BT, batch.mask_BT
-                rest = self.loss_agg_mode, self._config, weight_BT
-                result = self._function(**dict(zip(ARGUMENTS, (*of_batch, *rest), strict=True)))
+                rest = self.loss_agg_mode, self.config, weight_BT
+                result = self.function(**dict(zip(ARGUMENTS, (*of_batch, *rest), strict=True)))
         except (Exception, SystemExit) as error:
             frames = traceback.extract_tb(error.__traceback__)
             place = next(one for one in reversed(frames) if one.filename != __file__)
@@ -156,7 +156,7 @@ class PolicyLoss:
         """Full name of the setting that config lacks, if that is what the error says."""
         if named := re.search(r"\bpolicy_loss\.\w+|(?<=config has no )[\w.]+", str(error)):
             return named[0]
-        groups = {id(self._config): "", id(getattr(self._config, "policy_loss", self)): "policy_loss."}
+        groups = {id(self.config): "", id(getattr(self.config, "policy_loss", self)): "policy_loss."}
         known = isinstance(error, AttributeError) and id(error.obj) in groups
         return f"{groups[id(error.obj)]}{error.name}" if known else None  # type: ignore[attr-defined]
 

@@ -2,7 +2,8 @@
 
 The function has the signature of verl's registry (:mod:`fspo.check_loss.call`); verl itself is not needed. Exit status:
 0 if every check passed, 1 if one failed, 2 if a loss could not be checked. What it survives, and what it does by
-length, is reported and never failed (docs/check-loss.md).
+length, is reported with ``--full`` and never failed (docs/check-loss.md). With ``--like NAME`` the exit status is that
+of :mod:`fspo.check_loss.comparison`: 0 if the gradient equals that of NAME, 1 if not, 2 if they cannot be compared.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import pkgutil
 import sys
 import traceback
@@ -23,10 +25,13 @@ from fspo.acceptance import UnclippedWeight
 from fspo.check_loss import length_bias
 from fspo.check_loss.call import Config, LossError, PolicyLoss, synthetic_batch
 from fspo.check_loss.checks import Check, checks
+from fspo.check_loss.comparison import compare
 from fspo.check_loss.length_bias import DISPERSIONS, LENGTHS, Clip
 from fspo.check_loss.robust import in_words
+from fspo.losses import ALGORITHMS, resolve_settings, sequence_policy_loss
 from fspo.names import did_you_mean
 from fspo.responses import VIEWS
+from fspo.types import BandState
 
 #: The values that verl's configuration of the actor has unless they are set, as far as its own losses read them.
 _ACTOR: Final = {
@@ -40,21 +45,28 @@ class Report:
     """What was measured of one loss. weight None: another, and 1 was taken; bound: of that weight."""
 
     checks: list[Check]
-    robust: str
-    per_token: list[float]
-    exponent: float
-    weight: UnclippedWeight | None
-    bound: str
-    clips: dict[float, Clip]
+    robust: str = ""
+    per_token: list[float] = dataclasses.field(default_factory=list)
+    exponent: float = math.nan
+    weight: UnclippedWeight | None = None
+    bound: str = ""
+    clips: dict[float, Clip] = dataclasses.field(default_factory=dict)
 
     @property
     def conforms(self) -> bool:
         """Whether every check passed."""
         return all(check.passed for check in self.checks)
 
+    def verdict(self) -> str:
+        """Whether the loss conforms, and a line for each check that failed."""
+        failed = [check for check in self.checks if not check.passed]
+        names = ", ".join(check.name for check in failed)
+        verdict = f"does not conform: {names}" if failed else f"conforms: {len(self.checks)} checks passed"
+        return "\n".join([verdict, *map(_line, failed)])
+
     def text(self) -> str:
-        """For the terminal."""
-        lines = [f"{'ok  ' if check.passed else 'FAIL'}  {check.name:13}  {check.says}" for check in self.checks]
+        """The verdict with all that was measured."""
+        lines = [_line(check) for check in self.checks if check.passed]
         weight = self.weight or "another (the clip is measured against 1)"
         lines += [
             f"\nrobust, apart from right: {self.robust}\n",
@@ -75,9 +87,11 @@ class Report:
                 error, lre = clip.errors[view], clip.errors[view].debiased
                 shown = f"{lre.value:.3f} [{lre.low:.3f}, {lre.high:.3f}], noise {error.noise_floor:.3f}"
                 lines.append(f"  LRE {view:9}  {shown if error.is_informative else '-'}")
-        failed = ", ".join(check.name for check in self.checks if not check.passed)
-        verdict = f"does not conform: {failed}" if failed else f"conforms: {len(self.checks)} checks passed"
-        return "\n".join([*lines, "", verdict])
+        return "\n".join([self.verdict(), *lines])
+
+
+def _line(check: Check) -> str:
+    return f"{'ok  ' if check.passed else 'FAIL'}  {check.name:13}  {check.says}"
 
 
 def _row(head: str, cells: Sequence[str]) -> str:
@@ -113,6 +127,49 @@ def load(name: str, settings: Sequence[str] = (), loss_agg_mode: str | None = No
     return PolicyLoss(function, configured(settings, max(actors, key=lambda x: len(x.__mro__), default=None)), mode)
 
 
+def named(name: str, settings: Sequence[str] = (), loss_agg_mode: str | None = None) -> PolicyLoss:
+    """The loss that a name stands for, with these settings; LossError if there is none.
+
+    ``module:function`` as in :func:`load`; a loss of :data:`fspo.losses.LOSSES`, averaged over the responses of the
+    mini-batch, with its settings at ``config.policy_loss``; or one of verl's registry or a value of ``algo``
+    (:mod:`recipe.fspo.check_losses`), with verl's own configuration.
+    """
+    if ":" in name:
+        return load(name, settings, loss_agg_mode)
+    if name in ALGORITHMS:
+        config = configured([f"policy_loss.loss_mode={name}"])
+        config.policy_loss.update(dataclasses.asdict(ALGORITHMS[name]))
+        loss = PolicyLoss(_of_the_library, config)
+    else:
+        try:
+            registered = _imported("recipe.fspo.check_losses:registered")
+        except LossError as error:
+            remedy = f"give one of ours, {', '.join(ALGORITHMS)}{did_you_mean(name, ALGORITHMS)}, or MODULE:FUNCTION"
+            raise LossError(f"--like {name} needs verl and this repository's recipe: {remedy}") from error
+        loss = registered(name)
+    _set(loss.config, settings)
+    return PolicyLoss(loss.function, loss.config, loss_agg_mode or loss.loss_agg_mode)
+
+
+def _of_the_library(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    config: Any,
+    rollout_is_weights: torch.Tensor | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    settings = resolve_settings(config.policy_loss)
+    if settings is None:
+        remedy = f"set policy_loss.loss_mode to one of {', '.join(ALGORITHMS)}"
+        raise LossError(f"policy_loss.loss_mode={config.policy_loss['loss_mode']} is none of ours: {remedy}")
+    tensors = log_prob, old_log_prob, advantages, response_mask
+    output = sequence_policy_loss(*tensors, settings, BandState(), rollout_is_weights)
+    info = config.global_batch_info
+    return output.loss_B.sum() / info["global_batch_size"] * info["dp_size"]
+
+
 def _imported(name: str) -> Any:
     try:
         return pkgutil.resolve_name(name)
@@ -134,6 +191,11 @@ def configured(settings: Sequence[str], actor: type | None = None) -> Any:
         config = object.__new__(actor)  # without its own checks, which ask for settings of the whole run
         vars(config).update(_defaults(actor))
     _values(config)["global_batch_info"] = {}
+    _set(config, settings)
+    return config
+
+
+def _set(config: Any, settings: Sequence[str]) -> None:
     for setting in settings:
         key, equals, text = setting.partition("=")
         *path, last = key.split(".")
@@ -150,7 +212,6 @@ def configured(settings: Sequence[str], actor: type | None = None) -> Any:
     if target := _values(config.policy_loss).get("_target_"):
         for name, value in _defaults(_imported(target)).items():
             _values(config.policy_loss).setdefault(name, value)
-    return config
 
 
 def _values(level: Any) -> Any:
@@ -169,16 +230,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what = "a setting of the actor; policy_loss._target_=CLASS: the defaults of that class"
     parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help=what)
     parser.add_argument("--loss-agg-mode", metavar="MODE", help="verl's averaging (default: token-mean)")
+    what = "compare with a loss of verl's registry, one of ours, or MODULE:FUNCTION, whose settings both get"
+    parser.add_argument("--like", metavar="NAME", help=what)
+    parser.add_argument("--full", action="store_true", help="all checks, what the loss survives, and by length")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # small tensors
-    status = 0
-    for name in options.losses:
-        try:
-            report = check(loss := load(name, options.config, options.loss_agg_mode))
-        except LossError as error:
-            print(f"{name}: {error}", file=sys.stderr)
-            status = 2
-            continue
-        print(f"{name}, loss_agg_mode={loss.loss_agg_mode}\n\n{report.text()}\n", flush=True)
-        status = max(status, int(not report.conforms))
-    return status
+    return max(_report(name, options) for name in options.losses)
+
+
+def _report(name: str, options: argparse.Namespace) -> int:
+    """Print what is to be said of one loss; its exit status."""
+    settings = options.config, options.loss_agg_mode
+    try:
+        like = named(options.like, *settings) if options.like else None
+        loss = _with_settings_of(like, name) if like else load(name, *settings)
+        comparison = compare(loss, like) if like else None
+        report = check(loss) if options.full else Report(checks(loss))
+    except LossError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    text = report.text() if options.full else report.verdict()
+    if comparison:
+        text = f"like {options.like}: {comparison.text()}\n\n{text}"
+    print(f"{name}, loss_agg_mode={loss.loss_agg_mode}\n\n{text}\n", flush=True)
+    return int(not (comparison.equal if comparison else report.conforms))
+
+
+def _with_settings_of(like: PolicyLoss, name: str) -> PolicyLoss:
+    function = _imported(name)
+    if isinstance(function, PolicyLoss):
+        return function
+    if not callable(function):
+        raise LossError("this is not a function: give MODULE:FUNCTION")
+    return PolicyLoss(function, like.config, like.loss_agg_mode)

@@ -25,7 +25,8 @@ LENGTHS: Final = (4, 16, 64, 256)
 #: Of synthetic log-ratios, in nats per sqrt(token): about that of the demo, and one at which clips of tokens act.
 DISPERSIONS: Final = (0.03, 0.1)
 _MINI_BATCHES, _RESPONSES, _LONGEST = 40, 128, 512
-_TOKENS, _PROBE = 12, 5e-4
+#: Tokens of a width that no usual block divides, and a move inside the narrowest clip in use, 3e-4, in sum too.
+_TOKENS, _PROBE = 37, 1.5e-4
 #: Log-ratios of each of four tokens, nats; their sum stays below the log-ratio clamps of losses.
 _MOVES: Final = tuple(2.4 * 2 ** (-k / 4) for k in range(54))
 
@@ -58,8 +59,9 @@ def weight_and_bound(loss: PolicyLoss) -> tuple[UnclippedWeight | None, str]:
 def _weights(loss: PolicyLoss, advantage: float, step: float) -> list[UnclippedWeight | None]:
     """What a small move of two tokens does to the gradients of their response; empty if there are none."""
     batch = synthetic_batch((_TOKENS,) * 4, (0.01,) * 4, (advantage,) * 4, seed=3).on_policy()
-    noise_BT = 1e-6 * torch.linspace(-1, 1, 4 * _TOKENS, dtype=torch.float64).reshape(4, _TOKENS)
-    moved_T = torch.tensor([0.0] * 5 + [1.0, 0.0, 0.0, 0.5] + [0.0] * 3).double()  # two: a sum, not a largest one
+    noise_BT = 5e-8 * torch.linspace(-1, 1, 4 * _TOKENS, dtype=torch.float64).reshape(4, _TOKENS)
+    moved_T = torch.zeros(_TOKENS, dtype=torch.float64)
+    moved_T[5], moved_T[8] = 1.0, 0.5  # two: a sum, not a largest one
     near_BT = batch.old_log_prob_BT + noise_BT
     moves = (near_BT, near_BT + step * moved_T * (torch.arange(4)[:, None] < 3))  # one stays: some compare responses
     before_BT, after_BT = (loss.gradient(dataclasses.replace(batch, log_prob_BT=x))[0].abs() for x in moves)
@@ -73,7 +75,11 @@ def _weights(loss: PolicyLoss, advantage: float, step: float) -> list[UnclippedW
         "length_normalised": moved_T.mean(),
         "sequence": moved_T.sum(),
     }
-    return [next((name for name, shape_T in shapes.items() if bool(((response_T - shape_T).abs() < 0.02).all())), None)]
+
+    def fits(shape_T: torch.Tensor) -> bool:  # the mean over a response is told from that over several
+        return bool(((response_T - shape_T).abs() < 0.004 + 0.02 * shape_T.abs()).all())
+
+    return [next((name for name, shape_T in shapes.items() if fits(shape_T)), None)]
 
 
 def sides(loss: PolicyLoss, weight: UnclippedWeight | None) -> dict[str, float]:

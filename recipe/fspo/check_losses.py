@@ -16,8 +16,9 @@ from recipe.fspo.config import SequencePolicyLossConfig
 from recipe.fspo.job import choices
 from recipe.fspo.recorder import RECORDER
 
-from fspo.check_loss.call import PolicyLoss
+from fspo.check_loss.call import LossError, PolicyLoss
 from fspo.losses import ALGORITHMS
+from fspo.names import did_you_mean
 from fspo.types import BandState
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
@@ -53,6 +54,24 @@ def policy_loss(actor: dict[str, Any]) -> PolicyLoss:
         strategy="fsdp2", rollout_n=2, ppo_micro_batch_size_per_gpu=1, policy_loss=config, **settings
     )
     return PolicyLoss(POLICY_LOSS_REGISTRY[loss["loss_mode"]], verls, settings["loss_agg_mode"])
+
+
+def registered(name: str) -> PolicyLoss:
+    """The loss that ``--like NAME`` names: of the registry, or else the value of ``algo``; LossError if it is neither.
+
+    A loss of the registry has the settings of the only file of ``conf/algo`` that names it, or else verl's defaults.
+    """
+    known = actors()
+    files = [actor for actor in known.values() if actor["policy_loss"]["loss_mode"] == name]
+    if len(files) == 1:
+        return policy_loss(files[0])
+    if name in POLICY_LOSS_REGISTRY:
+        return policy_loss({"loss_agg_mode": "token-mean", "policy_loss": {"loss_mode": name}})
+    if name in known:
+        return policy_loss(known[name])
+    names = {**dict.fromkeys(POLICY_LOSS_REGISTRY), **known}
+    close = did_you_mean(name, names)
+    raise LossError(f"--like {name} is no loss of verl's registry and no value of algo{close}: {', '.join(names)}")
 
 
 def __dir__() -> list[str]:

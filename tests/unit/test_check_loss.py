@@ -95,10 +95,41 @@ def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_report_and_the_exit_status(
     capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, lines: list[str]
 ) -> None:
-    assert main(arguments) == status
+    assert main([*arguments, "--full"]) == status
     output = "".join(capsys.readouterr())
     assert not re.search(r"\b(nan|inf)\b", output)
     assert all(line in output for line in lines) and ("FAIL" in output) == (status == 1), output
+
+
+def test_verdict_and_failures_come_first_and_the_rest_if_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check_loss_example:mean"]) == 1
+    short = capsys.readouterr().out
+    assert main(["check_loss_example:mean", "--full"]) == 1
+    assert capsys.readouterr().out.startswith(short.rstrip())
+    assert short.splitlines()[2] == "does not conform: padding, micro-batches"
+    assert "\nok " not in short and "weight near" not in short
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["check_loss_example:sound", "--like", "check_loss_example:sound"], 0, "equal"),
+        (["check_loss_example:sound", "--like", "seq_rloo"], 1, "token in place of sequence"),
+        (["check_loss_example:sound", "--like", "check_loss_example:mean"], 1, "times"),
+        (["check_loss_example:bound", "--like", "check_loss_example:sound"], 0, "equal"),
+        (["check_loss_example:mean", "--like", "check_loss_example:undefined"], 2, "not comparable"),
+        (["check_loss_example:undefined", "--like", "check_loss_example:mean"], 2, "not comparable"),
+        (["check_loss_example:sound", "--like", "check_loss_example:hungry"], 2, "MODULE:FUNCTION"),
+        (["check_loss_example:sound", "check_loss_example:number", "--like", "fspo"], 2, "MODULE:FUNCTION"),
+        (["check_loss_example:sound", "--like", "fspo", "--config", "policy_loss.loss_mode=x"], 2, "loss_mode=x"),
+    ],
+)  # fmt: skip
+def test_a_loss_beside_a_named_one(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, says: str
+) -> None:
+    assert main(arguments) == status
+    output = capsys.readouterr()
+    assert says in (output.err if status == 2 else output.out.splitlines()[2] + output.out), output
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,7 @@ REMEDIES = (
         "do not detach",
         "end its parameters with",
         "settings of the",
+        "advantages[:, 0]",
     ),
 )
 
@@ -218,7 +219,7 @@ def failures(loss: Loss) -> dict[str, str]:
             "gaps",
             "a masked token put in",
         ),
-        (first_column, "padding", "other values"),
+        (first_column, "padding", "advantages[:, 0]"),
         (partial(token_loss, mean="padding too", term=leaks), "padding", "other values"),
         (without_weights, "weights", "no such argument"),
         (partial(response_loss, weigh=lambda v: v**2), "weights", "each response by its rollout_is_weights"),
@@ -240,6 +241,11 @@ def test_a_planted_fault_is_found(loss: Loss, check: str, says: str) -> None:
     assert any(word in problems[check] for word in REMEDIES), problems[check]
     if check in ("gradient", "weights", "sides"):  # one fault is not blamed on all
         assert len(problems) == 1
+
+
+def test_only_checks_that_an_advantage_outside_the_mask_fails_name_it() -> None:
+    both = failures(lambda **arguments: first_column(**arguments) / len(arguments["log_prob"]))
+    assert {name for name, says in both.items() if "advantages[:, 0]" in says} == {"gaps"} and "micro-batches" in both
 
 
 def test_what_is_detached_counts_as_constant() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,11 @@ def test_normalisation(name: str, exponent: float) -> None:
     assert per_token == pytest.approx([length**exponent for length in LENGTHS])
 
 
+def by_blocks(size: int, d_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """exp of the mean of each block of ``size`` tokens."""
+    return torch.cat([block.mean(-1, keepdim=True).expand_as(block) for block in d_BT.split(size, -1)], -1).exp()
+
+
 @pytest.mark.parametrize(
     ("weigh", "weight"),
     [
@@ -43,6 +49,8 @@ def test_normalisation(name: str, exponent: float) -> None:
         (lambda d, mask: torch.ones_like(d), ("none", "")),
         (lambda d, mask: d.exp().amax(-1, keepdim=True), (None, "")),
         (lambda d, mask: d.cumsum(-1).exp(), ("prefix", "")),
+        (lambda d, mask: (d.sum() / mask.sum()).exp(), (None, "")),
+        *((partial(by_blocks, size), (None, "")) for size in (2, 4, 8, 16, 32)),
         (lambda d, mask: (d.sum(-1, keepdim=True) - d.sum(-1).mean()).exp(), (None, "")),
     ],
 )

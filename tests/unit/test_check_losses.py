@@ -90,3 +90,29 @@ def test_each_is_an_attribute_for_the_command(capsys: pytest.CaptureFixture[str]
     assert "conforms: 10 checks" in capsys.readouterr().out
     assert main(["recipe.fspo.check_losses:lusp"]) == 2
     assert "did you mean luspo?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("loss", "like", "status", "says"),
+    [
+        ("verl.trainer.ppo.core_algos:compute_policy_loss_gspo", "gspo", 0, "like gspo: equal"),
+        ("recipe.fspo.check_losses:gspo", "gspo", 0, "like gspo: equal"),
+        ("recipe.fspo.check_losses:gspo_verl", "seq_gspo", 0, "like seq_gspo: equal"),
+        ("recipe.fspo.check_losses:luspo", "gspo", 1, "like gspo: L times"),
+        ("verl.trainer.ppo.core_algos:compute_policy_loss_vanilla", "vanilla", 0, "like vanilla: equal"),
+        ("verl.trainer.ppo.core_algos:compute_policy_loss_vanilla", "gspo", 1, "token in place of length_normalised"),
+        ("recipe.fspo.check_losses:gspo", "gspoo", 2, "did you mean gspo?"),
+    ],
+)
+def test_a_loss_is_compared_with_one_of_the_registry(
+    loss: str, like: str, status: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([loss, "--like", like]) == status
+    assert says in "".join(capsys.readouterr())
+
+
+def test_settings_reach_both_sides_of_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    narrow = ["--config", "clip_ratio_low=1e-4", "--config", "clip_ratio_high=1e-4"]
+    assert main(["verl.trainer.ppo.core_algos:compute_policy_loss_gspo", "--like", "gspo", *narrow]) == 0
+    assert main(["recipe.fspo.check_losses:gspo_verl", "--like", "gspo", *narrow]) == 1
+    assert "A > 0 above: from 0.00041 in place of from 0.00025" in capsys.readouterr().out
