@@ -88,6 +88,10 @@ KEYS: tuple[Row, ...] = (
     # mistyped, or without the groups above them
     *((f"{key}=1", key, f"{OPTIM}.lr?") for key in (f"{OPTIM}.lrr", f"{ACTOR}.optm.lr", "lr", "actor.optim.lr")),
     ("fspo.c_low=1", "fspo.c_low", f"{LOSS}.c_low?"),
+    (f"{ACTOR}.kl_loss_coeff=1", f"{ACTOR}.kl_loss_coeff", f"{ACTOR}.kl_loss_coef?"),
+    (f"{ACTOR}.ppo_kl_coef=1", f"{ACTOR}.ppo_kl_coef", f"{LOSS}.ppo_kl_coef?"),
+    (f"{ROLLOUT}.val_kwarg.temperature=1", "val_kwarg.", f"{ROLLOUT}.val_kwargs.temperature?"),
+    ("data.train_file=x", "data.train_file", "data.train_files?"),
     ("trainer.n_gpus=1", "trainer.n_gpus", "trainer.n_gpus_per_node?"),
     ("rollout.nnodes=2", "rollout.nnodes", f"{ROLLOUT}.nnodes?"),
     # as TRL calls them
@@ -102,6 +106,13 @@ KEYS: tuple[Row, ...] = (
     (f"+{ROLLOUT}.update_weights_bucket_megabytes=512", f"{ROLLOUT}.checkpoint_engine.update_weights"),
     (f"{ACTOR}.checkpoint.contents=[model]", f"{ACTOR}.checkpoint.contents", "save_contents"),
     ("trainer.val_generations_to_log_to_wandb=3", "val_generations_to_log_to_wandb", "trainer.log_val_generations"),
+    (f"{ROLLOUT}.val_temperature=0.6", f"{ROLLOUT}.val_temperature", f"{ROLLOUT}.val_kwargs.temperature"),
+    (f"+{ROLLOUT}.n_val=4", f"{ROLLOUT}.n_val", f"{ROLLOUT}.val_kwargs.n"),
+    (f"{ACTOR}.use_token_level_loss=True", f"{ACTOR}.use_token_level_loss", "loss_agg_mode=token-mean"),
+    *(
+        (f"{ACTOR[:-5]}{of}.fsdp_config.grad_offload=True", f"{of}.fsdp_config", "leave it out")
+        for of in ("actor", "ref")
+    ),
     ("ray_init.num_cpus=8", "ray_init.num_cpus", "ray_kwargs.ray_init"),
     *((f"{plus}reward_model.overlong_buffer.enable=true", "reward_model.", f"+{OURS}") for plus in ("", "+")),
     ("reward_model.reward_kwargs.overlong_buffer_cfg.enable=true", "reward_model.", f"+{OURS}"),

@@ -159,9 +159,21 @@ def test_the_configuration_of_a_gpu_run_is_printed_on_any_machine(
         ("actor_rollout_ref.rollout.use_kl_loss=true", "actor.use_kl_loss"),
         ("actor_rollout_ref.rollout.learning_rate=1", "did you mean"),
         ("actor_rollout_ref.actor.optim.no_such_name=1", "did you mean"),
+        # of forks of verl, whose next key has another meaning
+        ("actor_rollout_ref.rollout.max_tokens=512", "did you mean"),
+        ("actor_rollout_ref.rollout.top_q=1", "did you mean"),
+        ("algorithm.rounds_ctrl.type=x", "did you mean"),
+        ("algorithm.rounds_ctrl.kl_coef=x", "did you mean"),
+        ("algorithm.rollout_is_mode=x", "did you mean"),
+        ("data.max_obs_length=8", "did you mean"),
+        ("data.min_prompt_length=8", "did you mean"),
+        ("reward_model.megatron.param_offload=true", "did you mean"),
+        ("reward_model.ulysses_sequence_parallel_size=1", "did you mean"),
+        ("gspo=3", "did you mean"),
+        ("actor_rollout_ref.rollout.agents=3", "did you mean"),  # agent is a group
     ],
 )
-def test_no_suggestion_is_in_another_part_of_verl(override: str, not_meant: str) -> None:
+def test_no_suggestion_is_another_setting(override: str, not_meant: str) -> None:
     with pytest.raises(HydraException) as error:
         compose([override])
     assert not_meant not in str(error.value)

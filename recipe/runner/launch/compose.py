@@ -40,6 +40,9 @@ _REFUSALS: Final = (ConfigCompositionException, OmegaConfBaseException)
 #: Groups that hand on whatever they hold: to a function, a server, a model, Ray, an optimizer.
 HANDED_ON: Final = re.compile(r"_kwargs\.|override_\w*config\.|runtime_env\.|teacher_models\.|ray_init\.")
 
+#: verl's reward groups of before 0.7, which its own migration moves to ``reward``.
+_UNREAD: Final = ("custom_reward_function", "reward_model", "sandbox_fusion")
+
 
 def parsed(overrides: Iterable[str]) -> list[Override]:
     """Overrides of a command line, in Hydra's grammar; HydraException for one that is none."""
@@ -352,26 +355,41 @@ def _no_such(job: Job, text: str, key: str, own: Collection[str], defaults: Dict
 
 
 def _like(job: Job, key: str, own: Collection[str], defaults: DictConfig) -> str:
-    """A suggestion for a mistyped key, from the same part of the configuration: verl uses many names twice."""
-    keys = list(_keys(OmegaConf.to_container(defaults)))
+    """A suggestion for a key that was mistyped, or given without groups above it, or by another program's name.
+
+    Never a group, and none that nothing reads. There is a critic's key beside many of the actor's, and verl uses many
+    names twice: what has other groups above it is another setting.
+    """
+    keys = [
+        other
+        for other, value in _keys(OmegaConf.to_container(defaults))
+        if not isinstance(value, dict) and not is_below(other, _UNREAD)
+    ]
     parts = key.split(".")
     part = ".".join(parts[: 2 if parts[0] == "actor_rollout_ref" else 1]) + "."
-    # There is a critic's key beside many of the actor's.
-    everywhere = [other for other in keys if not other.startswith("critic.")]
+    everywhere = [other for other in keys if parts[0] == "critic" or not other.startswith("critic.")]
     beside = [other for other in keys if other.startswith(part)]
+    of_method = parts[1:] if parts[0] in (job.name, "run") else parts  # a setting of the loss or the data, as it seems
+    further = [other for other in everywhere if _leaves_groups_out(of_method or parts, other.split("."))]
+    shortest = [other for other in further if other.count(".") == min(one.count(".") for one in further)]
+    if len(shortest) == 1:
+        return f" (did you mean {shortest[0]}?)"
+    options = [path.name for path in job.config.parent.iterdir() if path.is_dir()] if len(parts) == 1 else []
+    as_long = [other for other in everywhere if other.count(".") == key.count(".")]
+    if like := did_you_mean(key, [*(own if options else ()), *options, *as_long]):
+        return like
     if name := OTHER_NAMES.get(parts[-1]):
-        is_general = len(parts) == 1 or parts[0] in ("trainer", "data", "algorithm")
+        is_general = len(parts) == 1 or (len(parts) == 2 and parts[0] in ("trainer", "data", "algorithm"))
         for known in (beside, everywhere if is_general else ()):
             if named := [other for other in known if f".{other}".endswith(f".{name}")]:
                 return f" (did you mean {named[0]}?)"
-    if not beside and (whole := [other for other in everywhere if other.endswith(f".{key}")]):
-        return f" (did you mean {whole[0]}?)"  # without the groups above it, as people speak of it
-    if len(parts) == 1 or parts[0] in (job.name, "run"):
-        groups = [path.name for path in job.config.parent.iterdir() if path.is_dir()]
-        known = [*own, *groups, *everywhere]
-        return did_you_mean(key, known) or did_you_mean(parts[-1], known)
-    like = did_you_mean(key.removeprefix(part), [other.removeprefix(part) for other in beside])
-    return like.replace("did you mean ", f"did you mean {part}")
+    return ""
+
+
+def _leaves_groups_out(parts: Sequence[str], of: Sequence[str]) -> bool:
+    """Whether a key's parts are those of a longer one, in its order and with its last, without some of its groups."""
+    rest = iter(of)
+    return parts[-1] == of[-1] and len(parts) < len(of) and all(part in rest for part in parts)
 
 
 def _words(overrides: Sequence[Override]) -> list[str]:
@@ -390,18 +408,21 @@ def _compose(root: Path, words: tuple[str, ...]) -> DictConfig:
         return hydra_compose(root.stem, overrides=list(words))
 
 
-def _keys(values: Any, place: str = "") -> Iterator[str]:
+def _keys(values: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys and values of a group and of all groups in it, those groups themselves among them."""
     for name, value in values.items() if isinstance(values, dict) else ():
-        yield f"{place}{name}"
+        yield f"{place}{name}", value
         yield from _keys(value, f"{place}{name}.")
 
 
 def unexpected_key(config: DictConfig, message: str) -> str:
     """The unknown key named in verl's error, with a suggestion; empty if the error is about something else."""
     name = match[1] if (match := _UNEXPECTED.search(message)) else ""
-    key = next((key for key in _keys(OmegaConf.to_container(config)) if name and key.endswith(f".{name}")), "")
-    beside = OmegaConf.select(config, key.rpartition(".")[0]) if key else {}
-    return f": {key}{did_you_mean(name, sorted(set(beside) - {name}))}" if key else ""
+    keys = dict(_keys(OmegaConf.to_container(config)))
+    key = next((key for key in keys if name and key.endswith(f".{name}")), "")
+    beside = keys[key.rpartition(".")[0]] if "." in key else {}
+    known = sorted(other for other, value in beside.items() if other != name and not isinstance(value, dict))
+    return f": {key}{did_you_mean(name, known)}" if key else ""
 
 
 def choices(job: Job, group: str, overrides: Sequence[Override] = ()) -> list[str]:

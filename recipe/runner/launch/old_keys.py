@@ -10,10 +10,14 @@ from typing import Final
 
 _PROFILER: Final = "use global_profiler, and profiler.tool_config beside it"
 _OUT: Final = "leave it out"
+_WITH_PARAMETERS: Final = "gradients are offloaded with the parameters (param_offload); leave it out"
 
 OLD_KEYS: Final = {
     "actor_rollout_ref.actor.checkpoint.contents": "use save_contents and load_contents beside it",
+    "actor_rollout_ref.actor.fsdp_config.grad_offload": _WITH_PARAMETERS,
     "actor_rollout_ref.actor.profiler.discrete": _PROFILER,
+    "actor_rollout_ref.actor.use_token_level_loss": "use actor_rollout_ref.actor.loss_agg_mode=token-mean for true",
+    "actor_rollout_ref.ref.fsdp_config.grad_offload": _WITH_PARAMETERS,
     "actor_rollout_ref.ref.profiler.discrete": _PROFILER,
     "actor_rollout_ref.rollout.profiler.discrete": _PROFILER,
     "actor_rollout_ref.profiler": _PROFILER,
@@ -25,6 +29,7 @@ OLD_KEYS: Final = {
     "actor_rollout_ref.rollout.chat_scheduler": "use actor_rollout_ref.rollout.agent.default_agent_loop",
     "actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space": "vLLM has none; " + _OUT,
     "actor_rollout_ref.rollout.multi_turn.completion_callback": "use actor_rollout_ref.rollout.agent",
+    "actor_rollout_ref.rollout.multi_turn.interaction_config_path": "verl has no interactions any more; " + _OUT,
     "actor_rollout_ref.rollout.multi_turn.max_turns": "use max_assistant_turns and max_user_turns beside it",
     "actor_rollout_ref.rollout.custom.stop_token_ids": (
         "use ++actor_rollout_ref.rollout.engine_kwargs.vllm.generation_config=FOLDER (docs/data-and-rewards.md)"
@@ -36,6 +41,8 @@ OLD_KEYS: Final = {
         "use actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
     ),
     "actor_rollout_ref.rollout.use_fire_sampling": _OUT,
+    "actor_rollout_ref.rollout.n_val": "use actor_rollout_ref.rollout.val_kwargs.n",
+    "actor_rollout_ref.rollout.val_temperature": "use actor_rollout_ref.rollout.val_kwargs.temperature",
     "algorithm.rollout_correction.rollout_rs_threshold_lower": (
         "write both thresholds as algorithm.rollout_correction.rollout_rs_threshold=LOWER_UPPER"
     ),
@@ -60,7 +67,7 @@ OLD_KEYS: Final = {
     "trainer.worker_nsight_options": "use global_profiler.global_tool_config.nsys",
 }
 
-#: The last part of keys of verl, by the name that TRL and transformers have for it.
+#: The last part of keys of verl, by the name that TRL, transformers and forks of verl have for it.
 OTHER_NAMES: Final = {
     "batch_size": "data.train_batch_size",
     "beta": "actor.kl_loss_coef",
@@ -79,6 +86,8 @@ OTHER_NAMES: Final = {
     "max_steps": "trainer.total_training_steps",
     "mini_batch_size": "actor.ppo_mini_batch_size",
     "model_name_or_path": "model.path",
+    "n_agent": "rollout.n",
+    "n_gpus": "trainer.n_gpus_per_node",
     "num_generations": "rollout.n",
     "num_gpus": "trainer.n_gpus_per_node",
     "num_iterations": "actor.ppo_epochs",
@@ -90,6 +99,10 @@ OTHER_NAMES: Final = {
     "save_steps": "trainer.save_freq",
     "save_total_limit": "trainer.max_actor_ckpt_to_keep",
     "tensor_parallel_size": "rollout.tensor_model_parallel_size",
+    "rollout_save_path": "trainer.rollout_data_dir",
+    "total_steps": "trainer.total_training_steps",
+    "train_data_num": "data.train_max_samples",
+    "val_data_num": "data.val_max_samples",
     "warmup_ratio": "optim.lr_warmup_steps_ratio",
     "warmup_steps": "optim.lr_warmup_steps",
 }
