@@ -142,7 +142,7 @@ class PolicyLoss:
             if key := self._missing(error):
                 remedy = f"a setting that config lacks is given with --config {key}=VALUE"
             elif isinstance(error, AssertionError):
-                remedy += "; PolicyLoss(function, config) takes a config of any class"
+                remedy += "; if it asks for a class of settings, name that by --actor MODULE:CLASS"
             what = " ".join(f"{type(error).__name__} {error}".split())
             raise LossError(f"the loss raises {what} ({place.filename}:{place.lineno}): {remedy}") from error
         scalar = result[0] if isinstance(result, tuple | list) and result else result

@@ -43,7 +43,7 @@ class Check(NamedTuple):
 def _mini_batch() -> Batch:
     """Twelve responses of 1 to 40 tokens, of both signs of A and A = 0, some far off policy, with masked tokens."""
     length = [40, 3, 17, 1, 28, 9, 33, 6, 22, 12, 2, 38]
-    sigma = [0.01, 0.3, 0.03, 0.2, 0.1, 0.5, 0.05, 0.02, 0.2, 1.0, 0.4, 0.03]
+    sigma = [0.01, 0.3, 0.03, 0.2, 0.1, 2.0, 0.05, 0.02, 0.2, 1.0, 0.4, 0.03]  # the largest where A > 0
     advantage = [3.0, -1.0, 0.7, 1.3, -0.8, 0.5, -2.6, 0.0, 2.1, -0.4, 0.9, -1.2]
     return synthetic_batch(length, sigma, advantage, seed=1, gaps=True)
 

@@ -14,7 +14,6 @@ import json
 import math
 import pkgutil
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,7 +22,7 @@ import torch
 
 from fspo.acceptance import UnclippedWeight
 from fspo.check_loss import length_bias
-from fspo.check_loss.call import Config, LossError, PolicyLoss, synthetic_batch
+from fspo.check_loss.call import Config, LossError, PolicyLoss
 from fspo.check_loss.checks import Check, checks
 from fspo.check_loss.comparison import compare
 from fspo.check_loss.length_bias import DISPERSIONS, LENGTHS, Clip
@@ -107,27 +106,30 @@ def check(loss: PolicyLoss) -> Report:
     return Report(results, in_words(loss), *length_bias.normalisation(loss), weight, bound, clips)
 
 
-def load(name: str, settings: Sequence[str] = (), loss_agg_mode: str | None = None) -> PolicyLoss:
-    """The loss, or the :class:`PolicyLoss`, that ``module:function`` names, with these settings; or LossError."""
+def load(
+    name: str, settings: Sequence[str] = (), loss_agg_mode: str | None = None, actor: str | None = None
+) -> PolicyLoss:
+    """The loss, or the :class:`PolicyLoss`, that ``module:function`` names, with these settings; or LossError.
+
+    actor: ``module:Class`` of the configuration, for losses that ask for one, as verl's do.
+    """
     function = _imported(name)
     if isinstance(function, PolicyLoss):
-        if settings or loss_agg_mode:
-            raise LossError(f"{name} has settings of its own: leave --config and --loss-agg-mode out")
+        if settings or loss_agg_mode or actor:
+            raise LossError(f"{name} has settings of its own: leave --config, --loss-agg-mode and --actor out")
         return function
     if not callable(function):
         raise LossError("this is not a function: give MODULE:FUNCTION")
-    mode = loss_agg_mode or "token-mean"
-    try:
-        (loss := PolicyLoss(function, configured(settings), mode)).value(synthetic_batch([2], [0.1], [1.0]))
-        return loss
-    except LossError as error:  # the code that raised may ask for a class of settings
-        frames = [frame for frame, _ in traceback.walk_tb(getattr(error.__cause__, "__traceback__", None))]
-    known = [x for frame in frames for x in (frame.f_globals | frame.f_locals).values() if isinstance(x, type)]
-    actors = [x for x in known if {*getattr(x, "__dataclass_fields__", {})} >= _ACTOR.keys()]
-    return PolicyLoss(function, configured(settings, max(actors, key=lambda x: len(x.__mro__), default=None)), mode)
+    kind = _imported(actor) if actor else None
+    if kind is not None and not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        remedy = "give the dataclass of the actor's settings, such as --actor verl.workers.config:ActorConfig"
+        raise LossError(f"--actor {actor} is no dataclass: {remedy}")
+    return PolicyLoss(function, configured(settings, kind), loss_agg_mode or "token-mean")
 
 
-def named(name: str, settings: Sequence[str] = (), loss_agg_mode: str | None = None) -> PolicyLoss:
+def named(
+    name: str, settings: Sequence[str] = (), loss_agg_mode: str | None = None, actor: str | None = None
+) -> PolicyLoss:
     """The loss that a name stands for, with these settings; LossError if there is none.
 
     ``module:function`` as in :func:`load`; a loss of :data:`fspo.losses.LOSSES`, averaged over the responses of the
@@ -135,7 +137,9 @@ def named(name: str, settings: Sequence[str] = (), loss_agg_mode: str | None = N
     (:mod:`recipe.fspo.check_losses`), with verl's own configuration.
     """
     if ":" in name:
-        return load(name, settings, loss_agg_mode)
+        return load(name, settings, loss_agg_mode, actor)
+    if actor:
+        raise LossError(f"--like {name} has a class of settings of its own: leave --actor {actor} out")
     if name in ALGORITHMS:
         config = configured([f"policy_loss.loss_mode={name}"])
         config.policy_loss.update(dataclasses.asdict(ALGORITHMS[name]))
@@ -229,6 +233,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("losses", nargs="+", metavar="MODULE:FUNCTION", help="with the signature of verl's registry")
     what = "a setting of the actor; policy_loss._target_=CLASS: the defaults of that class"
     parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help=what)
+    what = "dataclass of the settings, for a loss that asks for one: verl's is verl.workers.config:ActorConfig"
+    parser.add_argument("--actor", metavar="MODULE:CLASS", help=what)
     parser.add_argument("--loss-agg-mode", metavar="MODE", help="verl's averaging (default: token-mean)")
     what = "compare with a loss of verl's registry, one of ours, or MODULE:FUNCTION, whose settings both get"
     parser.add_argument("--like", metavar="NAME", help=what)
@@ -240,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _report(name: str, options: argparse.Namespace) -> int:
     """Print what is to be said of one loss; its exit status."""
-    settings = options.config, options.loss_agg_mode
+    settings = options.config, options.loss_agg_mode, options.actor
     try:
         like = named(options.like, *settings) if options.like else None
         loss = _with_settings_of(like, name) if like else load(name, *settings)

@@ -70,6 +70,9 @@ bound = PolicyLoss(sound, Config(global_batch_info={}))
 """
 
 
+ACTOR = ["--actor", "check_loss_example:ActorSettings"]
+
+
 @pytest.fixture(autouse=True)
 def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "check_loss_example.py").write_text(SOURCE, encoding="utf-8")
@@ -113,6 +116,7 @@ def test_verdict_and_failures_come_first_and_the_rest_if_asked_for(capsys: pytes
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
+        (["check_loss_example:sound", "--like", "fspo", *ACTOR], 2, "--actor check_loss_example:ActorSettings"),
         (["check_loss_example:sound", "--like", "check_loss_example:sound"], 0, "equal"),
         (["check_loss_example:sound", "--like", "seq_rloo"], 1, "token in place of sequence"),
         (["check_loss_example:sound", "--like", "check_loss_example:mean"], 1, "times"),
@@ -143,7 +147,16 @@ def test_a_loss_beside_a_named_one(
         (["check_loss_hungry:hungry"], "--config policy_loss.beta=VALUE"),
         (["check_loss_example:sound", "--config", "clip"], "KEY=VALUE"),
         (["check_loss_example:bound", "--config", "clip_ratio=1"], "--config"),
-        (["check_loss_example:asserts"], "--config policy_loss.gamma=VALUE"),
+        (["check_loss_example:asserts"], "--actor MODULE:CLASS"),
+        (
+            ["check_loss_example:asserts", *ACTOR],
+            "--config policy_loss.gamma=VALUE",
+        ),
+        (
+            ["check_loss_example:asserts", "--actor", "check_loss_example:sound"],
+            "--actor verl.workers.config:ActorConfig",
+        ),
+        (["check_loss_example:asserts", "--actor", "check_loss_example:Sound"], "check_loss_example:Sound"),
         (["check_loss_example:shapes"], "[responses, tokens]"),
     ],
 )
@@ -165,8 +178,9 @@ def test_settings_are_read_as_values() -> None:
         assert load("check_loss_example:fed", [*settings, "name=x"]).value(batch).numel() == 1
 
 
-def test_a_loss_gets_the_class_of_settings_that_it_asks_for() -> None:
+def test_a_loss_gets_the_class_of_settings_that_is_named() -> None:
     batch = synthetic_batch([3, 2], [0.1, 0.1], [1.0, -1.0])
-    assert load("check_loss_example:annotated", ["clip_ratio_c=4"]).value(batch).numel() == 1
+    actor = "check_loss_example:ActorSettings"
+    assert load("check_loss_example:annotated", ["clip_ratio_c=4"], actor=actor).value(batch).numel() == 1
     for name in ("asserts", "wraps"):
-        assert load(f"check_loss_example:{name}", ["policy_loss.gamma=1"]).value(batch).numel() == 1
+        assert load(f"check_loss_example:{name}", ["policy_loss.gamma=1"], actor=actor).value(batch).numel() == 1

@@ -93,6 +93,19 @@ def large_advantages_only(advantages: torch.Tensor, response_mask: torch.Tensor,
     return token_loss(advantages=advantages - centre * (centre.abs() > 10), response_mask=response_mask, **others)
 
 
+def spread_of_good_tokens(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, **others: Any) -> Any:
+    """The ratio to a power that falls where the log-ratios of the micro-batch's good tokens spread by more than 1.2."""
+    d_BT = (log_prob - old_log_prob).detach()
+    good = d_BT[response_mask & (advantages > 0)]
+    power = min(1.0, float((1.2 / good.var().clamp(min=1e-9)).sqrt())) if len(good) > 1 else 1.0
+
+    def term(d: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        return -a * torch.where(a > 0, power * d, d).clamp(-20, 20).exp()
+
+    others |= {"log_prob": log_prob, "old_log_prob": old_log_prob, "response_mask": response_mask}
+    return token_loss(advantages=advantages, term=term, **others)
+
+
 class HalfGradient(torch.autograd.Function):
     """exp(x) with half its gradient."""
 
@@ -198,6 +211,7 @@ def failures(loss: Loss) -> dict[str, str]:
         (partial(token_loss, mean="width"), "padding", "5 columns"),
         (partial(token_loss, mean="rows"), "micro-batches", "micro-batches of"),
         (partial(token_loss, mean="own tokens"), "micro-batches", "micro-batches of"),
+        (spread_of_good_tokens, "micro-batches", "micro-batches of"),
         (whitened, "micro-batches", "micro-batches of"),
         (partial(token_loss, mean="ranks"), "ranks", "4 ranks"),
         (partial(token_loss, mean="order"), "order", "order"),
