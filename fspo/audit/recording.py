@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fspo.acceptance import judge
+from fspo.files import check_folder
 from fspo.losses import check_shapes
 from fspo.positions import prefix_sums
 from fspo.table import COLUMNS, Rows, TableWriter, join_rows
@@ -61,6 +62,8 @@ class Audit:
 
     Raises:
         ValueError: If the band of ``rule`` is measured during training, which nothing here does.
+        NotADirectoryError: If ``folder`` cannot be made or written to. If writing fails later, that is said once, and
+            nothing more is kept on disk.
     """
 
     def __init__(
@@ -81,6 +84,9 @@ class Audit:
                 "that stands still, such as fspo, or none, and add(..., output=) what your loss makes of its own state"
             )
         self._folder = None if folder is None else Path(folder)
+        if self._folder is not None:
+            check_folder(self._folder)
+        self._ended = False  # by an error of the disk
         self._whose: dict[str, Any] = {"run": run or uuid.uuid4().hex[:12], "rank": rank, "ranks": ranks}
         self._writer: TableWriter | None = None
         self.loss, self._precision = loss, precision
@@ -189,6 +195,7 @@ class Audit:
         Returns:
             Its number, which is 0 if readers leave it out, and its rows.
         """
+        step = int(step)  # a tensor or an integer of numpy, too
         self.begin_step(step)
         update = len(self._moves)
         self._moves.append(moves)
@@ -199,14 +206,23 @@ class Audit:
             self._warned = True
             print(f"fspo.audit: step {step}: {left_out_words(left_out)}", file=sys.stderr, flush=True)
         place = {"step": step, "update": update, "minibatch": number}
-        if self._folder is not None:
+        if self._folder is not None and not self._ended:
+            self._write(self._folder, {**place, **rows})
+        everywhere = {name: np.full(len(rows["S"]), value, np.int64) for name, value in place.items()}
+        return MiniBatchRows(number, everywhere | rows)
+
+    def _write(self, folder: Path, rows: Rows) -> None:
+        """Append to the table; the record ends, and not the training, where the disk takes no more."""
+        try:
             if self._writer is None:
                 rule = "known" if self._knows_acceptance else "unknown"
                 meta = {"loss": self.loss, "rule": rule, "precision": self._precision}
-                self._writer = TableWriter(self._folder, meta, **self._whose)
-            self._writer.append({**place, **rows})
-        everywhere = {name: np.full(len(rows["S"]), value, np.int64) for name, value in place.items()}
-        return MiniBatchRows(number, everywhere | rows)
+                self._writer = TableWriter(folder, meta, **self._whose)
+            self._writer.append(rows)
+        except OSError as error:
+            says = f"step {rows['step']}: {error}; from here on nothing goes to {folder}, and training continues"
+            print(f"fspo.audit: {says}: make room, and audit again", file=sys.stderr, flush=True)
+            self._ended = True
 
     def close(self) -> None:
         """Close the table, which a process that ends by itself does, too."""

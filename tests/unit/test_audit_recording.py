@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -204,6 +205,50 @@ def test_advantages_by_token_count_as_their_mean_with_a_rule_as_without_one() ->
 def test_a_rule_that_is_measured_is_refused_where_nothing_measures_it(name: str) -> None:
     with pytest.raises(ValueError, match=r"add\(\.\.\., output=\)"):
         Audit(None, ALGORITHMS[name])
+
+
+@pytest.mark.parametrize("step", [np.int64(3), torch.tensor(3)])
+def test_any_integer_is_a_step(tmp_path: Path, step: Any) -> None:
+    audit = Audit(tmp_path)
+    audit.add(*one_response())
+    audit.end_mini_batch(step)
+    assert read_table(tmp_path).columns["step"].tolist() == [3]
+
+
+def test_a_folder_that_cannot_be_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"file.*give another"):
+        Audit(tmp_path / "file" / "audit")
+
+
+@pytest.mark.parametrize("when", ["the folder is made", "the disk is full"])
+def test_an_error_of_the_disk_ends_the_record_and_not_the_training(
+    tmp_path: Path, when: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit, limits = Audit(tmp_path / "audit"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    if when == "the folder is made":
+        (tmp_path / "audit").touch()
+    else:
+        audit.add(*one_response())
+        audit.end_mini_batch(0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+    try:
+        for step in (1, 2):
+            audit.add(*one_response())
+            assert audit.end_mini_batch(step).rows["L"].tolist() == [4]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = capsys.readouterr().err
+    assert said.count("step ") == 1 and f"{tmp_path / 'audit'}" in said and "make room" in said
+    assert audit.writes  # whoever collects what is not written must not begin to
+    if when == "the disk is full":
+        audit.close()
+        assert read_table(tmp_path / "audit").columns["step"].tolist() == [0]
+
+
+def one_response() -> tuple[torch.Tensor, ...]:
+    old = torch.full((1, 4), -1.0)
+    return old + 0.01, old, torch.ones(1, 4), torch.ones(1, 4)
 
 
 def test_a_process_that_ends_closes_its_table(tmp_path: Path) -> None:
