@@ -18,7 +18,6 @@ from recipe.math.answers.reading import (
     REGION,
     RELATION,
     RESIDUE,
-    SCALES,
     TUPLE,
     UNREAD,
     WORDS,
@@ -29,6 +28,7 @@ from recipe.math.answers.reading import (
     read,
     trusted,
 )
+from recipe.math.answers.units import unit
 from recipe.math.answers.verdict import Status
 
 _MAX_ITEMS = 30
@@ -279,18 +279,6 @@ def _folded(text: str) -> str:
     return text if len(text) == 1 else " ".join(word for word in words if word not in ("a", "an", "the")).lower()
 
 
-def _unit(words: str) -> tuple[int, bool, str]:
-    """What a number with these words behind it is multiplied by, whether it is a percentage, and the unit left."""
-    scale, percent, rest = 1, False, []
-    for word in re.findall(r"[^\s.,:;()!?'\"]+", re.sub(r"[{}]", "", words)):
-        name = word if len(word) == 1 else word.lower().rstrip("s")
-        scale *= SCALES.get(name, 1)
-        percent = percent or name == "percent"
-        if name not in (*SCALES, "percent", "degree", "deg", "point", "of", "in", "the"):
-            rest.append(name)
-    return scale, percent, " ".join(rest)
-
-
 def _same_leaf(target: Answer, answer: Answer) -> bool:
     import sympy
 
@@ -308,18 +296,20 @@ def _same_leaf(target: Answer, answer: Answer) -> bool:
     gold, value = (_parsed(side.text) for side in sides)
     if gold is None or value is None:
         return False
-    (scale, percent, unit), (scale_a, percent_a, unit_a) = (_unit(side.words) for side in sides)
-    if unit and unit_a and unit != unit_a:
-        return False
-    gold, value = gold * scale, value * scale_a
-    degrees = ["degree" in side.words for side in sides]
-    if degrees[0] != degrees[1] and (gold if degrees[1] else value).has(sympy.pi):
-        gold, value = (side * sympy.pi / 180 if of else side for side, of in zip((gold, value), degrees, strict=True))
-    if percent == percent_a:
+    of_gold, of_value = (unit(side.words) for side in sides)
+    gold, value = gold * of_gold.scale, value * of_value.scale
+    if of_gold.dimension and of_value.dimension:
+        same_dimension = of_gold.dimension == of_value.dimension
+        return same_dimension and _equal(gold * of_gold.factor, value * of_value.factor)
+    if of_gold.degrees != of_value.degrees and (gold if of_value.degrees else value).has(sympy.pi):
+        gold, value = (
+            side * sympy.pi / 180 if of.degrees else side for side, of in ((gold, of_gold), (value, of_value))
+        )
+    if of_gold.percent == of_value.percent:
         return _equal(gold, value)
     if not (gold.is_number and value.is_number):
         return False
-    if percent:
+    if of_gold.percent:
         return _equal(gold, value) or _equal(gold / 100, value)
     return _equal(gold, value / 100) or (bool(abs(gold) > 1) and _equal(gold, value))
 

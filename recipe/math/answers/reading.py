@@ -25,9 +25,10 @@ _UNITS: Final = (
     r"(?:cm|mm|km|kg|mg|ml|mi|ft|in|lb|lbs|oz|hr|hrs|min|sec|mph|deg|USD|EUR|GBP|Hz|kPa|Pa|kJ|MeV|eV|\\Omega"
     r"|(?<=\s)[mgsLNJWVK](?=\s*(?:/|\Z)))(?![a-zA-Z])(?:\s*/\s*[a-zA-Z]+)?"
 )
-SCALES: Final = {"k": 1000, "dozen": 12, "hundred": 100, "thousand": 10**3, "lakh": 10**5, "crore": 10**7} | {
-    name + "illion": 10**power for name, power in (("m", 6), ("b", 9), ("tr", 12))
-}
+_CURRENCIES: Final = {
+    r"\$": "dollars", r"\yen": "yen", "¥": "yen", r"\pounds": "GBP", "£": "GBP", r"\euro": "euros", "€": "euros",
+    "₹": "rupees",
+}  # fmt: skip
 #: Connecting words, by the sign that they spell.
 _SPELLED: Final = {
     r"\land": "and", r"\lor": "or", "=": "is are be was were equals equal", r"\approx": "about approximately roughly",
@@ -87,10 +88,15 @@ _ENVIRONMENT: Final = r"\\(?:begin|end)\s*\{(?:equation|align|aligned|gather|mat
 _SPELLINGS: Final[_Rules] = (
     (r"\\([a-zA-Z]+)", lambda m: _COMMANDS.get(m[1], m[0])),
     (r"\\not\s*=|!=", r"\\ne "), (r"\\not\s*\\in(?![a-z])", r"\\notin "), ("<=", r"\\le "), (">=", r"\\ge "),
-    (r"(?:\b(?:US|USD)\s*)?\\?\$|\\[()\[\]](?!\d+pt)|`|</?[a-zA-Z]\w*>|<\|\w+\|>", ""),
+    (r"\\(?:text|mathrm)\s*\{\s*(\\(?:\$|euro|yen|pounds)|[¥£€₹])\s*\}", r"\1"),
+    (r"(?<!\\)\$|\\[()\[\]](?!\d+pt)|`|</?[a-zA-Z]\w*>|<\|\w+\|>", ""),
     (r"\A(?:[\s*]|__)+|(?:[\s*]|__)+\.?\s*\Z|\*\*(?=\W)", ""), (r"\*\*", "^"), (_ENVIRONMENT, " "),
     (r"\\\\\s*\[\s*\d+(?:\.\d+)?\s*\w\w\]", r"\\\\"), (r"(?<!\\)\\[,;: ]|~", " "),
-    (r"\\!\s*|\\n\Z|(?<![a-zA-Z}])\{\}", ""), (r"\{,\}", ","), (r"\\([%_])", r"\1"), (r"\bper\s+cent", "percent"),
+    (r"\\!\s*|\\n\Z|(?<![a-zA-Z}])\{\}", ""), (r"\{,\}", ","),
+    (rf"(?:\b(?:US|USD)\s*)?({'|'.join(map(re.escape, _CURRENCIES))})(?![a-zA-Z])\s*((?:\d|[.,]\d)*)",
+     lambda m: f"{m[2]}\\text{{ {_CURRENCIES[m[1]]} }}" if m[2] else " "),
+    (r"(?:\\mu\s*|[μµ])(?=\\(?:text|mathrm)\s*\{)\\\w+\s*\{\s*", r"\\text{mu"),
+    (r"\\([%_])", r"\1"), (r"\bper\s+cent", "percent"),
     (r"\{\s*\\rm(?![a-z])([^{}]*)\}", r"\\text{\1}"), (r"\\sqrt\s+(\d+)", r"\\sqrt{\1}"),
     (r"\^\s*\{?\s*(?:\\circ|\\degree|(?:\\text)?\{?o(?!\w)\}?)\s*\}?|\\degree", "°"),
     (rf"(?<![\\a-zA-Z])(sqrt|pi|infty|{_FUNCTIONS})(?![a-zA-Z])", r"\\\1 "),
@@ -152,7 +158,7 @@ def cleaned(text: str) -> str:
     text = re.sub(rf"\x02[^\x03]*\x03|\\[a-zA-Z]+|({_BARE_WORDS})", _mark, text, flags=re.IGNORECASE)
     text = re.sub("\\\\frac\\{\x02([^\x03]*)\x03\\}\\{\x02([^\x03]*)\x03\\}", "\x02\\1/\\2\x03", text)
     text = re.sub("\x03(\\^\\{-?\\d\\})", "\\1\x03", text)
-    return _stripped(re.sub(r"\x03(?:\s|[./-]|\\cdot)*\x02", " ", text))
+    return _stripped(re.sub(r"\x03((?:\s|[./-]|\\cdot)*)\x02", lambda m: "/" if "/" in m[1] else " ", text))
 
 
 _DOUBLED: Final = re.compile(
@@ -182,7 +188,7 @@ def _plain_sign(match: re.Match[str]) -> str:
         return str(digit)
     if "GREEK" in unicodedata.name(sign, "") and ord(sign) in html.entities.codepoint2name:
         return f"\\{html.entities.codepoint2name[ord(sign)]} "
-    return {"Cf": "", "Sc": " ", "Pd": "-"}.get(unicodedata.category(sign), plain)
+    return {"Cf": "", "Sc": sign if sign in _CURRENCIES else " ", "Pd": "-"}.get(unicodedata.category(sign), plain)
 
 
 def _undressed(tokens: list[str], script: bool = False) -> str:

@@ -1,0 +1,125 @@
+"""Units and scale words behind a number, by one table: a factor and the dimension that they measure."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from typing import Any, Final, NamedTuple
+
+#: Names and abbreviations (a plural s is left out), dimension, and factor to the unit of its dimension.
+_TABLE: Final = r"""
+m meter metre | L | 1
+km kilometer kilometre | L | 1000
+dm decimeter decimetre | L | 1/10
+cm centimeter centimetre | L | 1/100
+mm millimeter millimetre | L | 1/1000
+mum micrometer micrometre micron | L | 1/1000000
+nm nanometer nanometre | L | 1/1000000000
+in inch inche | L | 127/5000
+ft foot feet | L | 381/1250
+yd yard | L | 1143/1250
+mi mile | L | 201168/125
+kg kilogram | M | 1
+g gram | M | 1/1000
+mg milligram | M | 1/1000000
+t ton tonne | M | 1000
+lb pound | W | 1
+oz ounce | W | 1/16
+s sec second | T | 1
+ms millisecond | T | 1/1000
+min minute | T | 60
+h hr hour | T | 3600
+day | T | 86400
+week | T | 604800
+l liter litre | L3 | 1/1000
+dl deciliter decilitre | L3 | 1/10000
+cl centiliter centilitre | L3 | 1/100000
+ml milliliter millilitre cc | L3 | 1/1000000
+ha hectare | L2 | 10000
+mph | L T-1 | 201168/125/3600
+kph kmh | L T-1 | 5/18
+usd dollar buck | USD | 1
+cent | USD | 1/100
+eur euro | EUR | 1
+gbp | GBP | 1
+yen jpy | JPY | 1
+yuan rmb cny | CNY | 1
+rupee inr | INR | 1
+n newton | M L T-2 | 1
+j joule | M L2 T-2 | 1
+kj kilojoule | M L2 T-2 | 1000
+w watt | M L2 T-3 | 1
+kw kilowatt | M L2 T-3 | 1000
+pa pascal | M L-1 T-2 | 1
+kpa kilopascal | M L-1 T-2 | 1000
+v volt | V | 1
+hz hertz | T-1 | 1
+k kelvin | K | 1
+c celsius | C | 1
+f fahrenheit | F | 1
+rad radian | A | 1
+deg degree | A | pi/180
+"""
+#: Words that multiply the number before them.
+SCALES: Final = {
+    "k": 10**3, "ten": 10, "dozen": 12, "hundred": 100, "thousand": 10**3, "lakh": 10**5, "crore": 10**7, "bn": 10**9,
+    "mn": 10**6, "万": 10**4, "亿": 10**8,
+} | {name + "illion": 10**power for name, power in (("m", 6), ("b", 9), ("tr", 12))}  # fmt: skip
+_POWERS: Final = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_EMPTY: Final = {"of", "in", "the", "point", "percentage"}
+
+
+class Unit(NamedTuple):
+    """What a number with these words behind it is multiplied by, and its dimension (None if a word is unknown)."""
+
+    scale: int
+    percent: bool
+    factor: Any
+    dimension: frozenset[tuple[str, int]] | None
+    degrees: bool
+
+
+@functools.cache
+def _table() -> dict[str, tuple[Any, Counter[str]]]:
+    import sympy
+
+    units = {}
+    for line in _TABLE.strip().splitlines():
+        names, dimension, factor = line.split(" | ")
+        powers = Counter({name: int(power or 1) for name, power in re.findall(r"([A-Z]+)(-?\d*)", dimension)})
+        units |= dict.fromkeys(names.split(), (sympy.sympify(factor, rational=True), powers))
+    return units
+
+
+@functools.lru_cache(maxsize=4096)
+def unit(words: str) -> Unit:
+    """The unit that words behind a number spell, such as "km/h", "square inches" or "million dollars"."""
+    words = re.sub(r"degrees?\s+(?=(?:[CF]|celsius|fahrenheit)\b)", "", words, flags=re.IGNORECASE)
+    scale, percent, factor, powers, known, sign, power = 1, False, 1, Counter[str](), True, 1, 1
+    tokens = re.findall(r"/|([^\s.,:;()!?'\"/^{}-]+)(?:\^\{?(-?\d+)\}?)?", words)
+    for word, exponent in tokens:
+        name = _name(word)
+        if name in ("", "per", "an") or (name == "a" and word == "a"):
+            sign = -1
+        elif name in SCALES and (name != "k" or word == "k"):
+            scale *= SCALES[name]
+        elif name == "percent":
+            percent = True
+        elif name in _POWERS:
+            power = _POWERS[name]
+        elif name in _table():
+            times = sign * power * int(exponent or 1)
+            factor *= _table()[name][0] ** times
+            for base, count in _table()[name][1].items():
+                powers[base] += count * times
+            power = 1
+        elif name not in _EMPTY:
+            known = False
+    dimension = frozenset((base, count) for base, count in powers.items() if count) if known and powers else None
+    return Unit(scale, percent, factor, dimension, "degree" in words)
+
+
+def _name(word: str) -> str:
+    lower = word.lower()
+    return lower if len(lower) < 3 else lower.removesuffix("s")
