@@ -28,6 +28,7 @@ from recipe.math.answers.reading import (
     read,
     trusted,
 )
+from recipe.math.answers.sets import real_set
 from recipe.math.answers.units import unit
 from recipe.math.answers.verdict import Status
 
@@ -141,7 +142,9 @@ def by_kind(text: str, truth: str) -> Status:
     if any(same(side, answer) for side in (target, *_right_side(target)) for answer in readable):
         return Status.CORRECT
     if readable and _has_solutions(target, readable[0]):
-        return _solutions(truth, texts[0])
+        gold, value = (real_set(side, _parsed) for side in (target_text, answers[0]))
+        one_name = len({names for side in (target_text, answers[0]) if (names := _variables(side))}) < 2
+        return Status.CORRECT if gold is not None and gold == value and one_name else Status.WRONG
     return Status.WRONG if readable else Status.PARSE_FAILED
 
 
@@ -223,7 +226,7 @@ def same(target: Answer, answer: Answer, inside: bool = False) -> bool:
 
 
 def _has_solutions(target: Answer, answer: Answer) -> bool:
-    """Whether the two are sets of numbers, such as intervals and inequalities, that math-verify has to compare."""
+    """Whether the two are sets of numbers, such as intervals and inequalities."""
 
     def inequality(side: Answer) -> bool:
         parts = side.parts if side.kind == LIST else (side,)
@@ -239,11 +242,9 @@ def _has_solutions(target: Answer, answer: Answer) -> bool:
     )
 
 
-def _solutions(truth: str, answer: str) -> Status:
-    sides = [_DECIMAL.sub(_as_fraction, text) for text in (answer, truth)]
-    status = _judge_text(f"\\boxed{{{sides[0]}}}", _parse_truth(sides[1]))
-    # math-verify takes an interval for an inequality, not the other way round.
-    return status if status is Status.CORRECT else _judge_text(f"\\boxed{{{sides[1]}}}", _parse_truth(sides[0]))
+def _variables(text: str) -> str:
+    """The names of what an inequality is about; one in a set-builder is a dummy."""
+    return "".join(sorted(set(re.findall("[a-zA-Z]", re.sub(r"\\\{.*|\\[a-zA-Z]+(?:\{[A-Z]\})?", "", text)))))
 
 
 def _in_order(targets: Sequence[Answer], answers: Sequence[Answer]) -> bool:

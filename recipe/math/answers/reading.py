@@ -158,7 +158,7 @@ def cleaned(text: str) -> str:
     text = re.sub(rf"\x02[^\x03]*\x03|\\[a-zA-Z]+|({_BARE_WORDS})", _mark, text, flags=re.IGNORECASE)
     text = re.sub("\\\\frac\\{\x02([^\x03]*)\x03\\}\\{\x02([^\x03]*)\x03\\}", "\x02\\1/\\2\x03", text)
     text = re.sub("\x03(\\^\\{-?\\d\\})", "\\1\x03", text)
-    return _stripped(re.sub(r"\x03((?:\s|[./-]|\\cdot)*)\x02", lambda m: "/" if "/" in m[1] else " ", text))
+    return stripped(re.sub(r"\x03((?:\s|[./-]|\\cdot)*)\x02", lambda m: "/" if "/" in m[1] else " ", text))
 
 
 _DOUBLED: Final = re.compile(
@@ -271,7 +271,7 @@ def _mark(match: re.Match[str]) -> str:
     return "".join(marked) if match[1] else match[0]
 
 
-def _stripped(text: str) -> str:
+def stripped(text: str) -> str:
     """Without punctuation, spaces and braces around it."""
     before = None
     while text != before:
@@ -295,7 +295,7 @@ def _closes(text: str, opening: int) -> int | None:
 # ---------------------------------------------------------------- kinds
 
 _SEPARATOR: Final = re.compile(r"[,;&]|\\l(?:and|or)(?![a-z])")
-_SIGN: Final = re.compile(
+SIGN: Final = re.compile(
     r"\\(?:le|ge|ne|in|notin|equiv|approx|sim|lesssim|gtrsim|ll|gg|subset\w*|to|propto)(?![a-zA-Z])|[=<>]"
 )
 _FLIPPED: Final = {">": "<", r"\ge": r"\le", r"\gg": r"\ll"}
@@ -315,7 +315,7 @@ _RESIDUE: Final = re.compile(r"(.+?)\s*\(?\s*\\[bp]?mod(?![a-z])\s*\{?\s*(\d+)\s
 
 def read(text: str, inner: bool = False) -> Answer:
     """The kind of a cleaned text; ``inner`` of a part that holds no list."""
-    text = _stripped(text)
+    text = stripped(text)
     if match := _MATRIX.fullmatch(text):
         rows = [re.split("&", row) for row in re.split(r"\\\\", match[2].strip().removesuffix("\\\\"))]
         cells = tuple(Answer(TUPLE, parts=tuple(read(cell, True) for cell in row)) for row in rows)
@@ -355,7 +355,7 @@ def read(text: str, inner: bool = False) -> Answer:
             return read(text[1:-1])
     if re.match(r"\s*\d+(?:\s*:\s*(?:\d+|\.\.\.))+", text):
         return Answer(TUPLE, parts=tuple(map(_leaf, text.split(":"))), form=":")
-    relation = list(split(re.sub(r"=\s*(?=\\approx)", "", text), _SIGN))
+    relation = list(split(re.sub(r"=\s*(?=\\approx)", "", text), SIGN))
     return _relation(relation) if len(relation) > 1 else _leaf(text)
 
 
@@ -383,7 +383,7 @@ def _unconditional(item: str) -> str:
     is_condition = (
         match
         and not re.search(r"\b(?:else|otherwise|or|but)\b", match[1], re.IGNORECASE)
-        and (not _COUNTS.search(match[1]) or len(list(split(match[1], _SIGN))) > 1)
+        and (not _COUNTS.search(match[1]) or len(list(split(match[1], SIGN))) > 1)
     )
     return item[: match.start()] if match and is_condition else item
 
@@ -394,7 +394,7 @@ def _is_words(item: str) -> bool:
 
 def _list(items: list[str], form: str = "") -> Answer:
     """A list or set; words beside its items do not count."""
-    items = [item for item in map(_stripped, items) if item]
+    items = [item for item in map(stripped, items) if item]
     items = [item for item in items if not _is_words(item)] or items
     parts: list[Answer] = []
     for part in map(read, items):
@@ -403,7 +403,7 @@ def _list(items: list[str], form: str = "") -> Answer:
 
 
 def _relation(sides: list[tuple[str, str]]) -> Answer:
-    texts, signs = [_stripped(side) for side, _ in sides], [sign for _, sign in sides[1:]]
+    texts, signs = [stripped(side) for side, _ in sides], [sign for _, sign in sides[1:]]
     if len(texts) > 2 and signs[-1] == "=" and _is_words(texts[-1]):  # "x = 40 is the answer"
         return _relation(sides[:-1])
     if signs[-1] in ("\\approx", "\\sim"):  # an approximation behind the exact value does not count
