@@ -27,6 +27,7 @@ from recipe.math.answers.reading import (
     cleaned,
     read,
     trusted,
+    unescaped,
 )
 from recipe.math.answers.sets import real_set
 from recipe.math.answers.units import unit
@@ -108,7 +109,7 @@ def by_kind(text: str, truth: str) -> Status:
     """Whether the answer of a text is the truth: of the same kind, or of one of the pairs in :func:`same`."""
     truth = trusted(truth)
     target_text = next(iter(answer_texts(truth)), truth)
-    texts = answer_texts(text)
+    texts = [unescaped(part) for part in answer_texts(text)]
     if not texts:
         sentence = said(text)
         texts = _last_numbers(sentence) or formula(sentence)
@@ -116,7 +117,8 @@ def by_kind(text: str, truth: str) -> Status:
         return Status.NO_ANSWER
     if max(map(len, (target_text, texts[0]))) > MAX_EXPRESSION_CHARS:
         return Status.CORRECT if texts[0].strip() == truth.strip() else Status.REFUSED
-    target_text, answers = cleaned(target_text), [cleaned(text) for text in texts if len(text) <= MAX_EXPRESSION_CHARS]
+    target_text = _computed(cleaned(target_text))
+    answers = [_computed(cleaned(part)) for part in texts if len(part) <= MAX_EXPRESSION_CHARS]
     if not target_text:
         return Status.BAD_TRUTH
     if len({re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", side) for side in (target_text, answers[0])}) == 1:
@@ -163,9 +165,31 @@ def _right_side(target: Answer) -> list[Answer]:
     return [side] if all(value is not None and not value.free_symbols for value in values) else []
 
 
+_MATRICES = re.compile(r"\\begin\{[pbB]?matrix\}.*\\end\{[pbB]?matrix\}", re.DOTALL)
+
+
+def _computed(text: str) -> str:
+    """A computation with matrices as the matrix that it gives; any other text as it is."""
+    import sympy
+    from math_verify import parser
+
+    before, name, formula = text.rpartition("=")
+    if not _MATRICES.search(formula) or re.search(r"\\(?:det|end\s*\{\w*\}\s*[,;])", formula):
+        return text
+    if _MATRICES.fullmatch(formula.strip()) and formula.count(r"\begin") == 1:
+        return text
+    try:
+        matrix = parser.parse_latex_cached(_DECIMAL.sub(_as_fraction, formula)).doit()
+        cells = matrix.as_explicit().tolist()
+    except Exception:
+        return text
+    rows = r"\\".join("&".join(map(sympy.latex, row)) for row in cells)
+    return f"{before}{name}\\begin{{pmatrix}}{rows}\\end{{pmatrix}}"
+
+
 def _last_numbers(text: str) -> list[str]:
     """What math-verify finds in a text that names no answer, with the percent sign that it leaves out."""
-    readings = [reading for reading in _parse_response(text) if isinstance(reading, str)]
+    readings = [reading for reading in _parse_response(text.replace(r"\$", " ")) if isinstance(reading, str)]
     percent = re.compile(r"\s*(?:\\?%|per\s?cent)")
     return [f"{reading}%" if percent.match(text.rpartition(reading)[2]) else reading for reading in readings]
 
@@ -206,6 +230,11 @@ def same(target: Answer, answer: Answer, inside: bool = False) -> bool:
     if LIST in kinds:
         return _same_list(target, answer, inside)
     if kinds == {TUPLE}:
+        target, answer = (
+            _line(side) if {target.form, answer.form} == {"()", "matrix"} else side for side in (target, answer)
+        )
+        if target.form == answer.form == ":":
+            return _same_ratio(target, answer)
         return target.form == answer.form and _in_order(target.parts, answer.parts)
     if kinds == {RELATION}:
         return _same_relation(target, answer)
@@ -223,6 +252,21 @@ def same(target: Answer, answer: Answer, inside: bool = False) -> bool:
     if special.form == ":" and len(special.parts) == 2:
         return same(Answer(LEAF, "/".join(part.text for part in special.parts)), number)
     return special.kind == RELATION and _computes(special) and same(special.parts[-1], number)
+
+
+def _line(side: Answer) -> Answer:
+    """A matrix of one row or one column as a tuple."""
+    if side.form != "matrix" or (len(side.parts) > 1 and any(len(row.parts) > 1 for row in side.parts)):
+        return side
+    return Answer(TUPLE, parts=tuple(cell for row in side.parts for cell in row.parts), form="()")
+
+
+def _same_ratio(target: Answer, answer: Answer) -> bool:
+    """Whether 6 : 8 is 3 : 4."""
+    sides = [[_parsed(part.text) for part in side.parts] for side in (target, answer)]
+    if len(sides[0]) != len(sides[1]) or None in sides[0] + sides[1]:
+        return _in_order(target.parts, answer.parts)
+    return all(gold * sides[1][0] == value * sides[0][0] for gold, value in zip(*sides, strict=True))
 
 
 def _has_solutions(target: Answer, answer: Answer) -> bool:
@@ -259,9 +303,10 @@ def _same_list(target: Answer, answer: Answer, inside: bool) -> bool:
     named = sum(len({part.words for part in side.parts if _is_assignment(part)}) > 1 for side in sides)
     if {side.kind for side in sides} == {LIST, TUPLE} or named == 1:
         forms, of_truth = {target.form, answer.form}, any(map(_is_assignment, target.parts))
+        labelled = any(_is_assignment(part) and part.parts[0].kind == WORDS for part in answer.parts)
         return (
             named == 1
-            and (forms == {"", "()"} or (forms == {""} and of_truth))
+            and (forms == {"", "()"} or (forms == {""} and (of_truth or labelled)))
             and _in_order(*(list(map(_value, side.parts)) for side in sides))
         )
     if any(part.text == "..." for side in sides for part in side.parts):

@@ -38,11 +38,15 @@ _SIGN_OF: Final = {word: sign for sign, words in _SPELLED.items() for word in wo
 #: A condition of the answer begins with one of them: "where n = 3".
 _CONDITION: Final = r"(?:for|where|with|when|if|at|attained|provided)\b"
 #: Behind other words a number is not the answer: "not 5", "more than 5".
-_BEFORE: Final = re.compile(r"(?:exactly|only|so|an?|the|of|Rs|USD|EUR|GBP|US|answer|total|\W)+", re.IGNORECASE)
+_BEFORE: Final = re.compile(
+    r"(?:exactly|only|so|an?|the|of|Rs|USD|EUR|GBP|US|answer|total|答案?|一?共|总共|是|为|有|约|等于|\W)+",
+    re.IGNORECASE,
+)
 #: Words that make another number of the one before them, such as "tenths", "halved", "more than".
 _AFTER: Final = re.compile(r"\W*(?:\w*(?<!mon)ths?|thirds|halves|quarters|\w{2,}ed|.*\b(?:than|root|factorial))\b")
 _WORD: Final = r"(?:[^\W\d_]{3,}|a[nt]|by|i[fns]|be|o[fr]|so|to|a(?=\s+\w{3}))"
-_BARE_WORDS: Final = rf"(?<![^\s(\"'\x03]){_WORD}(?:[\s'/-]+{_WORD})*(?=[\s.,:;!?)\"'\x02-]|\Z)"
+_CJK: Final = r"[\u4e00-\u9fff]+"
+_BARE_WORDS: Final = rf"{_CJK}|(?<![^\s(\"'\x03]){_WORD}(?:[\s'/-]+{_WORD})*(?=[\s.,:;!?)\"'\x02-]|\Z)"
 _BASES: Final = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 
 _CHUNK: Final = re.compile("\x02([^\x03]*)\x03")
@@ -57,7 +61,7 @@ _SIGNS: Final = str.maketrans(
         for sign in signs
     }
     | dict.fromkeys("º˚", "°") | dict.fromkeys("÷∕⁄", "/") | dict.fromkeys("…⋯", "...") | dict.fromkeys("‘’′", "'")
-    | {"−": "-", "。": ".", "、": ",", "ℝ": r"\mathbb{R}"}
+    | {"−": "-", "。": ".", "、": ",", "或": r" \lor ", "和": r" \land ", "ℝ": r"\mathbb{R}"}
 )  # fmt: skip
 _Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
 _FUNCTIONS: Final = r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp"
@@ -102,6 +106,11 @@ _SPELLINGS: Final[_Rules] = (
     (rf"(?<![\\a-zA-Z])(sqrt|pi|infty|{_FUNCTIONS})(?![a-zA-Z])", r"\\\1 "),
     (r"(?:\{|\A)([^{}]*)\\choose(?![a-z])([^{}]*)(?:\}|\Z)", r"\\binom{\1}{\2}"),
 )  # fmt: skip
+#: Unit vectors, before their dress is taken off: 3\\mathbf{i} - 2\\hat{j}.
+_VECTOR: Final = re.compile(
+    r"\\(?:math(?:bf|rm)|boldsymbol|bm|pmb|textbf|(?:wide)?hat|vec|overrightarrow)\s*\{?\s*(?:\\(?:mathbf|bm|hat)\s*\{?\s*)?"
+    r"(?:\\([ij])math|\b([ijk])\b)\s*\}*"
+)
 _ANGLE: Final = r"(-?\d{1,4}(?:\.\d{1,4})?)\s*°"
 _NUMBERS: Final[_Rules] = (
     (rf"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{{-?\d+\}})?)\s*(?:\({_ANGLE}\s*\)|\{{{_ANGLE}\s*\}}|{_ANGLE})",
@@ -151,6 +160,7 @@ def cleaned(text: str) -> str:
     text = re.sub("[⁰¹²³⁴-⁹⁺⁻]+|[₀-₉]+|[^\x00-\x7f]", _plain_sign, text.translate(_SIGNS))
     for pattern, by in _SPELLINGS:
         text = re.sub(pattern, by, text)
+    text = _coordinates(text)
     text = _undressed(re.findall(r"\\[a-zA-Z]+\*?|\\.|.", text, re.DOTALL)[::-1])
     text = re.sub(r"(?<=(?<!\\)\{)\s+|\s+(?=\}|[\^_])", "", text)
     for pattern, by in _NUMBERS:
@@ -161,16 +171,37 @@ def cleaned(text: str) -> str:
     return stripped(re.sub(r"\x03((?:\s|[./-]|\\cdot)*)\x02", lambda m: "/" if "/" in m[1] else " ", text))
 
 
+def _coordinates(text: str) -> str:
+    """A sum of multiples of unit vectors as the tuple of its coordinates; any other text as it is."""
+    if len(_VECTOR.findall(text)) < 2 or not re.search(r"bf|bm|pmb|bold|hat|vec|arrow", text):
+        return text
+    before, name, total = text.rpartition("=")
+    marked = _VECTOR.sub(lambda match: f"\x00{match[1] or match[2]}", total)
+    terms = re.findall(
+        r"\s*([+-]?)\s*((?:[^\x00+{(-]|\{[^\x00]*\}|\([^\x00()]*\)|(?<=\{)-)*?)\s*\x00([ijk])\s*", marked
+    )
+    if "".join(f"{sign}{factor}\x00{axis}" for sign, factor, axis in terms).replace(" ", "") != marked.replace(" ", ""):
+        return text
+    at = {axis: f"{sign.strip('+')}{factor or 1}" for sign, factor, axis in terms}
+    if len(at) < len(terms):
+        return text
+    return f"{before}{name}({', '.join(at.get(axis, '0') for axis in ('ijk' if 'k' in at else 'ij'))})"
+
+
 _DOUBLED: Final = re.compile(
     r"(?<!\\)\\\\(?:[dt]?frac|sqrt|text|mathrm|begin|left|pi|cdot|times|infty|le|ge|ne|neq|leq|geq|circ|sin|cos|tan|log"
     r"|ln|boxed|binom|pm|cup|cap|in|theta|alpha|overline|angle)(?![a-zA-Z])"
 )
 
 
+def unescaped(text: str) -> str:
+    """A text without the doubled backslashes of a file format."""
+    return text.replace("\\\\", "\\") if _DOUBLED.search(text) else text
+
+
 def trusted(truth: str) -> str:
     """A ground truth as its author meant it: without escapes and quotes of a file format, and glued words apart."""
-    if _DOUBLED.search(truth):
-        truth = truth.replace("\\\\", "\\")
+    truth = unescaped(truth)
     truth = re.sub(r"\\(q?quad)(?=[a-zA-Z])", r"\\\1 ", truth)
     if match := re.fullmatch(r"\s*(\[?)\s*(?P<quote>[\"'])([^\"']*)(?P=quote)\s*(\]?)\s*", truth):
         truth = match[3] if bool(match[1]) == bool(match[4]) else truth
@@ -342,13 +373,14 @@ def read(text: str, inner: bool = False) -> Answer:
         sides = [re.sub(r"\\(pm|mp)(?![a-z])", lambda m: "+-"[(m[1] == "pm") == lower], text) for lower in (0, 1)]  # noqa: B023
         return Answer(LIST, parts=tuple(read(side, inner) for side in sides))
     text = re.sub(r"\A\](.*)\[\Z", r"(\1)", text)
+    text = re.sub(r"(?<=\))\^\{(?:T|\\(?:top|intercal))\}\Z|\A[A-Z]'?\s*(?=\([^()]*,[^()]*\)\Z)", "", text)
     match = re.fullmatch("([(\\[].*[)\\]])\\s*(?:\x02[^\x03]*\x03\\s*)+", text)
     if match and _closes(text, 0) == match.end(1) - 1:
         text = match[1]  # the unit of a tuple
     if (match := re.match(r"\\\{|[(\[]", text)) and _closes(text, match.end() - 1) == len(text) - 1:
         if text[0] == "\\":
             return _list([item for item, _ in split(text[2:-2], _SEPARATOR)], "{}")
-        items = [item for item, _ in split(text[1:-1], re.compile("[,;]"))]
+        items = split_tuple(text)
         if len(items) > 1:
             return Answer(TUPLE, text, tuple(read(item, True) for item in items), text[0] + text[-1])
         if text[0] + text[-1] in ("()", "[]"):
@@ -388,6 +420,11 @@ def _unconditional(item: str) -> str:
     return item[: match.start()] if match and is_condition else item
 
 
+def split_tuple(text: str) -> list[str]:
+    """The texts of the parts of a tuple in brackets."""
+    return [item for item, _ in split(text[1:-1], re.compile("[,;]"))]
+
+
 def _is_words(item: str) -> bool:
     return "\x02" in item and not re.search(r"\w|\.\.\.", _CHUNK.sub("", item))
 
@@ -396,9 +433,15 @@ def _list(items: list[str], form: str = "") -> Answer:
     """A list or set; words beside its items do not count."""
     items = [item for item in map(stripped, items) if item]
     items = [item for item in items if not _is_words(item)] or items
+    labels = [match[1].lower() if (match := re.match("\x02([^\x03]+)\x03\\s*:", item)) else "" for item in items]
     parts: list[Answer] = []
     for part in map(read, items):
         parts += part.parts if part.kind == LIST and not part.form else [part]
+    if all(labels) and len(set(labels)) == len(parts) > 1:  # "Ann: 2, Bob: 3"
+        parts = [
+            Answer(RELATION, f"{label} = {part.text}", (Answer(WORDS, label), part), "=", label)
+            for label, part in zip(labels, parts, strict=True)
+        ]
     return parts[0] if len(parts) == 1 and not form else Answer(LIST, parts=tuple(parts), form=form)
 
 
@@ -419,6 +462,11 @@ def _relation(sides: list[tuple[str, str]]) -> Answer:
         texts, signs = texts[::-1], [_FLIPPED[sign] for sign in signs[::-1]]
     text = " ".join(f"{sign} {side}" for side, sign in zip(texts, ["", *signs], strict=True)).strip()
     parts = tuple(read(side) if name else _leaf(side) for side in texts) if all(texts) else ()
+    if name[:1] == "(" and parts[1].kind == TUPLE and len(names := name[1:-1].split(",")) == len(parts[1].parts):
+        equations = [
+            _relation([(left, ""), (right, "=")]) for left, right in zip(names, split_tuple(texts[1]), strict=True)
+        ]
+        return Answer(LIST, text, tuple(equations))
     return Answer(RELATION, text, parts, " ".join(signs), words=name)
 
 

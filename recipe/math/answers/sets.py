@@ -70,9 +70,8 @@ def _inequality(sides: list[tuple[str, str]], parse: Callable[[str], Any]) -> An
             sets.append(point if sign == "=" else sympy.Complement(sympy.S.Reals, point))
         else:
             below, is_open = (sign in ("<", r"\le")) == left, sign in "<>"
-            sets.append(
-                sympy.Interval(-oo, value, True, is_open) if below else sympy.Interval(value, oo, is_open, True)
-            )
+            ends = (-oo, value, True, is_open) if below else (value, oo, is_open, True)
+            sets.append(sympy.Interval(*ends))
     solutions = sympy.Intersection(*sets)
     if "|" in texts[names[0]]:
         right = sympy.Intersection(solutions, sympy.Interval(0, oo))
