@@ -68,7 +68,7 @@ _BOXES = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
 # Between boxes that together are one answer: a list in a sentence, or one with bullets or numbers.
 # The more special alternatives come first, and nothing is read in two ways.
 _JOINED = re.compile(
-    r"(?>(?<=\n)\s*(?:[-+•]|\(?\w[.)]|\d+[.)])|(?<=[\s$;,])\(?(?:[ivx]{1,4}|[a-z]|\d)\)"
+    r"(?>(?i:case|part|option|question)\s+\w+\s*[:.)]|\||(?<=\n)\s*(?:[-+•]|\(?\w[.)]|\d+[.)])|(?<=[\s$;,])\(?(?:[ivx]{1,4}|[a-zA-Z]|\d)\)"
     r"|(?:[a-zA-Z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*="
     r"|\\q?quad|\\(?:text|mathrm)\s*\{\s*(?:and|or)[\s,]*\}|\b(?:and|or|as well as|possibly|perhaps|maybe)\b"
     r"|[\s,;&$.*~]|\\[,;:! ()\[\]]|\\\\)*+"
@@ -77,7 +77,7 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _ANCHORED = re.compile(
     r"^[ \t]*####[ \t]*(?P<hash>[^\n]+)"
     r"|(?:answers?|respuesta|option|choice)(?:\s+(?:is|are|es)\b|[*_`\s]*(?::|=))[:*_`\s]*(?P<answer>[^\n]+)"
-    r"|answer[*_`:#\s]*\n[*_`\s]*(?P<below>[^\n]+)|答案[是为:：*\s]*(?P<chinese>[^\n]+)",
+    r"|answer[*_`:#\s]*\n[*_`\s]*(?P<below>[^\n]+)|(?:答案|故选|应选|故填|答(?=[:：]))[是为应选:：*\s]*(?P<chinese>[^\n]+)",
     re.IGNORECASE | re.MULTILINE,
 )
 
@@ -117,15 +117,13 @@ def answer_texts(text: str) -> list[str]:
     return []
 
 
-#: A second number in place of the first: "The answer is 17. Or rather 18."
+#: A sentence that takes a number back by another one: "The answer is 17. Or rather 18."
 _TAKEN_BACK = re.compile(
-    r"\W*(?:or (?:rather|maybe|perhaps|possibly)|no|wait|actually|rather)\b[\s,.:-]*"
-    r"(?:(?:it|that|this|the answer)\s+(?:is|must be|should be)\s*|it['’]s\s*)?[-$\\({]*\d",
-    re.IGNORECASE,
+    r"\W*(?:or|no(?=,|\s+wait)|wait|actually|rather|sorry|correction|hmm)\b[^.\n]*\d", re.IGNORECASE
 )
 #: With one of these a sentence does not say that its number is the answer.
 _HEDGE = re.compile(
-    r"\b(?:not|cannot|never|nor|neither)\b|n['’]t\b"
+    r"\b(?:not|cannot|never|nor|neither)\b|n['’]t\b|不|\d\W*\b(?:or|and)\s+(?:more|less|fewer|above|over|greater|below|so)\b"
     r"|\b(?:than|least|most|up to|over|under|above|below|between|from|either|except|instead of|without|or|possibly"
     r"|perhaps|maybe|half|twice|double)\s+(?:of\s+)?[-$\\({]*\d",
     re.IGNORECASE,

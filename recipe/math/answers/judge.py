@@ -13,8 +13,10 @@ from recipe.math.answers.extraction import answer_texts, formula, is_sentence, s
 from recipe.math.answers.limits import MAX_EXPRESSION_CHARS, Refused
 from recipe.math.answers.reading import (
     DOMAIN,
+    FILLERS,
     LEAF,
     LIST,
+    PHRASES,
     REGION,
     RELATION,
     RESIDUE,
@@ -121,10 +123,14 @@ def by_kind(text: str, truth: str) -> Status:
     answers = [_computed(cleaned(part)) for part in texts if len(part) <= MAX_EXPRESSION_CHARS]
     if not target_text:
         return Status.BAD_TRUTH
+    for one, other in itertools.permutations((truth.strip("$ "), texts[0].strip("$ "))):
+        if re.fullmatch(r"-?\d+\.\d+", one) and one.replace(".", ",") == other:  # a decimal comma
+            return Status.CORRECT
     if len({re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", side) for side in (target_text, answers[0])}) == 1:
         return Status.CORRECT
-    chosen = choice(answers[0], with_text=True)
-    if chosen and (letters := choice(target_text)):
+    letters = choice(target_text)
+    chosen = choice(answers[0].upper() if letters and len(answers[0]) < 4 else answers[0], with_text=True)
+    if chosen and (letters := letters or choice(target_text, with_text=True)):
         return Status.CORRECT if letters == chosen else Status.WRONG
     domains = [
         re.sub(r"[\s{}.)]", "", match[1]) for side in (target_text, answers[0]) if (match := DOMAIN.search(side))
@@ -138,7 +144,8 @@ def by_kind(text: str, truth: str) -> Status:
     readings = [read(answer) for answer in (answers if target.kind == LIST else answers[:1])]
     if chosen:
         readings.append(read(re.sub("\\A\\(?\x02?\\(?[A-Z][).:\x03]+", "", answers[0])))
-    if is_sentence(text) and (readings[0].kind == UNREAD or (readings[0].kind == WORDS and target.kind != WORDS)):
+    says_nothing = readings[0].kind == UNREAD or not re.search(r"[\d$\\]", texts[0])
+    if is_sentence(text) and target.kind != WORDS and says_nothing:
         readings = [read(cleaned(number)) for number in _last_numbers(said(text))]
     readable = [answer for answer in readings if _readable(answer)]
     if any(same(side, answer) for side in (target, *_right_side(target)) for answer in readable):
@@ -225,7 +232,7 @@ def same(target: Answer, answer: Answer, inside: bool = False) -> bool:
         return same(_value(target), _value(answer), inside)
     if kinds == {LEAF}:
         return _same_leaf(target, answer)
-    if kinds <= {WORDS, LEAF}:
+    if WORDS in kinds and kinds <= {WORDS, LEAF, REGION}:
         return _folded(target.text) == _folded(answer.text)
     if LIST in kinds:
         return _same_list(target, answer, inside)
@@ -320,9 +327,14 @@ def _same_list(target: Answer, answer: Answer, inside: bool) -> bool:
 
 
 def _folded(text: str) -> str:
-    """Words without case, marks and articles; a single letter as it is."""
-    words = re.findall(r"[^\W_]+|[^\w\s]", re.sub(r"[\x02\x03{}().,'\s-]+", " ", text))
-    return text if len(text) == 1 else " ".join(word for word in words if word not in ("a", "an", "the")).lower()
+    """Words in one wording: without case, marks, plural and words that add nothing; a single letter as it is."""
+    if len(text) == 1:
+        return text
+    words = re.findall(r"\\\W|\\?[^\W_]+|[^\w\s]", re.sub(r"[\x02\x03(),.'-]+|(?<!\\)[{}]", " ", text).lower())
+    plain = " ".join(words)
+    words = [word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word for word in words]
+    words = [word for word in words if word not in FILLERS] or words
+    return next((phrase[0] for phrase in PHRASES if {plain, " ".join(words)} & {*phrase}), " ".join(words))
 
 
 def _same_leaf(target: Answer, answer: Answer) -> bool:

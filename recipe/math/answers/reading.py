@@ -49,6 +49,21 @@ _CJK: Final = r"[\u4e00-\u9fff]+"
 _BARE_WORDS: Final = rf"{_CJK}|(?<![^\s(\"'\x03]){_WORD}(?:[\s'/-]+{_WORD})*(?=[\s.,:;!?)\"'\x02-]|\Z)"
 _BASES: Final = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 
+_NUMBER_WORDS: Final = [*_BASES.split(), "seventeen", "eighteen", "nineteen", "twenty"]
+#: One phrase a line, in several wordings.
+PHRASES: Final = tuple(
+    tuple(line.split(", "))
+    for line in (
+        "no solution, no solutions, none, empty set, \\emptyset, \\{\\}, no such, there is no solution",
+        "infinitely many, infinite, infinitely many solution, infinite solution, \\infty, infinity",
+        "does not exist, dne, undefined, not exist, limit does not exist, not defined",
+    )
+)
+#: Words that say of what kind a named thing is: "isosceles triangle", "Bob wins".
+FILLERS: Final = frozenset(
+    ("a", "an", "the", "triangle", "function", "number", "integer", "win", "won", "is", "it", "they", "are")
+)
+
 _CHUNK: Final = re.compile("\x02([^\x03]*)\x03")
 _SIGNS: Final = str.maketrans(
     {
@@ -116,7 +131,7 @@ _NUMBERS: Final[_Rules] = (
     (rf"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{{-?\d+\}})?)\s*(?:\({_ANGLE}\s*\)|\{{{_ANGLE}\s*\}}|{_ANGLE})",
      lambda m: f"{m[1]}({_latex(Fraction(m[2] or m[3] or m[4]) / 180)}\\pi)"),
     (r"°", " \x02degrees\x03 "), (r"%", " \x02percent\x03 "),
-    (r"(?<![\w.,(\[{])(\d{1,3}(?:([, '])\d{3})(?:\2\d{3})*)(?![\d])", lambda m: re.sub(r"[, ']", "", m[1])),
+    (r"(?<![\w.,(\[{])([1-9]\d{0,2}(?:([, '])\d{3})(?:\2\d{3})*)(?![\d])", lambda m: re.sub(r"[, ']", "", m[1])),
     (r"(?<=\d) ?[eE]([+-]?)0*(\d+)(?!\d|\.\d)", lambda m: f" \\cdot 10^{{{m[1].strip('+')}{m[2]}}}"),
     (r"(?<![a-zA-Z\\])(?:C|\x02C\x03)_(\{\d+\})\^(\{\d+\})|_(\{\d+\})C_(\{\d+\})",
      lambda m: "\\binom" + "".join(filter(None, m.groups()))),
@@ -436,6 +451,8 @@ def _list(items: list[str], form: str = "") -> Answer:
     labels = [match[1].lower() if (match := re.match("\x02([^\x03]+)\x03\\s*:", item)) else "" for item in items]
     parts: list[Answer] = []
     for part in map(read, items):
+        if part.words == "names":  # of several solutions: "(x, y) = (5, 8) and (8, 5)"
+            part = Answer(TUPLE, part.text, tuple(equation.parts[1] for equation in part.parts), "()")
         parts += part.parts if part.kind == LIST and not part.form else [part]
     if all(labels) and len(set(labels)) == len(parts) > 1:  # "Ann: 2, Bob: 3"
         parts = [
@@ -466,7 +483,7 @@ def _relation(sides: list[tuple[str, str]]) -> Answer:
         equations = [
             _relation([(left, ""), (right, "=")]) for left, right in zip(names, split_tuple(texts[1]), strict=True)
         ]
-        return Answer(LIST, text, tuple(equations))
+        return Answer(LIST, text, tuple(equations), words="names")
     return Answer(RELATION, text, parts, " ".join(signs), words=name)
 
 
@@ -487,6 +504,8 @@ def _leaf(text: str) -> Answer:
     maths = [piece.strip(" .,:;!?'\"") if words else piece.strip() for piece in pieces[::2]]
     places = [number for number, run in enumerate(maths) if re.search(r"[^\W_]|[-+=<>^*/\\|.]", run)]
     counts = [number for number in places if _COUNTS.search(maths[number])]
+    if not places and len(words) == 1 and words[0].lower() in _NUMBER_WORDS:
+        return Answer(LEAF, str(_NUMBER_WORDS.index(words[0].lower())))
     if (words and not counts) or not places:
         return Answer(WORDS if words else UNREAD, " ".join(text.split()))
     number = places[0]
