@@ -128,6 +128,9 @@ class Audit:
         truncated_B: torch.Tensor | None = None,
         row_B: torch.Tensor | None = None,
         rollout_weight_BT: torch.Tensor | None = None,
+        *,
+        kept: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
     ) -> None:
         """Add one micro-batch to the mini-batch in progress.
 
@@ -142,23 +145,36 @@ class Audit:
             truncated_B: True where the response was cut at the maximum length; None: not known.
             row_B: Position of each response in the rollout batch; None: not known.
             rollout_weight_BT: Weights of the rollout correction, [B, T]; None: there is none.
+            kept: What a mask of one's own leaves of each response, in [0, 1]: [B], [B, 1], or [B, T], whose mean over
+                the tokens counts. It takes the place of a rule. Of a mask on the engine's log-probabilities,
+                log_prob_BT is log pi_old, old_log_prob_BT that of the engine, and the audit's ``on_policy`` False.
+            weight: By what a loss or a correction weighs the response, of the same shapes; beside ``kept`` only.
 
         Raises:
-            ValueError: If shapes differ.
+            ValueError: If shapes differ, ``kept`` lies outside [0, 1], stands beside a rule or an ``output``, or
+                ``weight`` stands without ``kept``.
         """
         with torch.no_grad():
             if log_prob_BT.dim() == 2 and advantages_BT.shape in ((len(log_prob_BT),), (len(log_prob_BT), 1)):
                 advantages_BT = advantages_BT.view(-1, 1).expand(log_prob_BT.shape)
             check_shapes(log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT, None)
-            known = output is not None or self._rule is not None
+            arguments = {"kept": kept, "weight": weight}
+            own = {name: _by_response(name, x, mask_BT) for name, x in arguments.items() if x is not None}
+            if "weight" in own and kept is None:
+                raise ValueError("weight= without kept=: give kept=torch.ones(B), too, if nothing is masked")
+            if own and (output is not None or self._rule is not None):
+                raise ValueError("kept=: the rule of the audit or output= says already what is kept; leave one out")
+            known = output is not None or self._rule is not None or kept is not None
             self._knows_acceptance |= known
             tensors = (log_prob_BT.detach(), old_log_prob_BT, advantages_BT, mask_BT)
             if output is None:
                 output = judge(*tensors, self._rule)
             columns = {"S": output.log_ratio_B, "A": output.advantage_B, "valid": output.valid_B}
-            if known:
+            if known and kept is None:
                 columns |= {"inside": output.accepted_B, "weight": output.weight_B}
                 columns["kept"] = 1.0 - output.clipped_high_B.double() - output.clipped_low_B.double()
+            if kept is not None:
+                columns |= {"inside": own["kept"], "weight": torch.ones_like(own["kept"])} | own
             columns |= {"truncated": truncated_B} if truncated_B is not None else {}
             columns |= {"row": row_B} if row_B is not None else {}
             if rollout_weight_BT is not None:
@@ -228,6 +244,21 @@ class Audit:
         """Close the table, which a process that ends by itself does, too."""
         if self._writer is not None:
             self._writer.close()
+
+
+def _by_response(name: str, values: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """[B] of [B], [B, 1] or [B, T]: the mean over the tokens of the mask."""
+    if values.shape in ((len(mask_BT),), (len(mask_BT), 1)):
+        values = values.reshape(-1, 1).expand(mask_BT.shape)
+    if values.shape != mask_BT.shape:
+        raise ValueError(f"{name}= has shape {tuple(values.shape)}: give [B] or [B, T], as {tuple(mask_BT.shape)}")
+    inside_BT = mask_BT.to(torch.bool)
+    mean_B = values.detach().double().masked_fill(~inside_BT, 0.0).sum(-1) / inside_BT.sum(-1).clamp(min=1)
+    if name == "kept" and bool(((mean_B < 0) | (mean_B > 1)).any()):
+        raise ValueError(
+            f"kept= has a mean of {float(mean_B.min()):.4g} to {float(mean_B.max()):.4g}: must be in [0, 1]"
+        )
+    return mean_B
 
 
 def from_packed(values: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from audited_loop import GSPO, MINI_BATCHES, RANKS, STEPS, micro_batch, seed_of, spoiled, train
 
-from fspo.audit import Audit, from_packed
+from fspo.audit import Audit, describe, from_packed, read_audit
 from fspo.losses import ALGORITHMS, acceptance_band
 from fspo.positions import prefix_sums
 from fspo.table import COLUMNS, read_table
@@ -244,6 +244,41 @@ def test_an_error_of_the_disk_ends_the_record_and_not_the_training(
     if when == "the disk is full":
         audit.close()
         assert read_table(tmp_path / "audit").columns["step"].tolist() == [0]
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+def test_what_a_mask_of_ones_own_keeps_is_audited_by_length(tmp_path: Path, by_token: bool) -> None:
+    """A mask on |S| that keeps short responses only: 64 of 8 tokens are kept whole, and none of 64 of 200."""
+    length_B = torch.tensor([8, 200] * 32)
+    mask = torch.arange(200) < length_B[:, None]
+    old, d = torch.full(mask.shape, -1.0), 0.01 * mask
+    kept_B = d.sum(-1) < 0.5
+    kept = kept_B[:, None] & mask if by_token else kept_B
+    audit = Audit(tmp_path, on_policy=False)
+    for step in range(2):
+        audit.add(old + d, old, mask, torch.ones(64), kept=kept, weight=d.sum(-1).exp().clamp(max=2))
+        rows = audit.end_mini_batch(step)
+        assert rows.number == 1
+    columns = read_table(tmp_path).columns
+    for name in ("kept", "inside"):
+        assert columns[name].tolist() == [1.0, 0.0] * 64
+    np.testing.assert_allclose(columns["weight"], [np.exp(0.08), 2.0] * 64, rtol=1e-5)
+    text = describe(read_audit(tmp_path))
+    assert "accepted 50.0%" in text and "100.0%" in text
+
+
+@pytest.mark.parametrize(
+    ("rule", "arguments", "says"),
+    [
+        (GSPO, {"kept": torch.ones(1)}, "leave one out"),
+        (None, {"kept": torch.full((1,), 1.5)}, r"1.5: must be in \[0, 1\]"),
+        (None, {"kept": torch.ones(2)}, r"kept= .*\(2,\)"),
+        (None, {"weight": torch.ones(1)}, "kept=torch.ones"),
+    ],
+)
+def test_what_a_mask_keeps_is_checked(rule: Any, arguments: dict[str, torch.Tensor], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Audit(None, rule).add(*one_response(), **arguments)
 
 
 def one_response() -> tuple[torch.Tensor, ...]:
