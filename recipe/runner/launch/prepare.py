@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import io
 import itertools
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import InstantiationException
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fspo.files import local_path
@@ -215,7 +217,7 @@ def check(
         PreflightError: if this recipe or verl refuses it.
     """
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     def further(config: DictConfig) -> Iterator[str]:
         contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
@@ -234,7 +236,10 @@ def check(
     try:
         with contextlib.redirect_stdout(notes):
             validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    except (AssertionError, ValueError, TypeError, InstantiationException) as error:
+            omega_conf_to_dataclass(config.actor_rollout_ref.rollout)  # as every worker does
+            model = config.actor_rollout_ref.model  # its class reads the model's files: only the names are tried
+            inspect.signature(get_class(model._target_)).bind(**{name: None for name in model if name != "_target_"})
+    except (AssertionError, ValueError, TypeError, InstantiationException, ImportError) as error:
         # Hydra wraps what one of verl's dataclasses refuses, some without a word: then it names the dataclass.
         text = str(error.__cause__ or "") or str(error)
         if not (elsewhere and isinstance(error.__cause__, OSError)):
