@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fspo.records import CONFIG_FILE
 from recipe.runner.faults.processes import own_run_id
 from recipe.runner.launch.commands import BadInput, launch_or_exit, of_system, refuse, split_arguments
-from recipe.runner.launch.compose import Refused, compose, key_of, text_of
+from recipe.runner.launch.compose import Refused, compose, is_no_group, key_of, text_of
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import WrongMachineError, export_platform
 from recipe.runner.launch.masking import mask_command_line, masked, masked_output, references
@@ -137,7 +137,8 @@ def _further_problems(
 
     try:
         export_platform(config, elsewhere=True)
-        prepare(config, job, overrides, elsewhere=True, resume=resume)
+        applied = [override for override in overrides if not is_no_group(config, override)]
+        prepare(config, job, applied, elsewhere=True, resume=resume)
     except (PreflightError, Refused) as error:
         return error.problems
     except (HydraException, OmegaConfBaseException, WrongMachineError) as error:

@@ -57,8 +57,11 @@ ARGUMENTS: tuple[Row, ...] = (
     ("trainer.experiment_name=a:(b)", "trainer.experiment_name=a:(b)", """'trainer.experiment_name='"'"'a:(b)"""),
     ("--cfg=hydra", "--cfg", "hydra", "job"),
     ("dry_run=ture", "dry_run=ture", "true"),
-    ("run=3", "run=3", "run.dir=FOLDER"),
-    ("trainer=3", "trainer=3", "dictionary"),
+    ("run=3", "run=3", "run.NAME=VALUE"),
+    ("run=null", "run=None", "run.dir=FOLDER"),
+    ("trainer=3", "trainer=3", "trainer.NAME=VALUE"),
+    ("reward=3", "reward=3", "reward.NAME=VALUE"),
+    (f"{LOSS}=vanilla {LOSS}.clip_cov_ratio=1", f"{LOSS}=vanilla", f"{LOSS}.NAME=VALUE"),
     ("run.dir=${nothing}", "nothing"),
     ("hydra.searchpath=[nowhere]", "nowhere", "folder"),
 )
@@ -166,10 +169,10 @@ VALUES: tuple[Row, ...] = (
 
 #: Values in place of groups of settings.
 GROUPS: tuple[Row, ...] = (
-    (f"{OPTIM}=3", f"{OPTIM}=3 ", "dictionary"),
-    (f"{ACTOR}=null", f"{ACTOR}=null ", "dictionary"),
+    (f"{OPTIM}=3", f"{OPTIM}=3: ", f"{OPTIM}.NAME=VALUE"),
+    (f"{ACTOR}=null", f"{ACTOR}=null ", f"{ACTOR}.NAME=VALUE"),
     ("data=3", "data=3: ", "group of settings"),
-    ("trainer.v1=sync", "trainer.v1=sync ", "dictionary"),
+    ("trainer.v1=sync", "trainer.v1=sync: ", "trainer.v1.NAME=VALUE"),
     ("data.train_batch_size=0 seed=abc", "data.train_batch_size=0 ", "equal to 1"),
 )
 
@@ -374,8 +377,15 @@ NOT_SERVED: Final[dict[str, str]] = {
     "rejection by token": "rollout_rs=token_k1 removes",
 }
 
+#: What only verl's own dataclasses refuse, which every worker makes.
+DATACLASSES: tuple[Row, ...] = (
+    (f"{ROLLOUT}.mode=sync", "verl refuses", "mode=async"),
+    (f"+{ROLLOUT}.agent.max_turns=3", f"{ROLLOUT}.agent.max_turns", "leave it out"),
+    (f"+{MODEL}.nothing_like_it=1", f"{MODEL}.nothing_like_it", "leave it out"),
+)
+
 #: Rows that need a command of their own, and tables of rows that do not concern each other.
-ALONE: Final = (*ARGUMENTS, *GROUPS, *CHECKS, *INPUTS)
+ALONE: Final = (*ARGUMENTS, *GROUPS, *CHECKS, *INPUTS, *DATACLASSES)
 TOGETHER: Final = (KEYS, VALUES, DISABLED)
 
 #: What only the run's machine can settle; a dry run for another machine lists it.

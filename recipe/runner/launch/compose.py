@@ -242,7 +242,7 @@ def _without_old_keys(job: Job, overrides: Sequence[Override]) -> tuple[list[Ove
             wanted = (
                 f"leave it out, write ~{key} for none, or give one of" if override.value() is None else "give one of"
             )
-            options = ", ".join(choices(job, key.partition("@")[0], overrides)) or "its options"
+            options = ", ".join(choices(job, key.partition("@")[0], overrides)) or f"its settings, as {key}.NAME=VALUE"
             problems.append(f"{text_of(override)}: {key} is a group of settings; {wanted} {options}")
         elif old := old_key(job, key):
             by_old.setdefault(old, []).append(key)
@@ -263,6 +263,8 @@ def _wrong_keys(job: Job, overrides: Sequence[Override], own: Collection[str], b
         text, key, value = text_of(override), key_of(override), override.value()
         if above := _list_above(base, key, overrides):
             wrong[text] = f"{text}: {above} is a list; give the whole of it, {above}=[...]"
+        elif is_no_group(base, override):
+            wrong[text] = f"{text}: {is_group(key)}"
         elif override.is_force_add():
             continue
         elif override.is_add():
@@ -317,6 +319,19 @@ def _list_above(config: DictConfig, key: str, overrides: Collection[Override]) -
         if group in given and not below.removeprefix(f"{group}.").isdigit():
             return group
     return None
+
+
+def is_group(key: str) -> str:
+    """That a key is a group of settings, and what to give."""
+    return f"{key} is a group of settings; give {key}.NAME=VALUE, or leave it out"
+
+
+def is_no_group(base: DictConfig, override: Override) -> bool:
+    """Whether an override gives a value to a key that is a group; null is left to the types of the settings."""
+    value = override.value()
+    if override.is_delete() or value is None or isinstance(value, dict) or "${" in str(value):
+        return False
+    return OmegaConf.is_dict(select(base, key_of(override), None))
 
 
 def _is_option(override: Override) -> bool:
@@ -422,7 +437,7 @@ def unexpected_key(config: DictConfig, message: str) -> str:
     key = next((key for key in keys if name and key.endswith(f".{name}")), "")
     beside = keys[key.rpartition(".")[0]] if "." in key else {}
     known = sorted(other for other, value in beside.items() if other != name and not isinstance(value, dict))
-    return f": {key}{did_you_mean(name, known)}" if key else ""
+    return f": {key}{did_you_mean(name, known) or '; leave it out'}" if key else ""
 
 
 def choices(job: Job, group: str, overrides: Sequence[Override] = ()) -> list[str]:

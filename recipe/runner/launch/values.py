@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from recipe.runner.launch.compose import HANDED_ON
+from recipe.runner.launch.compose import HANDED_ON, is_group
 from recipe.runner.launch.masking import masked
 
 Count = Annotated[int, Field(ge=1)]
@@ -167,8 +167,9 @@ def problem_of(key: str, value: Any, kind: Any) -> str | None:
         if get_origin(kind) is tuple:
             wanted = [f"a list of {', '.join(getattr(part, '__name__', str(part)) for part in get_args(kind))}"]
         switch = " (true or false)" if "a valid boolean" in wanted else ""
+        group = f": {is_group(key)}" if kind is dict else ""
         shown = "null" if value is None else masked(plain, key)
-        return f"{key}={shown} must be {' or '.join(dict.fromkeys(wanted))}{switch}"
+        return f"{key}={shown} must be {' or '.join(dict.fromkeys(wanted))}{switch}{group}"
     return None
 
 
