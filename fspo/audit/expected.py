@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -29,7 +30,11 @@ USAGE: Final = """\
 python -m fspo.audit expected sigma=0.03 lengths=[1000,4000]   how far S spreads: nats per token**exponent
     exponent=0.5    of the length in the spread        drift=kl        mean of S -spread^2/2; none: 0
     fspo=0.03  gspo=[3e-4,4e-4]                        clip values in nats, lower and upper or both alike
-    accept=0.85     the clip values of each band for this share inside"""
+    accept=0.85     the clip values of each band for this share inside
+python -m fspo.audit expected removed=0.15 minibatches=4 lengths=[4000]   the sigma at which a band removes so much
+    removed: share of the gradients, as pg_clipfrac has it; minibatches: of a rollout batch, the first of which
+    removes nothing where pi_old is recomputed; leave it out where every mini-batch counts (pi_old is the engine's)"""
+_WIDEST: Final = 10.0
 
 
 def shares_outside(responses: Responses, settings: SequenceLossSettings) -> np.ndarray:
@@ -59,6 +64,51 @@ def table(responses: Responses, bands: Mapping[str, SequenceLossSettings], accep
     return markdown_table(heads, rows)
 
 
+def sigma_for(
+    removed: float, lengths: Sequence[float], settings: SequenceLossSettings, exponent: float, drift: bool
+) -> float:
+    """The sigma at which a band removes this share of the responses, nats per token**exponent.
+
+    NaN if even the widest spread removes less: a clip that acts on one sign of A on one side removes at most half.
+    """
+
+    def outside(sigma: float) -> float:
+        return float(shares_outside(Responses.normal(sigma, lengths, exponent, drift), settings).mean())
+
+    low, high = 1e-7, _WIDEST
+    if not outside(low) < 2 * removed < outside(high):
+        return math.nan
+    for _ in range(50):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if outside(middle) < 2 * removed else (low, middle)
+    return high
+
+
+def sigmas(
+    removed: float,
+    minibatches: float,
+    lengths: Sequence[float],
+    bands: Mapping[str, SequenceLossSettings],
+    exponent: float,
+    drift: bool,
+) -> str:
+    """One row for each band: the sigma behind a share of removed gradients over all mini-batches of a rollout batch."""
+    moved = removed / (1 - 1 / minibatches)
+    if moved >= 0.5:
+        limit = f"a clip removes at most {0.5 * (1 - 1 / minibatches):.1%} where the sign of A does not follow S"
+        cause = "the first mini-batch is not on policy, or S follows A"
+        return f"{removed:.1%} removed: {limit}, so {cause}; audit the run (python -m fspo.audit FOLDER)"
+    says = f"{removed:.1%} removed"
+    if moved > removed:
+        says += f" over all mini-batches, {moved:.1%} of those after the first"
+    rows = []
+    for name, settings in bands.items():
+        sigma = sigma_for(moved, lengths, settings, exponent, drift)
+        value = f"over {_WIDEST:g}" if math.isnan(sigma) else f"{sigma:.2g}"
+        rows.append([name, f"{settings.c_low:.3g}, {settings.c_high:.3g}", value])
+    return f"{says}\n\n{markdown_table(['band', 'c_low, c_high', 'sigma'], rows)}"
+
+
 def _number(name: str, value: object, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
         raise ValueError(f"{name}={value}: must be a number between {low:g} and {high:g}")
@@ -75,7 +125,7 @@ def expected(words: Sequence[str]) -> str:
     Raises:
         ValueError: For a word that is none, or a value out of range; the message names key, value and remedy.
     """
-    known = ("sigma", "lengths", "exponent", "drift", "accept", *LOSSES_SHOWN)
+    known = ("sigma", "removed", "minibatches", "lengths", "exponent", "drift", "accept", *LOSSES_SHOWN)
     values: dict[str, object] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -86,8 +136,12 @@ def expected(words: Sequence[str]) -> str:
         except (SyntaxError, ValueError):
             value = text
         values[key] = list(value) if isinstance(value, tuple) else value  # lengths=250,1000
-    if "sigma" not in values or "lengths" not in values:
-        raise ValueError("sigma= and lengths= are needed; of recorded responses: python -m fspo.audit FOLDER")
+    if ("sigma" in values) == ("removed" in values) or "lengths" not in values:
+        remedy = "of recorded responses: python -m fspo.audit FOLDER"
+        raise ValueError(f"lengths= and one of sigma= and removed= are needed; {remedy}")
+    for key, needed in (("minibatches", "removed"), ("accept", "sigma")):
+        if key in values and needed not in values:
+            raise ValueError(f"{key}={values[key]}: stands beside {needed}= only; leave it out")
     bands = dict(LOSSES_SHOWN)
     for name in values.keys() & LOSSES_SHOWN.keys():
         pair = _listed(values[name], 2)
@@ -101,10 +155,16 @@ def expected(words: Sequence[str]) -> str:
     lengths = _listed(values["lengths"], 1)
     if not lengths:
         raise ValueError("lengths=[]: give at least one length in tokens")
-    responses = Responses.normal(
-        _number("sigma", values["sigma"], 0, 10),
-        [_number("lengths", length, 1 - 1e-9, 2**31) for length in lengths],
-        _number("exponent", values.get("exponent", 0.5), -1e-9, 2),
-        drift=drift == "kl",
-    )
+    known_lengths = [_number("lengths", length, 1 - 1e-9, 2**31) for length in lengths]
+    exponent = _number("exponent", values.get("exponent", 0.5), -1e-9, 2)
+    if "removed" in values:
+        minibatches = math.inf  # every one counts
+        if "minibatches" in values:
+            minibatches = _number("minibatches", values["minibatches"], 0, 1e6)
+            if minibatches < 2 or minibatches % 1:
+                remedy = "the first removes nothing where pi_old is recomputed; leave it out where each counts"
+                raise ValueError(f"minibatches={values['minibatches']}: must be an integer of at least 2; {remedy}")
+        removed = _number("removed", values["removed"], 0, 1)
+        return sigmas(removed, minibatches, known_lengths, bands, exponent, drift == "kl")
+    responses = Responses.normal(_number("sigma", values["sigma"], 0, 10), known_lengths, exponent, drift=drift == "kl")
     return table(responses, bands, accept)

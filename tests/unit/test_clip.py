@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
@@ -263,3 +264,45 @@ def test_an_audit_prints_the_override_with_the_values(
         assert instead["policy_loss.loss_mode"] == "fspo"
         factor = float(instead.get("policy_loss.grad_multiplier", 1))
         assert factor == pytest.approx(1 if loss in ("seq_rloo", "luspo") else 1 / np.mean(length), rel=0.05)
+
+
+def cell(text: str, band: str) -> float:
+    line = next(line for line in text.splitlines() if line.startswith(f"| {band} |"))
+    return float(line.split("|")[-2])
+
+
+@pytest.mark.parametrize("band", ["fspo", "gspo", "rloo"])
+@pytest.mark.parametrize("drift", ["kl", "none"])
+def test_a_removed_share_is_solved_for_the_sigma_that_gives_it(band: str, drift: str) -> None:
+    """With Phi, removed is (1 - Phi(h/s + s/2) + Phi(s/2 - h/s)) / 2 for a drift of -s^2/2 and bounds of +-h."""
+    c, exponent = {"fspo": (0.03, 0.5), "gspo": (4e-4, 1.0), "rloo": (0.2, 0.0)}[band]
+    words = ["removed=0.12", "minibatches=3", "lengths=[900]", f"drift={drift}", f"{band}={c}"]
+    spread, half_width = cell(expected(words), band) * 30, c * 900**exponent
+    mean = -(spread**2) / 2 if drift == "kl" else 0.0
+    normal = NormalDist(mean, spread)
+    outside = 1 - normal.cdf(half_width) + normal.cdf(-half_width)
+    assert outside / 2 * 2 / 3 == pytest.approx(0.12, rel=0.06)  # two digits of sigma are printed
+
+
+def test_reports_of_clip_fractions() -> None:
+    paper = expected(["removed=0.15", "minibatches=4", "lengths=[4000]"])
+    assert cell(paper, "gspo") == 0.02 and "20.0% of those after the first" in paper
+    assert cell(expected(["removed=0.2", "lengths=[4000]"]), "gspo") == 0.02  # where every mini-batch counts
+    above = expected(["removed=0.63", "minibatches=2", "lengths=[256]"])
+    assert "at most 25.0%" in above and "S follows A" in above and "|" not in above
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["removed=0.1", "minibatches=1", "lengths=[9]"], "minibatches=1"),
+        (["removed=0.1", "minibatches=2.5", "lengths=[9]"], "minibatches=2.5"),
+        (["sigma=0.1", "minibatches=2", "lengths=[9]"], "minibatches=2: .*removed="),
+        (["removed=0.1", "accept=0.8", "lengths=[9]"], "accept=0.8: .*sigma="),
+        (["removed=0.1", "sigma=0.8", "lengths=[9]"], "one of sigma= and removed="),
+        (["removed=1.1", "lengths=[9]"], "removed=1.1"),
+    ],
+)
+def test_what_cannot_be_solved_is_said(words: list[str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        expected(words)
