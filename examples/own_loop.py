@@ -12,7 +12,7 @@ from fspo.losses import ALGORITHMS, acceptance_band, sequence_policy_loss
 
 rule = ALGORITHMS["seq_gspo"]
 audit = Audit("audit", rule, loss="gspo")  # without a rule, S, L and A alone
-for step in range(3):
+for step in range(24):
     for mini_batch in range(2):
         old_log_prob = -torch.rand(256, 100)
         log_prob = (old_log_prob + 0.01 * mini_batch * torch.randn(256, 100)).requires_grad_()
