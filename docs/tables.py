@@ -1,4 +1,5 @@
-"""Hooks of mkdocs (mkdocs.yml): the site shows each table of docs/tables as a page, and links to it lead there."""
+"""Hooks of mkdocs (mkdocs.yml): the site shows each table of docs/tables as a page, and links to it lead there. The
+references of docstrings lose their Sphinx roles."""
 
 from __future__ import annotations
 
@@ -40,6 +41,7 @@ def on_page_content(content: str, **_: Any) -> str:
             return re.sub(r"<code.*?</code>", breaking, part[0], flags=re.S)
         return re.sub(r"(?<=[a-z_])[.=/](?=[a-z_*])(?![^<>]*>)", r"\g<0><wbr>", part[0])  # not in a tag
 
+    content = re.sub(r":(?:mod|func|class|meth|data|attr):(?=<code>)|(?<=<code>)~(?=fspo)", "", content)
     return re.sub(r"<td.*?</td>", breaking, content, flags=re.S)
 
 
