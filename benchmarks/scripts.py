@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TextIO
@@ -64,6 +64,9 @@ _FREE: Final = re.compile(
 )
 _SILENT: Final = "without a word: "
 _MOST_EDITS: Final = 10
+#: Today's key for another: a whole one, and no setting with its value.
+_TODAY: Final = re.compile(r"did you mean ([\w.]+)\?|; use ([\w.]+\.[\w.]+)$")
+_TOKENS: Final = "16"  # of a response in every script; the length itself decides nothing here
 
 
 def scripts(checkout: Path) -> list[Path]:
@@ -186,21 +189,26 @@ def _answer(words: Sequence[str], out: TextIO) -> None:
 
 
 def edited(words: Sequence[str], errors: Sequence[str]) -> list[str]:
-    """The command as the errors want it: with ``algo=``, with the setting that takes a value, or without a ``+``.
+    """The command as the errors want it: with ``algo=``, today's key, a setting that takes a value, or without a ``+``.
 
     Otherwise without the keys that they name as wrong, and what lies below them, which is not always the remedy.
     """
     named: set[str] = set()
-    more, plain = [], []
+    more, plain, renamed = [], [], dict[str, str]()
     for error in errors:
         what, _, way = error.partition(": ")
+        if of_dataclass := re.search(r"([\w.]+); leave it out$", way if what.startswith("verl refuses") else ""):
+            what = of_dataclass[1]
         if algo := re.search(r"(?:give |token-level loss \()(algo=\w+)(?:[ ),]|$)", way or error):
             more.append(algo[1])
         elif setting := re.search(r"([\w.]+=\w+) takes ", way):
             more.append(setting[1])
         elif what.startswith("+") and "leave the + out" in way:
             plain.append(what)
+        elif "," not in what and (today := _TODAY.search(way)):
+            renamed[what] = today[1] or today[2]
         else:
+            more += [word.replace("TOKENS", _TOKENS) for word in re.findall(r"[+][\w.]+=TOKENS", way)]
             keys = {key for part in what.split(", ") for key in re.findall(r"^'?[+~]?([-\w.@]+)(?:=|$| )", part)}
             beside = [key for key in keys if "." not in key]  # without its group, beside a key that has one
             named |= keys | {f"{key.rpartition('.')[0]}.{name}" for key in keys for name in beside}
@@ -210,10 +218,18 @@ def edited(words: Sequence[str], errors: Sequence[str]) -> list[str]:
     named |= {name.removeprefix("reward.") for name in named}
     below = tuple(f"{name}." for name in named)
     words = [word.removeprefix("+") if word in plain else word for word in words]
+    words = [_renamed(word, renamed) for word in words]
     return [
         *(word for word in words if not f"{word.lstrip('+~').partition('=')[0]}.".startswith(below)),
         *(word for word in dict.fromkeys(more) if word not in words),
     ]
+
+
+def _renamed(word: str, renamed: Mapping[str, str]) -> str:
+    """The word with today's name of its key."""
+    key, _, value = word.partition("=")
+    key = key.lstrip("+")
+    return f"{renamed[key]}={value}" if key in renamed else word
 
 
 def _compose_once(base: str) -> None:

@@ -307,8 +307,12 @@ INPUTS: tuple[Row, ...] = (
     (f"{REWARD}.path=reward.py {REWARD}.name=score", f"{REWARD}.path='", "/reward.py', name='score'"),
     (f"{REWARD}.path=ends.py", "/ends.py'", " 7"),
     (f"+{REWARD}.reward_kwargs.place=1 {REWARD}.path=narrow.py", "/narrow.py'", "place"),
-    ("reward_model.reward_manager=dapo", f"{MANAGER}.name=dapo ", "source=register"),
-    (f"{MANAGER}.name=dapo", f"{MANAGER}.name=dapo ", "source=register", "recipe.runner.reward_manager"),
+    *(
+        (f"reward_model.reward_manager={name}", f"{MANAGER}.name={name} ", "leave", "reward_model.reward_manager")
+        for name in ("dapo", "wizard", "prime")
+    ),
+    (f"{MANAGER}.name=dapo", f"{MANAGER}.name=dapo ", f"leave {MANAGER}.name", "recipe.runner.reward_manager"),
+    (f"{MANAGER}.name=gdpo", f"{MANAGER}.name=gdpo ", "source=register"),
     (f"{MANAGER}.name=TokenLenghtRewardManager", "=TokenLenghtRewardManager ", "did you mean TokenLength"),
     (f"{MANAGER}.name=raise_failure", "=raise_failure ", "run_single", "TokenLengthRewardManager"),
     (f"{MANAGER}.source=register", "name=TokenLengthRewardManager ", "source=register", "naive", "importlib"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scripts import answer, arguments, edited, scripts
+from benchmarks.scripts import answer, arguments, edited, scripts, tried
 from recipe.runner.launch import no_effect
 
 QUOTING = r"""
@@ -77,3 +77,18 @@ def test_a_key_without_effect_and_without_a_word_is_seen(tmp_path: Path, monkeyp
     monkeypatch.setattr(no_effect, "rows_of", lambda table: ())
     (key,) = answer(words).silent
     assert key.startswith("actor_rollout_ref.rollout.over_sample_rate:")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "reward_model.reward_manager=dapo reward_model.overlong_buffer.enable=True reward_model.overlong_buffer.len=16",
+        "reward_model.reward_manager=prime",
+        "actor_rollout_ref.rollout.val_temperature=0.6 actor_rollout_ref.rollout.n_val=2 data.train_max_sample=64",
+        "actor_rollout_ref.rollout.max_tokens=8 actor_rollout_ref.actor.fsdp_config.grad_offload=True",
+        "+actor_rollout_ref.rollout.agent.max_turns=3 actor_rollout_ref.actor.policy_loss=vanilla",
+    ],
+)
+def test_remedies_done_to_the_letter_pass(tmp_path: Path, words: str) -> None:
+    first, edits, last = tried(["experiment=demo", f"run.dir={tmp_path}/run", *words.split()])
+    assert (first.status, last.errors) == (2, []) and 0 < edits < 3

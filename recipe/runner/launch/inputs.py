@@ -42,6 +42,8 @@ _REWARD: Final = "reward.custom_reward_function"
 #: verl's reward groups of before 0.7, whose values are null unless a command has one.
 _LEGACY: Final = ("custom_reward_function", "reward_model", "sandbox_fusion")
 _MANAGER: Final = "reward.reward_manager"
+#: Managers of verl's releases that call the reward as the recipe's does, and know nothing that it does not.
+_LIKE_OURS: Final = ("naive", "dapo", "batch", "prime")
 #: Rewards that start with this belong to a recipe; to import one starts nothing.
 _RECIPES: Final = "pkg://recipe."
 _FILE: Final = "file://"
@@ -316,7 +318,9 @@ def _manager_problem(manager: DictConfig) -> str | None:
         return f"{_MANAGER}.module.path={path} with source=importlib: give the module with {name}, or {of_verl}"
     elif problem := class_problem(path, name) if path.startswith(_RECIPES) else _asked(path, name):
         way = f"correct {_MANAGER}.name or module.path"
-        if name in REWARD_MANAGER:
+        if name in _LIKE_OURS or (path.startswith(_RECIPES) and name not in REWARD_MANAGER):
+            way = f"leave {_MANAGER}.name (reward_model.reward_manager) out for the recipe's, or {way}"
+        elif name in REWARD_MANAGER:
             way = f"{_MANAGER}.source=register takes verl's {name} (what is lost with it: docs/data-and-rewards.md)"
         return f"{named} with module.path={path}: {problem}; {way}"
     return None
