@@ -1,5 +1,7 @@
 """Which answers the scorer accepts, by kind, beside other scorers: ``python -m benchmarks.rewards [FILE ...]``.
 
+``python -m benchmarks.rewards --load N`` times N responses, 5% of them pathological, and a sample by the other scorers.
+
 A line of a file is ``{"kind": ..., "truth": ..., "response": ..., "label": 1 or 0}``, or the list [kind, part, label,
 truth, response]. Without a file it reads the labelled pairs of the tests. A cell is "right accepted / wrong accepted".
 
@@ -13,6 +15,7 @@ import io
 import json
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -125,7 +128,71 @@ def table(pairs: Sequence[Pair], beside: bool = True) -> str:
     return markdown_table(["kind", "right / wrong", *columns], rows)
 
 
+#: Responses that are expensive or broken, of which `load` mixes one into twenty.
+PATHOLOGICAL = (
+    "\\boxed{9^{9^{9^9}}}", "\\boxed{100000000!}", "\\boxed{" + "(" * 60 + "1" + ")" * 60 + "}", "\\boxed{" * 300,
+    "a" * 300_000, "\\boxed{\\sum_{k=1}^{10^9} \\sin k}", "\\boxed{\\int_0^1 x^{x^{x}} dx}", "\\boxed{\ud800}", "",
+    "\x00" * 50,
+)  # fmt: skip
+
+
+def load(n: int, n_threads: int = 32) -> str:
+    """n responses from many threads through a pool of two workers; other scorers on 200 of the ordinary ones.
+
+    An empty box stands before every ordinary response, so that no verdict comes from the scorer's cache of only boxes.
+
+    Raises:
+        AssertionError: a verdict is lost, in another place than its response, or accepts a pathological response.
+    """
+    pairs = [pair for pair in read_pairs(PAIRS) + read_pairs(SIBLINGS) if "boxed" in pair.response]
+    tasks = [
+        (PATHOLOGICAL[number // 20 % len(PATHOLOGICAL)], "17", False)
+        if number % 20 == 19
+        else (f"\\boxed{{}} {pairs[number % len(pairs)].response}", pairs[number % len(pairs)].truth, True)
+        for number in range(n)
+    ]
+    with MathScorer(n_workers=2) as scorer:
+        alone = {pair: scorer.score(pair.response, pair.truth).status for pair in pairs}
+
+    def timed(task: tuple[str, str, bool]) -> tuple[str, float]:
+        start = time.perf_counter()
+        return scorer.score(task[0], task[1]).status, time.perf_counter() - start
+
+    with MathScorer(n_workers=2) as scorer, ThreadPoolExecutor(n_threads) as executor:
+        scorer.score("about 1", "2")
+        start = time.perf_counter()
+        results = list(executor.map(timed, tasks))
+        whole = time.perf_counter() - start
+    moved = sum(
+        status != (alone[pairs[number % len(pairs)]] if ordinary else status)
+        for number, ((status, _), (*_, ordinary)) in enumerate(zip(results, tasks, strict=True))
+    )
+    accepted = sum(
+        status == "correct" and not ordinary for (status, _), (*_, ordinary) in zip(results, tasks, strict=True)
+    )
+    assert len(results) == n and not accepted
+    waits = sorted(seconds for _, seconds in results)
+    rows = [["ours, two workers, with the pathological", f"{1000 * whole / n:.1f}"]]
+    sample = [pair for pair in pairs[:: max(1, len(pairs) // 200)]]
+    for name, accepts in {"ours": None, **others()}.items():
+        if name in ("ours", "math-verify", "verl prime_math"):
+            with MathScorer(n_workers=1) as scorer:
+                scorer.score("about 1", "2")
+                judge = accepts or (lambda response, truth: bool(scorer.score(response, truth).score))
+                start = time.perf_counter()
+                verdicts_of(judge, sample)
+                rows.append([f"{name}, one at a time", f"{1000 * (time.perf_counter() - start) / len(sample):.1f}"])
+    return (
+        f"{n} responses, {n_threads} threads: {whole:.1f} s, median {1000 * waits[n // 2]:.0f} ms, p99 "
+        f"{waits[int(n * 0.99)]:.2f} s, longest {waits[-1]:.2f} s; statuses that differ from those alone: {moved}\n\n"
+        + markdown_table(["scorer", "ms an answer"], rows)
+    )
+
+
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
+    if sys.argv[1:2] == ["--load"]:
+        print(load(int(sys.argv[2])))
+        sys.exit()
     for path in [Path(word) for word in sys.argv[1:]] or [PAIRS, KINDS, SIBLINGS]:
         print(table(read_pairs(path)), end="\n\n")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.rewards import KINDS, PAIRS, SIBLINGS, Pair, read_pairs, score_all, table
+from benchmarks.rewards import KINDS, PAIRS, SIBLINGS, Pair, load, read_pairs, score_all, table
 from recipe.math.answers import MathScorer, Status
 from recipe.math.answers.extraction import answer_texts
 from recipe.math.answers.reading import cleaned
@@ -139,3 +139,8 @@ def test_equal_answers_in_flight_are_judged_once(scorer: MathScorer, monkeypatch
 def test_the_table_counts_by_kind() -> None:
     pairs = [Pair("one", "2", r"\boxed{2}", True), Pair("one", "5", r"\boxed{2x=5}", False)]
     assert "| one | 1 / 1 | 1 / 0 | 1 / 1 |" in table(pairs, beside=False)
+
+
+@pytest.mark.slow
+def test_a_load_with_pathological_responses_keeps_every_verdict() -> None:
+    assert "differ from those alone: 0" in load(60)
