@@ -84,7 +84,7 @@ class Unit(NamedTuple):
 def _table() -> dict[str, tuple[Any, Counter[str]]]:
     import sympy
 
-    units = {}
+    units: dict[str, tuple[Any, Counter[str]]] = {}
     for line in _TABLE.strip().splitlines():
         names, dimension, factor = line.split(" | ")
         powers = Counter({name: int(power or 1) for name, power in re.findall(r"([A-Z]+)(-?\d*)", dimension)})
