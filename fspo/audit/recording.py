@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -223,11 +223,11 @@ class Audit:
             print(f"fspo.audit: step {step}: {left_out_words(left_out)}", file=sys.stderr, flush=True)
         place = {"step": step, "update": update, "minibatch": number}
         if self._folder is not None and not self._ended:
-            self._write(self._folder, {**place, **rows})
+            self._write(self._folder, dict[str, Any](place) | dict(rows))
         everywhere = {name: np.full(len(rows["S"]), value, np.int64) for name, value in place.items()}
         return MiniBatchRows(number, everywhere | rows)
 
-    def _write(self, folder: Path, rows: Rows) -> None:
+    def _write(self, folder: Path, rows: Mapping[str, Any]) -> None:
         """Append to the table; the record ends, and not the training, where the disk takes no more."""
         try:
             if self._writer is None:

@@ -170,7 +170,7 @@ def _of_the_library(
         raise LossError(f"policy_loss.loss_mode={config.policy_loss['loss_mode']} is none of ours: {remedy}")
     tensors = log_prob, old_log_prob, advantages, response_mask
     output = sequence_policy_loss(*tensors, settings, BandState(), rollout_is_weights)
-    info = config.global_batch_info
+    info: dict[str, int] = config.global_batch_info
     return output.loss_B.sum() / info["global_batch_size"] * info["dp_size"]
 
 

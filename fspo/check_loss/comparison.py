@@ -1,6 +1,6 @@
 """Is a loss the one that it is called: its gradient beside that of a named loss, on the same tensors. Defined here.
 
-For twelve responses of 1 to 40 tokens the log-ratio of a token grows from 0 to 2.4 nats, up for half of each sign of A
+For twelve responses of 1 to 333 tokens the log-ratio of a token grows from 0 to 2.4 nats, up for half of each sign of A
 and down for the others. With ``G_i`` and ``H_i`` the gradients of response i of the loss and of the named one, the
 factor is ``G_i = k L_i**a H_i`` on policy, with a in EXPONENTS. It holds *up to* the largest log-ratio below which no
 response differs from it by more than TOLERANCE of its largest entry.
@@ -26,10 +26,11 @@ EXPONENTS: Final = {0.0: "", 1.0: "L", -1.0: "1/L", 0.5: "sqrt(L)", -0.5: "1/sqr
 _MOVES: Final = tuple(2.4 * 2 ** (-k / 4) for k in range(59, -1, -1))
 #: Largest |S|, nats: below the log-ratio clamps of losses.
 _LARGEST: Final = 8.0
-_LENGTHS: Final = (40, 3, 17, 1, 28, 9, 33, 6, 22, 12, 2, 38)
+#: The longest shows lengths that are counted in bfloat16 or int8.
+_LENGTHS: Final = (333, 3, 17, 1, 28, 9, 33, 6, 22, 12, 2, 38)
 _ADVANTAGES: Final = (3.0, -1.0, 0.7, -1.3, -0.8, 0.5, -2.6, 0.0, 2.1, -0.4, 0.9, 1.2)
 _UP: Final = (1, 1, -1, -1, 1, 1, -1, 1, -1, -1, 1, 1)
-_WIDTH: Final = 45
+_WIDTH: Final = 340
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,8 @@ class _Pair:
         cls, mine: PolicyLoss, like: PolicyLoss, batch: Batch, dp_size: int = 1, whole: Batch | None = None
     ) -> _Pair:
         """Each on tensors of its own: a loss may change them."""
-        gradients = (loss.gradient(batch.map(torch.clone), dp_size, whole)[0] for loss in (mine, like))
-        return cls(*(gradient_BT.double() for gradient_BT in gradients), batch.mask_BT.sum(-1).double())
+        mine_BT, like_BT = (loss.gradient(batch.map(torch.clone), dp_size, whole)[0].double() for loss in (mine, like))
+        return cls(mine_BT, like_BT, batch.mask_BT.sum(-1).double())
 
     def factor(self) -> tuple[float, float] | None:
         """(k, a) of ``G_i = k L_i**a H_i``, or None."""

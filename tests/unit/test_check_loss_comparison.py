@@ -56,6 +56,15 @@ def mean_of_exp(d: Any, mask: Any, length: Any) -> Any:
     return (d.exp() * mask).sum(-1, keepdim=True) / length
 
 
+def in_bfloat16(d: Any, mask: Any, length: Any) -> Any:
+    """With a length that is counted in bfloat16, which has no odd numbers above 256."""
+    return (d.sum(-1, keepdim=True) / mask.bfloat16().sum(-1, keepdim=True).clamp(min=1)).exp()
+
+
+def last_twice(d: Any, mask: Any, length: Any) -> Any:
+    return ((d.sum(-1, keepdim=True) + d.gather(1, length - 1)) / length).exp()
+
+
 def of_micro_batch(d: Any, mask: Any, length: Any) -> Any:
     return (d.sum() / mask.sum()).exp()
 
@@ -126,20 +135,22 @@ def test_the_formula_itself_is_equal(family: str) -> None:
         ("GSPO", {"ratio": partial(forgotten_detach, linear)}, "2 times", ""),
         ("GSPO", {"ratio": mean_of_exp}, "equal up to log-ratio 0.0", "token in place of length_normalised"),
         ("GSPO", {"ratio": of_micro_batch}, "another loss: on policy cosine", "another in place of length_normalised"),
-        ("GSPO", {"mean": "tokens"}, "0.05687 L times", ""),
+        ("GSPO", {"mean": "tokens"}, "0.02381 L times", ""),
         ("GSPO", {"worse": torch.min}, "equal up to log-ratio 0.000", "A > 0 above: never in place of from 0.00041"),
         ("GSPO", {"band": lambda _: (1 - 4e-4, 1 + 3e-4)}, "equal up to log-ratio 0.000", "A > 0 above: from 0.00035"),
-        ("GSPO", {"mean": "width"}, "0.02222 L times", ""),
+        ("GSPO", {"mean": "width"}, "0.002941 L times", ""),
         ("GSPO", {"ratio": by_token}, "equal up to log-ratio 8.7e-05", "token in place of length_normalised"),
-        ("GSPO", {"ratio": by_width}, "0.02222 L times", "L^0.00 in place of L^-1.00"),
+        ("GSPO", {"ratio": by_width}, "0.002941 L times", "L^0.00 in place of L^-1.00"),
         ("GSPO", {"mean": "rows"}, "equal, but not in a micro-batch", ""),
         ("GSPO", {"ratio": partial(upside_down, linear)}, "-1 times", "A > 0 above"),
+        ("GSPO", {"ratio": in_bfloat16}, "another loss: on policy cosine", ""),
+        ("GSPO", {"ratio": last_twice}, "another loss: on policy cosine", ""),
         ("PPO", {"ratio": summed}, "L times (by length", "sequence in place of token"),
         ("PPO", {"ratio": partial(forgotten_detach, by_token)}, "2 times", ""),
         ("PPO", {"ratio": linear}, "equal up to log-ratio 0.0004", "length_normalised in place of token"),
         ("PPO", {"ratio": of_micro_batch}, "another loss", "another in place of token"),
-        ("PPO", {"mean": "responses"}, "17.58 1/L times", ""),
-        ("PPO", {"mean": "width"}, "0.3907 times", ""),
+        ("PPO", {"mean": "responses"}, "42 1/L times", ""),
+        ("PPO", {"mean": "width"}, "0.1235 times", ""),
         ("PPO", {"worse": torch.min}, "equal up to log-ratio 0.0", "A > 0 below: from 0.25 in place of never"),
         ("PPO", {"band": lambda _: (0.72, 1.2)}, "equal up to log-ratio 0.0", "A > 0 above: from 0.21"),
         ("PPO", {"band": lambda _: (0.0, 9e9)}, "equal up to log-ratio 0.0", "A > 0 above: never"),
@@ -148,7 +159,7 @@ def test_the_formula_itself_is_equal(family: str) -> None:
         ("FSPO", {"ratio": mean_of_exp}, "1/L times", "token in place of sequence"),
         ("FSPO", {"ratio": of_micro_batch}, "another loss", ""),
         ("FSPO", {"mean": "sum"}, "L times (by length", ""),
-        ("FSPO", {"mean": "tokens"}, "0.05687 L times", ""),
+        ("FSPO", {"mean": "tokens"}, "0.02381 L times", ""),
         ("FSPO", {"worse": torch.min}, "equal up to log-ratio 0.00", "A > 0 above: never"),
         ("FSPO", {"band": partial(root, 0.04, 0.03)}, "equal up to log-ratio 0.0", "A > 0 above"),
         ("FSPO", {"band": root_of_ratio}, "equal up to log-ratio 0.0", ""),
