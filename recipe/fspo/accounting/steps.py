@@ -113,10 +113,12 @@ class StepAccounts:
             metrics |= self._noise_floor_metrics(unmoved)
         line = None
         if self._clip_values is not None:
+            times = len(self._clip_values.values)
             line = self._clip_values.add(mini_batches, self.band_state, step)
+            if len(self._clip_values.values) > times:
+                self.note()
         if line is not None:
             self._reporter.say(line)
-            self.note()
         drifts = None
         if self._settings is not None and not self._warned_drift:
             drifts = self._diagnostics.drift_warning(self._settings, self.band_state)
