@@ -290,4 +290,4 @@ def test_a_process_that_ends_closes_its_table(tmp_path: Path) -> None:
     example = Path(__file__).resolve().parents[2] / "examples/own_loop.py"
     code = example.read_text().partition("print(describe")[0]
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
-    assert len(pd.read_parquet(tmp_path / "audit")) == len(read_table(tmp_path / "audit")) == 3 * 2 * 256
+    assert len(pd.read_parquet(tmp_path / "audit")) == len(read_table(tmp_path / "audit")) == 24 * 2 * 256

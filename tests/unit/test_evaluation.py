@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from messages import unpadded
 from scipy.stats import binomtest
 
 from fspo.fairness.bootstrap import ratio_interval
@@ -148,12 +149,12 @@ def test_the_newest_generations_are_evaluated(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "validation").mkdir()
     lines = "".join(json.dumps(asdict(record)) + "\n" for record in records())
     (tmp_path / "validation/3.jsonl").write_text(lines, encoding="utf-8")
-    table = conclude_evaluation(tmp_path, 0)
+    table = unpadded(conclude_evaluation(tmp_path, 0))
     assert "| aime24 | 4 | 4 | 43.8% [" in table and "| aime24 | 1024 to 1900 | 8 | 25.0% [" in table
     assert "| amc23 | 1 | 1 | 100.0% | 100.0% |  |  |" in table
     assert json.loads((tmp_path / "evaluation.json").read_text(encoding="utf-8")) == evaluate(records())
     assert main([str(tmp_path / "validation/3.jsonl")]) == 0
-    assert capsys.readouterr().out == table.partition("\ngenerations: ")[0]
+    assert unpadded(capsys.readouterr().out) == table.partition("\ngenerations: ")[0]
     assert main([str(tmp_path / "none.jsonl")]) == 2 and "none.jsonl" in capsys.readouterr().err
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from composing import composed
-from messages import holds
+from messages import holds, unpadded
 from omegaconf import OmegaConf
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -190,7 +190,7 @@ def test_a_passed_step_is_not_repeated_and_a_failed_one_is(
     verdicts["engine"] = "passed"
     assert command.main([*arguments, "--again", "noise"]) == 0
     assert ran[3:] == ["engine", "noise"]
-    printed = capsys.readouterr().out
+    printed = unpadded(capsys.readouterr().out)
     assert "versions: passed before" in printed
     assert "engine: passed (1 s): ms: 1,234; why | how: engine, with | a bar" in printed
     assert f"| {command.STEPS['engine']} | passed | 1 |" in printed
@@ -231,7 +231,7 @@ def test_results_of_a_machine_become_the_record_and_its_tables_and_no_others(
         assert cells in tables["gpu-check"]
     assert [command.STEPS["vllm"], "reason", "", "no memory"] in tables["gpu-check"]
     assert ["real stack, demo model", "verdict", "not run", "not run"] in tables["gpu-check"]
-    assert "| vLLM's start, s | 20 | 95.2 |" in capsys.readouterr().out
+    assert "| vLLM's start, s | 20 | 95.2 |" in unpadded(capsys.readouterr().out)
 
 
 def test_the_tables_of_the_pages_are_those_of_the_record() -> None:
