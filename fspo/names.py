@@ -12,13 +12,18 @@ _LETTERS_PER_MISTAKE: Final = 3
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """`` (did you mean X?)`` with the known name that ``name`` is a typing mistake of; an empty text if there is none.
+    """`` (did you mean X?)`` with the known name that ``name`` is a typing mistake of, or the only one whose words it
+    abbreviates or spells out; an empty text if there is none.
 
-    A hint that is no typing mistake's remedy names another setting, which is then taken in silence.
+    A hint for anything else may name a different setting, which would then be accepted silently.
     """
-    known = list(known)
-    near = [(distance, key) for key in known if (distance := _mistakes(str(name), key, known))]
-    return f" (did you mean {min(near)[1]}?)" if near else ""
+    name, known = str(name), list(known)
+    mistakes = {key: letters for key in known if (letters := _mistakes(name, key, known))}
+    near = sorted(mistakes, key=lambda key: (mistakes[key], key))
+    if not near:  # max_response_len
+        abbreviated = [key for key in known if _abbreviates(name, key)]
+        near = abbreviated if len(abbreviated) == 1 else []
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _mistakes(name: str, key: str, known: Sequence[str]) -> int:
@@ -37,9 +42,20 @@ def _mistakes(name: str, key: str, known: Sequence[str]) -> int:
             continue
         is_ending = right.startswith(mine) or mine.startswith(right)  # file and files, coef and coeff
         most = max(len(mine), len(right)) // _LETTERS_PER_MISTAKE
+        if max(len(mine), len(right)) <= _LETTERS_PER_MISTAKE:  # opo is no mistyped ppo, and mtp no tp
+            most = int(sorted(mine) == sorted(right))
         if _distance(mine, right) > most or (mine in words and not is_ending):
             return 0
     return letters or 1  # they differ in upper and lower case only
+
+
+def _abbreviates(name: str, key: str) -> bool:
+    """Whether each word of one begins with at least three letters that are the other's word, or is the same word."""
+    ours, theirs = _words(name), _words(key)
+    return len(ours) == len(theirs) and all(
+        mine == right or (min(len(mine), len(right)) >= 3 and (mine.startswith(right) or right.startswith(mine)))
+        for mine, right in zip(ours, theirs, strict=True)
+    )
 
 
 def _words(name: str) -> list[str]:

@@ -52,7 +52,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 _ACTOR: Final = "actor_rollout_ref.actor"
 _POLICY_LOSS: Final = f"{_ACTOR}.policy_loss"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
-#: What a default of ``fspo.skip_zero_advantage`` that cannot hold comes to.
+#: The note where the default of ``fspo.skip_zero_advantage`` cannot be on.
 KEPT: Final = "responses without a gradient are not left out (fspo.skip_zero_advantage)"
 
 #: Advantage estimators with a value per token.

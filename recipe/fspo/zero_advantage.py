@@ -5,8 +5,9 @@ rounds, and GRPO divides by a spread of 0 + 1e-6: |A| is 0.0074 for eight reward
 (docs/upstream/equal-rewards.patch).
 
 With ``fspo.skip_zero_advantage`` their tokens are left out of pi_old's pass and of the updates: a padding row stands in
-the place of each, so that counts, mini-batches and ranks stay, and what a loss divides by is that of the whole
-mini-batch. The gradient is the same, and so is the optimizer's step, of a mini-batch with nothing left, too.
+the place of each, so that mini-batches keep their number of rows, and what a loss divides by is that of the whole
+mini-batch. The gradient of a mini-batch is the same, and so is the optimizer's step, of one with nothing left, too.
+Where verl balances a whole rollout batch over several ranks, other lengths make other mini-batches.
 """
 
 from __future__ import annotations

@@ -171,6 +171,12 @@ def test_the_configuration_of_a_gpu_run_is_printed_on_any_machine(
         ("reward_model.ulysses_sequence_parallel_size=1", "did you mean"),
         ("gspo=3", "did you mean"),
         ("actor_rollout_ref.rollout.agents=3", "did you mean"),  # agent is a group
+        ("loss_mode=fspo", "distillation"),
+        ("fspo.loss_mode=fspo", "distillation"),
+        ("fspo.type=fixed", "kl_ctrl"),
+        ("run.seed=3", "data.seed"),
+        ("enable=true", "did you mean"),
+        ("actor_rollout_ref.rollout.tp=2", "mtp"),
     ],
 )
 def test_no_suggestion_is_another_setting(override: str, not_meant: str) -> None:

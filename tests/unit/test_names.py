@@ -6,7 +6,16 @@ import pytest
 
 from fspo.names import did_you_mean
 
-KNOWN = ("max_prompt_length", "min_lr_ratio", "param_offload", "top_k", "train_files", "val_files", "entropy_coeff")
+KNOWN = (
+    "ppo",
+    "max_prompt_length",
+    "min_lr_ratio",
+    "param_offload",
+    "top_k",
+    "train_files",
+    "val_files",
+    "entropy_coeff",
+)
 
 
 @pytest.mark.parametrize(
@@ -18,6 +27,9 @@ KNOWN = ("max_prompt_length", "min_lr_ratio", "param_offload", "top_k", "train_f
         ("train_file", "train_files"),
         ("entropy_coef", "entropy_coeff"),
         ("Param_Offload", "param_offload"),
+        ("pop", "ppo"),
+        ("entropy_coefficient", "entropy_coeff"),
+        ("max_prompt_len", "max_prompt_length"),
     ],
 )
 def test_one_or_two_letters_are_a_typing_mistake(name: str, meant: str) -> None:
@@ -25,7 +37,7 @@ def test_one_or_two_letters_are_a_typing_mistake(name: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["min_prompt_length", "grad_offload", "top_p", "max_obs_length", "test_files", "max", ""]
+    "name", ["opo", "po", "min_prompt_length", "grad_offload", "top_p", "max_obs_length", "test_files", "max", ""]
 )
 def test_another_word_is_none(name: str) -> None:
     assert did_you_mean(name, KNOWN) == ""

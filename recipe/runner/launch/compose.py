@@ -40,6 +40,7 @@ _REFUSALS: Final = (ConfigCompositionException, OmegaConfBaseException)
 #: Groups that hand on whatever they hold: to a function, a server, a model, Ray, an optimizer.
 HANDED_ON: Final = re.compile(r"_kwargs\.|override_\w*config\.|runtime_env\.|teacher_models\.|ray_init\.")
 
+_LOSS: Final = "actor_rollout_ref.actor.policy_loss."
 #: verl's reward groups of before 0.7, which its own migration moves to ``reward``.
 _UNREAD: Final = ("custom_reward_function", "reward_model", "sandbox_fusion")
 
@@ -384,11 +385,17 @@ def _like(job: Job, key: str, own: Collection[str], defaults: DictConfig) -> str
     part = ".".join(parts[: 2 if parts[0] == "actor_rollout_ref" else 1]) + "."
     everywhere = [other for other in keys if parts[0] == "critic" or not other.startswith("critic.")]
     beside = [other for other in keys if other.startswith(part)]
-    of_method = parts[1:] if parts[0] in (job.name, "run") else parts  # a setting of the loss or the data, as it seems
-    further = [other for other in everywhere if _leaves_groups_out(of_method or parts, other.split("."))]
-    shortest = [other for other in further if other.count(".") == min(one.count(".") for one in further)]
-    if len(shortest) == 1:
-        return f" (did you mean {shortest[0]}?)"
+    of_job = parts[0] in (job.name, "run")
+    if (len(parts) == 1 or of_job) and parts[-1] in own:
+        return f" (did you mean {parts[-1]}?)"
+    # A setting of the loss or the data, as it seems.
+    further = [other for other in everywhere if _leaves_groups_out(parts[of_job:] or parts, other.split("."))]
+    of_loss = [other for other in further if other.startswith(_LOSS)]
+    if of_job:
+        further = of_loss or [other for other in further if other.startswith(("data.", "trainer."))]
+    for only in (further, of_loss):
+        if len(only) == 1:
+            return f" (did you mean {only[0]}?)"
     options = [path.name for path in job.config.parent.iterdir() if path.is_dir()] if len(parts) == 1 else []
     as_long = [other for other in everywhere if other.count(".") == key.count(".")]
     if like := did_you_mean(key, [*(own if options else ()), *options, *as_long]):
