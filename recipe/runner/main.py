@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -22,6 +22,9 @@ from recipe.runner.launch.machine import WrongMachineError, export_platform
 from recipe.runner.launch.masking import mask_command_line, masked, masked_output, references
 from recipe.runner.launch.run_settings import Resume, in_folder, resume_of
 from recipe.runner.launch.values import PreflightError
+
+if TYPE_CHECKING:
+    from recipe.runner.launch.run_folder import Start
 
 #: Settings of the command itself: default and meaning of each (docs/settings.md).
 SETTINGS: Final = {
@@ -165,12 +168,22 @@ def _tried_out(config: DictConfig, job: Job, overrides: Sequence[Override], resu
         lines += [*planned.lines(), *(f"{assumed}: {problem}" for problem in planned.problems)]
     except BadInput as error:
         lines.append(f"not planned: {error}")
+    lines += _beginning(start, resume)
     lines += job.outlook(start.config)
     lines += [f"not checked on this machine: {problem}" for problem in start.unsettled]
     lines += _differing(start.config, overrides)
     lines.append(start.notes)
     lines.append(OmegaConf.to_yaml(start.written()) if whole else "the configuration: dry_run=full")
     return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
+
+
+def _beginning(start: Start, resume: Resume | None) -> Iterator[str]:
+    """The step that a start would begin with, and the checkpoint that it would load; nothing of a new run."""
+    if start.checkpoint is not None:
+        what = f"begins with step {start.step + 1}" if start.goes_on else f"evaluates step {start.step}"
+        yield f"{what}: it loads {start.checkpoint}"
+    elif resume is not None and start.goes_on:
+        yield f"begins with step 1: {start.config.trainer.default_local_dir} holds no checkpoint to go on from"
 
 
 def _differing(config: DictConfig, overrides: Sequence[Override]) -> Iterator[str]:

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import signal
+import sys
 import threading
 import time
 import zipfile
@@ -30,6 +31,7 @@ from test_checkpoints import write_checkpoint
 
 from fspo.table import FOLDER, TableWriter
 from recipe.fspo.job import JOB, compose
+from recipe.fspo.main import main as main_of_fspo
 from recipe.math.data.offline_task import write_dataset
 from recipe.runner.checkpoints.integrity import Checkpoint, latest, resumed_from, step_folder
 from recipe.runner.faults import preemption
@@ -764,6 +766,34 @@ def test_a_run_that_began_with_anothers_weights_continues(tmp_path: Path, monkey
         continues_from(monkeypatch, f"resume={run}", where[0], f"{where[1][:-2]}11")
     info = json.loads((run / "run.json").read_text())
     assert info["status"] == "interrupted" and [entry["status"] for entry in info["starts"]] == ["interrupted"] * 7
+
+
+def test_a_dry_run_names_the_step_that_a_resume_would_begin_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the tracker names an older step, or a start would repair it first; a dry run writes nothing."""
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")  # what it sets is undone
+
+    def printed(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["main", *words, "dry_run=true"])
+        main_of_fspo()
+        return capsys.readouterr().out
+
+    assert "begins with step" not in printed(f"run.dir={tmp_path / 'new'}", *SMALL_TASK)
+    run = begun(tmp_path / "run")
+    assert "begins with step 1:" in printed(f"resume={run}")
+    earlier = saved_by(run, 12, 20)
+    tracker = earlier.parent / "latest_checkpointed_iteration.txt"
+    commands = (f"resume={run}",), (f"run.dir={run}", *SMALL_TASK)
+    for left, step in ((None, 20), ("20", 20), ("12", 12)):
+        tracker.write_text(left) if left else tracker.unlink()
+        for command in commands:
+            line = f"begins with step {step + 1}: it loads {step_folder(earlier.parent, step)}"
+            assert line in printed(*command).splitlines()
+        assert tracker.exists() is (left is not None)
+    assert f"evaluates step 12: it loads {earlier}" in printed(f"resume={run}", "evaluate=true").splitlines()
+    where = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={earlier}")
+    assert "begins with step 13:" in printed(f"run.dir={tmp_path / 'other'}", *SMALL_TASK, *where)
 
 
 def test_a_healthy_resume_opens_each_file_of_its_checkpoint_once(

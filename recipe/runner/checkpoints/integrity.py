@@ -237,16 +237,17 @@ def name_latest(checkpoint: Checkpoint) -> None:
         temporary.write_text(str(checkpoint.step), encoding="utf-8")
 
 
-def repair_tracker(trainer: DictConfig, contents: Sequence[str] | None) -> str | None:
-    """Make a tracker file name the newest complete checkpoint, if it is missing or unreadable, or if a start has noted
-    damage of the checkpoint that it names.
+def tracker_repair(trainer: DictConfig, contents: Sequence[str] | None) -> tuple[str, Checkpoint | None] | None:
+    """What a start does about a tracker file that is missing or unreadable, or that names a checkpoint whose damage a
+    start has noted. Writes nothing.
 
     Args:
         trainer: verl's group of that name.
         contents: verl's ``actor.checkpoint.load_contents``; None: all.
 
     Returns:
-        What was wrong and is done, for the person who watches; None if there was nothing to do.
+        What is wrong and is done, for the person who watches, and the newest complete checkpoint, which the tracker has
+        to name; no checkpoint if the run starts as it began. None if there is nothing to do.
     """
     root = Path(trainer.default_local_dir)
     tracker = root / TRACKER_FILE
@@ -260,11 +261,18 @@ def repair_tracker(trainer: DictConfig, contents: Sequence[str] | None) -> str |
         return None
     newest = newest_complete(root, *_needs(trainer, contents))
     if newest is not None:
-        name_latest(newest)
-        return f"{why}: {tracker.name} names {newest.folder.name} again, the newest complete checkpoint"
+        return f"{why}: {tracker.name} names {newest.folder.name} again, the newest complete checkpoint", newest
     if tracker.exists() or not checkpoints(root):
         return None  # with a tracker something was complete once: not for us to begin again, see resume_problems
-    return f"{why}, and {root} holds no complete checkpoint: starting as the run began"
+    return f"{why}, and {root} holds no complete checkpoint: starting as the run began", None
+
+
+def repair_tracker(trainer: DictConfig, contents: Sequence[str] | None) -> str | None:
+    """Do what :func:`tracker_repair` says, and return its sentence; None if there is nothing to do."""
+    why, newest = tracker_repair(trainer, contents) or (None, None)
+    if newest is not None:
+        name_latest(newest)
+    return why
 
 
 def resume_problems(
@@ -272,7 +280,7 @@ def resume_problems(
 ) -> Iterator[str]:
     """One sentence for each reason why ``checkpoint``, which the run would resume (:func:`resumed_from`), cannot be.
 
-    The other arguments are those of :func:`repair_tracker`. A whole checkpoint is read once: another one is looked for
+    The other arguments are those of :func:`tracker_repair`. A whole checkpoint is read once: another one is looked for
     only where this one is damaged.
     """
     root = Path(trainer.default_local_dir)

@@ -32,7 +32,7 @@ from fspo.records import (
     read_info,
 )
 from fspo.table import FOLDER, holds_table
-from recipe.runner.checkpoints.integrity import TRACKER_FILE, is_checkpoint_of, latest
+from recipe.runner.checkpoints.integrity import is_checkpoint_of, latest
 from recipe.runner.faults.preemption import STOP_FILE
 from recipe.runner.faults.texts import MASK
 from recipe.runner.launch.compose import (
@@ -198,17 +198,16 @@ class Resume:
         OmegaConf.set_struct(merged, True)
         return merged, problems
 
-    def choose_checkpoint(self, trainer: DictConfig, evaluates: bool) -> None:
+    def choose_checkpoint(self, trainer: DictConfig, evaluates: bool, saved: bool) -> None:
         """Choose between the run's own checkpoints and the one that it was told to begin with; changes ``trainer``.
 
         A run resumes its own newest checkpoint. Until it has saved one, it starts again from that of another run that
         its first start was given. So does a command that names the same path once more: a requeue would else lose what
-        was done since. An evaluation uses the checkpoint that it names.
+        was done since. An evaluation uses the checkpoint that it names. ``saved``: its tracker names one of its own.
         """
         first, mode = self.checkpoint, trainer.resume_mode
         if mode == "disable" or (mode == "resume_path" and (evaluates or trainer.resume_from_path != first)):
             return
-        saved = (Path(trainer.default_local_dir) / TRACKER_FILE).exists()
         if mode == "auto":  # the tracker knows the run's own checkpoints
             trainer.resume_from_path = None if is_checkpoint_of(trainer, first) else first
         elif saved:
