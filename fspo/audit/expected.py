@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -33,7 +34,8 @@ python -m fspo.audit expected sigma=0.03 lengths=[1000,4000]   how far S spreads
     accept=0.85     the clip values of each band for this share inside
 python -m fspo.audit expected removed=0.15 minibatches=4 lengths=[4000]   the sigma at which a band removes so much
     removed: share of the gradients, as pg_clipfrac has it; minibatches: of a rollout batch, the first of which
-    removes nothing where pi_old is recomputed; leave it out where every mini-batch counts (pi_old is the engine's)"""
+    removes nothing where pi_old is recomputed; leave it out where every mini-batch counts (pi_old is the engine's)
+python -m fspo.audit expected sigma=0.03 lengths=[1000,4000] tis=2   the weight that a cap of 2 leaves, by length"""
 _WIDEST: Final = 10.0
 
 
@@ -61,6 +63,36 @@ def table(responses: Responses, bands: Mapping[str, SequenceLossSettings], accep
             value = scaled(settings, scale_for(needed_scale(responses.s_B, responses.length_B, settings, kl), accept))
             row.append(f"{value.c_low:.3g}, {value.c_high:.3g}")
         rows.append(row)
+    return markdown_table(heads, rows)
+
+
+def truncated_weight(mean: float, spread: float, cap: float) -> tuple[float, float]:
+    """E[min(exp S, C)] and the share with exp S above C, of a normal S. Defined here.
+
+    With mean m, standard deviation s and the normal distribution Phi, the first is
+    exp(m + s^2 / 2) Phi((log C - m) / s - s) + C Phi((m - log C) / s), and the second Phi((m - log C) / s).
+
+    Args:
+        mean: m, nats.
+        spread: s > 0, nats.
+        cap: C > 0.
+    """
+    above = NormalDist().cdf((mean - math.log(cap)) / spread)
+    below = NormalDist().cdf((math.log(cap) - mean) / spread - spread)
+    # In logarithms: where exp overflows, nothing is below the cap.
+    rest = math.exp(mean + spread**2 / 2 + math.log(below)) if below > 0 else 0.0
+    return rest + cap * above, above
+
+
+def weights(sigma: float, lengths: Sequence[float], exponent: float, drift: bool, cap: float) -> str:
+    """One row for each length: what a cap on exp(S), truncated importance sampling, leaves of a response's weight."""
+    heads = ["L", "mean of S", f"mean of min(exp S, {cap:g})", f"share above {cap:g}"]
+    rows = []
+    for length in lengths:
+        spread = sigma * length**exponent
+        mean = -drift * spread**2 / 2
+        weight, above = truncated_weight(mean, spread, cap)
+        rows.append([f"{length:.0f}", f"{mean:.3g}", f"{weight:.3g}", f"{above:.1%}"])
     return markdown_table(heads, rows)
 
 
@@ -125,7 +157,7 @@ def expected(words: Sequence[str]) -> str:
     Raises:
         ValueError: For a word that is none, or a value out of range; the message names key, value and remedy.
     """
-    known = ("sigma", "removed", "minibatches", "lengths", "exponent", "drift", "accept", *LOSSES_SHOWN)
+    known = ("sigma", "removed", "minibatches", "lengths", "exponent", "drift", "accept", "tis", *LOSSES_SHOWN)
     values: dict[str, object] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -139,7 +171,7 @@ def expected(words: Sequence[str]) -> str:
     if ("sigma" in values) == ("removed" in values) or "lengths" not in values:
         remedy = "of recorded responses: python -m fspo.audit FOLDER"
         raise ValueError(f"lengths= and one of sigma= and removed= are needed; {remedy}")
-    for key, needed in (("minibatches", "removed"), ("accept", "sigma")):
+    for key, needed in (("minibatches", "removed"), ("accept", "sigma"), ("tis", "sigma")):
         if key in values and needed not in values:
             raise ValueError(f"{key}={values[key]}: stands beside {needed}= only; leave it out")
     bands = dict(LOSSES_SHOWN)
@@ -166,5 +198,9 @@ def expected(words: Sequence[str]) -> str:
                 raise ValueError(f"minibatches={values['minibatches']}: must be an integer of at least 2; {remedy}")
         removed = _number("removed", values["removed"], 0, 1)
         return sigmas(removed, minibatches, known_lengths, bands, exponent, drift == "kl")
-    responses = Responses.normal(_number("sigma", values["sigma"], 0, 10), known_lengths, exponent, drift=drift == "kl")
-    return table(responses, bands, accept)
+    sigma = _number("sigma", values["sigma"], 0, 10)
+    shown = table(Responses.normal(sigma, known_lengths, exponent, drift=drift == "kl"), bands, accept)
+    if "tis" in values:
+        cap = _number("tis", values["tis"], 0, 1e6)
+        shown += "\n\n" + weights(sigma, known_lengths, exponent, drift == "kl", cap)
+    return shown

@@ -198,7 +198,7 @@ def test_a_run_an_audit_a_report_and_the_model_print_one_number(
         for line in unpadded(expected(["sigma=0.04", f"lengths={lengths}", "accept=0.85"])).splitlines()
         if line.startswith(f"| {algo} ")
     ]
-    assert row.split(" | ")[-1] == f"{shown} |"
+    assert row.split("|")[-2].strip() == shown
     columns = {"S": model.s_B, "L": model.length_B.astype(int), "minibatch": 1 + np.arange(len(model)) % 25}
     pd.DataFrame(columns).to_parquet(tmp_path / "own.parquet")
     lines = conclude(read_audit(tmp_path / "own.parquet").responses, name)
@@ -302,8 +302,34 @@ def test_reports_of_clip_fractions() -> None:
         (["removed=0.1", "accept=0.8", "lengths=[9]"], "accept=0.8: .*sigma="),
         (["removed=0.1", "sigma=0.8", "lengths=[9]"], "one of sigma= and removed="),
         (["removed=1.1", "lengths=[9]"], "removed=1.1"),
+        (["removed=0.1", "tis=2", "lengths=[9]"], "tis=2: .*sigma="),
+        (["sigma=0.1", "tis=0", "lengths=[9]"], "tis=0: "),
     ],
 )
 def test_what_cannot_be_solved_is_said(words: list[str], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         expected(words)
+
+
+@pytest.mark.parametrize("drift", ["kl", "none"])
+def test_what_truncation_leaves_of_the_weight_by_length(drift: str) -> None:
+    """Against the definition, integrated numerically; three digits are printed."""
+    words = ["sigma=0.05", "lengths=[100,8000]", f"drift={drift}", "tis=1.5"]
+    cells = [line.split("|")[1:-1] for line in expected(words).split("\n\n")[-1].splitlines()[2:]]
+    for length, (shown, mean, weight, above) in zip((100, 8000), cells, strict=True):
+        spread = 0.05 * length**0.5
+        s_X = np.linspace(-12, 12, 200_001) * spread + (center := -(spread**2) / 2 * (drift == "kl"))
+        density_X = np.exp(-(((s_X - center) / spread) ** 2) / 2) / (spread * np.sqrt(2 * np.pi))
+        step = s_X[1] - s_X[0]
+        assert int(shown) == length and float(mean) == pytest.approx(center, rel=0.01)
+        assert float(weight) == pytest.approx((np.minimum(np.exp(s_X), 1.5) * density_X).sum() * step, rel=0.01)
+        share = density_X[s_X > np.log(1.5)].sum() * step
+        assert float(above.strip("% ")) == pytest.approx(100 * share, abs=0.06)
+
+
+def test_a_weight_that_nothing_truncates_has_the_mean_1() -> None:
+    """E[exp S] = 1 where the responses were sampled from what S is measured against, and exp overflows nowhere."""
+    last = expected(["sigma=0.01", "lengths=[100]", "tis=1000"]).splitlines()[-1]
+    assert [cell.strip() for cell in last.split("|")[3:5]] == ["1", "0.0%"]
+    far = expected(["sigma=9", "lengths=[1e6]", "tis=2", "drift=none"]).splitlines()[-1]
+    assert [cell.strip() for cell in far.split("|")[3:5]] == ["1", "50.0%"]
