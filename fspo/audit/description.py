@@ -112,10 +112,14 @@ def describe(records: AuditRecords, accept: float | None = None, override: Overr
     lines = [f"loss {name}: {moved.batches} mini-batches, {len(moved)} sequences"]
     if moved.rule_known:
         starts, (high_B, low_B) = moved.starts(), removed(moved)
-        shares = {"accepted": moved.inside_B, "removed, A > 0": high_B, "removed, A < 0": low_B}
+        shares = {"accepted": moved.inside_B}
+        if moved.advantage_B.any():  # those of a rollout correction are not known yet
+            shares |= {"removed, A > 0": high_B, "removed, A < 0": low_B}
         columns |= {
             head: [f"{x:.1%}" for x in moved.by_bin(values_B, starts) / count_J] for head, values_B in shares.items()
         }
+        if records.own_mask:
+            columns["mean weight"] = [f"{x:.3g}" for x in moved.by_bin(moved.weight_B, starts) / count_J]
         error = moved.error()
         lre = lre_in_words(error.debiased.value, error.debiased.low, error.debiased.high)
         lines.append(

@@ -23,7 +23,7 @@ _FLOORS: Final = {"fp32": 1e-4, "bf16": 0.1}
 _FEWEST: Final = 20
 #: What an audit reads of a table; identifiers and rewards are as many again.
 _COLUMNS: Final = (
-    *("A", "inside", "kept", "truncated", "prompt", "seed", "Q"),
+    *("A", "inside", "kept", "weight", "truncated", "prompt", "seed", "Q"),
     *(f"{name}_{2**k}" for name in "SQ" for k in range(OCTAVES)),
 )
 
@@ -46,6 +46,7 @@ class AuditRecords:
         accept: Share of the responses for which a run has measured its clip values.
         settings: Of the loss, where run.json has them; None if it is not one of this package's.
         problems: What is missing or cannot be read, each with its file.
+        own_mask: Whether ``inside``, ``kept`` and ``weight`` are of a mask or a correction, and not of a loss.
     """
 
     run: str = ""
@@ -57,6 +58,7 @@ class AuditRecords:
     accept: float = ACCEPT
     settings: SequenceLossSettings | None = None
     problems: list[str] = field(default_factory=list)
+    own_mask: bool = False
 
     def _first_mini_batch(self) -> tuple[str | None, str | None]:
         """What is wrong with pi_old by the mini-batches before any weight had moved, and what is only to be noted."""
@@ -117,6 +119,7 @@ def read_audit(path: str | Path, run: str = "") -> AuditRecords:
         accept_of(info),
         settings_of(info),
         problems,
+        table.meta.get("rule") == "own",
     )
 
 

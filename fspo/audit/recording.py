@@ -91,7 +91,7 @@ class Audit:
         self._writer: TableWriter | None = None
         self.loss, self._precision = loss, precision
         self._rule, self._on_policy = rule, on_policy
-        self._knows_acceptance = False
+        self._knows_acceptance = self._own_mask = False
         self._step = -1
         self._moves: list[bool] = []
         self._warned = False
@@ -166,6 +166,7 @@ class Audit:
                 raise ValueError("kept=: the rule of the audit or output= says already what is kept; leave one out")
             known = output is not None or self._rule is not None or kept is not None
             self._knows_acceptance |= known
+            self._own_mask |= kept is not None
             tensors = (log_prob_BT.detach(), old_log_prob_BT, advantages_BT, mask_BT)
             if output is None:
                 output = judge(*tensors, self._rule)
@@ -231,7 +232,7 @@ class Audit:
         """Append to the table; the record ends, and not the training, where the disk takes no more."""
         try:
             if self._writer is None:
-                rule = "known" if self._knows_acceptance else "unknown"
+                rule = ("own" if self._own_mask else "known") if self._knows_acceptance else "unknown"
                 meta = {"loss": self.loss, "rule": rule, "precision": self._precision}
                 self._writer = TableWriter(folder, meta, **self._whose)
             self._writer.append(rows)

@@ -2,9 +2,9 @@
 
 verl imports this in every process through its plugins. With the variable set, :func:`install` wraps what verl has no
 hook for: the actor's ``TrainingWorker`` (where a mini-batch ends), the losses of the registry, the environment of Ray's
-workers, and ``Tracking``, which logs a step. It waits until a process imports these, so that one that trains nothing
-needs no more memory than without an audit. Each rank writes rows (:mod:`fspo.audit`); the driver reads a handful of
-numbers of a step from what the table has gained.
+workers, the rollout correction, and ``Tracking``, which logs a step. It waits until a process imports these, so that
+one that trains nothing needs no more memory than without an audit. Each rank writes rows (:mod:`fspo.audit`); the
+driver reads a handful of numbers of a step from what the table has gained.
 
 An error in here is printed once, and the run goes on without an audit.
 """
@@ -14,12 +14,13 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from recipe.fspo.recorder import RECORDER, weights_moved
 
 from fspo.audit import Audit, live_metrics
@@ -29,6 +30,8 @@ from fspo.when_imported import WhenImported
 
 #: Folder of the audit; what the driver tells all processes of the run, in JSON.
 FOLDER, RUN = "FSPO_AUDIT", "FSPO_AUDIT_RUN"
+#: Behind the audit's folder: the table of the rollout correction. Not within it, where pandas would read both as one.
+CORRECTION: Final = "-correction"
 _WHY_NOT: Final = (
     "install fspo on every node, let VERL_USE_EXTERNAL_PLUGINS name it (or leave it unset), and name a folder that all "
     "nodes share"
@@ -170,6 +173,55 @@ class LiveNumbers:
         tracking.log = with_audit
 
 
+class AuditedCorrection:
+    """The audit of verl's rollout correction, in the driver: a table of its own, with a row for each response.
+
+    No worker sees what a rejection has removed: ``response_mask`` comes to it without those tokens, and the engine's
+    log-probabilities do not come at all. The driver has both, where verl computes the correction. In this table S is
+    log pi_old - log pi_rollout over the response as the engine wrote it, ``kept`` the share of its tokens that
+    is left, and ``weight`` the mean of ``rollout_is_weights`` over it. A is not known yet, and 0.
+    """
+
+    def __init__(self) -> None:
+        self.trial = Trial()
+        self._audit: Audit | None = None
+        self._step = 0
+
+    def add(self, before_BT: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> None:
+        """Write the rows of one rollout batch.
+
+        Args:
+            before_BT: The response mask before the correction, [B, T].
+            batch: What the correction has made of the batch.
+        """
+        if self._audit is None:
+            folder = os.environ[FOLDER] + CORRECTION
+            print(f"FSPO_AUDIT: what the rollout correction does to each response goes to {folder}", flush=True)
+            self._audit = Audit(folder, loss="rollout_correction", run=_run().get("run", ""), on_policy=False)
+        old_BT, engine_BT = batch["old_log_probs"], batch["rollout_log_probs"]
+        left_BT = (batch["response_mask"] != 0).float()
+        no_advantage_B = torch.zeros(len(old_BT), device=old_BT.device)
+        weight_BT = batch.get("rollout_is_weights", None)
+        self._audit.add(old_BT, engine_BT, before_BT, no_advantage_B, kept=left_BT, weight=weight_BT)
+        self._step += 1
+        self._audit.end_mini_batch(self._step)
+
+    def wrap(self, module: Any) -> None:
+        """Audit the correction that this module of verl names."""
+        correct = module.compute_rollout_correction_and_add_to_batch
+
+        @wraps(correct)
+        def with_audit(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            before_BT = batch.batch["response_mask"].clone()
+            result = correct(batch, *args, **kwargs)
+            if FOLDER in os.environ and not self.trial.failed:  # a trainer of this recipe has deleted it
+                with self.trial():
+                    self.add(before_BT, result[0].batch)
+            return result
+
+        module.compute_rollout_correction_and_add_to_batch = with_audit
+
+
 # --------------------------------------------------------------------- driver
 
 
@@ -222,6 +274,7 @@ def install() -> None:
     for module, wrap in (
         ("verl.trainer.constants_ppo", _forward_environment),
         ("verl.workers.engine_workers", lambda workers: AuditedWorkers().wrap(workers.TrainingWorker)),
+        ("verl.trainer.ppo.rollout_corr_helper", lambda helper: AuditedCorrection().wrap(helper)),
         ("verl.utils.tracking", lambda tracking: LiveNumbers().wrap(tracking.Tracking)),
     ):
         WhenImported(module, _tried(wrap))

@@ -265,6 +265,9 @@ def test_what_a_mask_of_ones_own_keeps_is_audited_by_length(tmp_path: Path, by_t
     np.testing.assert_allclose(columns["weight"], [np.exp(0.08), 2.0] * 64, rtol=1e-5)
     text = describe(read_audit(tmp_path))
     assert "accepted 50.0%" in text and "100.0%" in text
+    head, _, short = text.split("\n\n")[1].splitlines()[:3]
+    by_head = dict(zip(head.split("|"), short.split("|"), strict=True))
+    assert [float(cell) for name, cell in by_head.items() if name.strip() == "mean weight"] == [1.08]
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from audited_loop import MINI_BATCHES, RANKS, Tensors, micro_batch, spoiled
+from verl import DataProto
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch as correct
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
-from fspo.audit import Audit
+from fspo.audit import Audit, describe, read_audit
 from fspo.table import read_table
 from fspo.when_imported import WhenImported
 from recipe.fspo import audit, policy_loss
@@ -237,6 +240,36 @@ def test_a_trainer_of_this_recipe_is_not_audited_beside_its_own_table(
     assert constants.get_ppo_ray_runtime_env(config)["env_vars"] == {"A": "1"} and audit.FOLDER not in os.environ
     output = capsys.readouterr().out
     assert "fspo_colocate_async" in output and "saved/here" in output
+
+
+@pytest.mark.parametrize("reject", ["seq_sum_k1", "seq_mean_k1", "token_k1"])
+def test_what_verls_rollout_correction_does_is_recorded_by_response(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reject: str
+) -> None:
+    """S of a token is 0.01, but 0.21 of four tokens of a long response: 0.02 of a short one, and 1.6 of a long one."""
+    monkeypatch.setenv(audit.FOLDER, str(tmp_path / "audit"))
+    monkeypatch.setenv(audit.RUN, json.dumps({"run": "run"}))
+    helper = SimpleNamespace(compute_rollout_correction_and_add_to_batch=correct)
+    audit.AuditedCorrection().wrap(helper)
+    mask = torch.arange(80) < torch.tensor([2, 80, 0] * 16)[:, None]
+    engine, extra = torch.full(mask.shape, -1.0), 0.2 * (torch.arange(80) % 20 == 19)
+    thresholds = {"seq_sum_k1": "0.9_1.1", "seq_mean_k1": "0.985_1.015", "token_k1": "0.9_1.1"}
+    kinds = {"rollout_is": "sequence", "rollout_is_threshold": 2.0, "rollout_rs": reject}
+    for _ in range(2):
+        tensors = {"old_log_probs": engine + 0.01 + extra, "rollout_log_probs": engine, "response_mask": mask.long()}
+        batch = DataProto.from_dict(tensors)
+        batch, metrics = helper.compute_rollout_correction_and_add_to_batch(
+            batch, kinds | {"rollout_rs_threshold": thresholds[reject]}
+        )
+        assert metrics
+    columns = read_table(tmp_path / "audit-correction").columns
+    assert columns["step"].tolist() == [1] * 32 + [2] * 32 and columns["minibatch"].min() == 1
+    assert columns["L"].tolist() == [2, 80] * 32  # a rejected response, too, and as long as the engine wrote it
+    np.testing.assert_allclose(columns["S"], [0.02, 1.6] * 32, rtol=1e-5)
+    np.testing.assert_allclose(columns["weight"], [np.exp(0.02), 2.0] * 32, rtol=1e-5)
+    np.testing.assert_allclose(columns["kept"], [1.0, 0.95 if reject == "token_k1" else 0.0] * 32, rtol=1e-5)
+    text = describe(read_audit(tmp_path / "audit-correction"))
+    assert "mean weight" in text and "A > 0" not in text
 
 
 def test_the_logger_is_wrapped_when_a_process_imports_it(

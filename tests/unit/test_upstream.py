@@ -33,6 +33,7 @@ _BASE = "verl.trainer.ppo.v1.trainer_base"
 _SEPARATE = "verl.trainer.ppo.v1.trainer_separate_async"
 _BUFFER = "verl.trainer.ppo.v1.replay_buffer"
 _QUEUE = "verl.trainer.ppo.v1.agent_loop_tq"
+_CORRECTION = "verl.trainer.ppo.rollout_corr_helper"
 _WORKERS = "verl.workers.engine_workers"
 _ENGINE = "verl.workers.engine.fsdp.transformer_impl"
 _SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
@@ -112,6 +113,9 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "recipe/fspo/audit.py": {
         "verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)": "it forwards a fixed list of variables",
+        f"{_CORRECTION}:compute_rollout_correction_and_add_to_batch(batch)": (
+            "the last place with the mask before a rejection and the engine's log-probabilities"
+        ),
         "verl.utils.tracking:Tracking.log(data, step)": "where the sums of a step become ratios",
         f"{_WORKERS}:TrainingWorker.train_mini_batch(data)": "a rollout batch begins; wrapped: verl has no hook for it",
         f"{_WORKERS}:TrainingWorker.train_batch(data)": "a mini-batch begins",
