@@ -123,9 +123,11 @@ _TAKEN_BACK = re.compile(
 )
 #: With one of these a sentence does not say that its number is the answer.
 _HEDGE = re.compile(
-    r"\b(?:not|cannot|never|nor|neither)\b|n['’]t\b|不|\d\W*\b(?:or|and)\s+(?:more|less|fewer|above|over|greater|below|so)\b"
+    r"\b(?:not|cannot|never|nor|neither|unlikely|doubt|false|wrong|nearly|exclude|anything but|rule out)\b|n['’]t\b|不"
+    r"|\d\W*\b(?:or|and)\s+(?:more|less|fewer|above|over|greater|below|so)\b"
     r"|\b(?:than|least|most|up to|over|under|above|below|between|from|either|except|instead of|without|or|possibly"
-    r"|perhaps|maybe|half|twice|double)\s+(?:of\s+)?[-$\\({]*\d",
+    r"|perhaps|maybe|half|twice|double|multiple|divisible by|square|cube|reciprocal|one|number after|close to)"
+    r"\s+(?:of\s+)?[-$\\({]*\d|\d\W*\s(?:divided by|choose|to the power|point \w|and (?:a|one|two|three) \w|less \d)",
     re.IGNORECASE,
 )
 _FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)

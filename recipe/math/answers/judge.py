@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import string
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -126,7 +127,7 @@ def by_kind(text: str, truth: str) -> Status:
     for one, other in itertools.permutations((truth.strip("$ "), texts[0].strip("$ "))):
         if re.fullmatch(r"-?\d+\.\d+", one) and one.replace(".", ",") == other:  # a decimal comma
             return Status.CORRECT
-    if len({re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", side) for side in (target_text, answers[0])}) == 1:
+    if len({re.sub(r"(?<!\d) | (?!\d)", "", re.sub(r"\s+", " ", side)) for side in (target_text, answers[0])}) == 1:
         return Status.CORRECT
     letters = choice(target_text)
     chosen = choice(answers[0].upper() if letters and len(answers[0]) < 4 else answers[0], with_text=True)
@@ -135,7 +136,8 @@ def by_kind(text: str, truth: str) -> Status:
     domains = [
         re.sub(r"[\s{}.)]", "", match[1]) for side in (target_text, answers[0]) if (match := DOMAIN.search(side))
     ]
-    if len(set(domains)) > 1:
+    halves = [match[1].lower() for side in (target_text, answers[0]) if (match := _HALF_OF_A_DAY.search(side))]
+    if len(set(domains)) > 1 or len(set(halves)) > 1:
         return Status.WRONG
     target = read(target_text)
     if not _readable(target):
@@ -148,15 +150,19 @@ def by_kind(text: str, truth: str) -> Status:
     if is_sentence(text) and target.kind != WORDS and says_nothing:
         readings = [read(cleaned(number)) for number in _last_numbers(said(text))]
     readable = [answer for answer in readings if _readable(answer)]
-    if any(same(side, answer) for side in (target, *_right_side(target)) for answer in readable):
+    are_sets = bool(readable) and _has_solutions(target, readable[0])
+    joined = [set(re.findall(r"\\l(?:and|or)(?![a-z])", side)) for side in (target_text, answers[0])]
+    by_sets = are_sets and all(joined) and joined[0] != joined[1]  # x<1 and x>2 is not x<1 or x>2
+    if not by_sets and any(same(side, answer) for side in (target, *_right_side(target)) for answer in readable):
         return Status.CORRECT
-    if readable and _has_solutions(target, readable[0]):
+    if are_sets:
         gold, value = (real_set(side, _parsed) for side in (target_text, answers[0]))
         one_name = len({names for side in (target_text, answers[0]) if (names := _variables(side))}) < 2
         return Status.CORRECT if gold is not None and gold == value and one_name else Status.WRONG
     return Status.WRONG if readable else Status.PARSE_FAILED
 
 
+_HALF_OF_A_DAY = re.compile(r"\b([ap])(?:\\?\.)?\s?m\b", re.IGNORECASE)
 #: A sum of letters, or lengths, areas and their ratios: "m + n", "|AB| + |CD|", "NO / BO".
 _ASKS = r"\s*(?:[a-zA-Z](?:\s*\+\s*[a-zA-Z])+|(?:[A-Z|+:/{}()\s-]|\\[dt]?frac)+)\s*"
 
@@ -313,6 +319,7 @@ def _same_list(target: Answer, answer: Answer, inside: bool) -> bool:
         labelled = any(_is_assignment(part) and part.parts[0].kind == WORDS for part in answer.parts)
         return (
             named == 1
+            and not any(map(_out_of_order, sides))
             and (forms == {"", "()"} or (forms == {""} and (of_truth or labelled)))
             and _in_order(*(list(map(_value, side.parts)) for side in sides))
         )
@@ -324,6 +331,12 @@ def _same_list(target: Answer, answer: Answer, inside: bool) -> bool:
     return all(any(same(t, a, True) for a in answers) for t in targets) and all(
         any(same(t, a, True) for t in targets) for a in answers
     )
+
+
+def _out_of_order(side: Answer) -> bool:
+    """Whether the named values of a list are of letters that follow each other, and stand in another order: y, x."""
+    names = [part.words for part in side.parts if _is_assignment(part)]
+    return names != sorted(names) and "".join(sorted(names)) in string.ascii_lowercase
 
 
 def _folded(text: str) -> str:
@@ -356,6 +369,8 @@ def _same_leaf(target: Answer, answer: Answer) -> bool:
         return False
     of_gold, of_value = (unit(side.words) for side in sides)
     gold, value = gold * of_gold.scale, value * of_value.scale
+    if of_gold.percent != of_value.percent and any(of.dimension or of.degrees for of in (of_gold, of_value)):
+        return False
     if of_gold.dimension and of_value.dimension:
         same_dimension = of_gold.dimension == of_value.dimension
         return same_dimension and _equal(gold * of_gold.factor, value * of_value.factor)

@@ -42,7 +42,8 @@ def real_set(text: str, parse: Callable[[str], Any]) -> Any:
         return None if None in items else sympy.FiniteSet(*items)
     if match := _INTERVAL.fullmatch(text):
         ends = _number(match[2], parse), _number(match[3], parse)
-        return None if None in ends else sympy.Interval(*ends, match[1] == "(", match[4] == ")")
+        interval = None if None in ends else sympy.Interval(*ends, match[1] == "(", match[4] == ")")
+        return None if interval is sympy.S.EmptySet else interval  # (2, 1) is a point
     return _inequality(list(split(text, SIGN)), parse)
 
 

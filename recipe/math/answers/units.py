@@ -32,15 +32,24 @@ min minute | T | 60
 h hr hour | T | 3600
 day | T | 86400
 week | T | 604800
+year yr | Y | 1
+month | Y | 1/12
+gal gallon | G | 1
+quart | G | 1/4
+pint | G | 1/8
+cup | G | 1/16
 l liter litre | L3 | 1/1000
 dl deciliter decilitre | L3 | 1/10000
 cl centiliter centilitre | L3 | 1/100000
 ml milliliter millilitre cc | L3 | 1/1000000
 ha hectare | L2 | 10000
+acre | L2 | 316160658/78125
 mph | L T-1 | 201168/125/3600
 kph kmh | L T-1 | 5/18
 usd dollar buck | USD | 1
-cent | USD | 1/100
+dime | USD | 1/10
+nickel | USD | 1/20
+cent penny pennie | USD | 1/100
 eur euro | EUR | 1
 gbp | GBP | 1
 yen jpy | JPY | 1
@@ -53,6 +62,12 @@ w watt | M L2 T-3 | 1
 kw kilowatt | M L2 T-3 | 1000
 pa pascal | M L-1 T-2 | 1
 kpa kilopascal | M L-1 T-2 | 1000
+kwh | M L2 T-2 | 3600000
+wh | M L2 T-2 | 3600
+ev electronvolt | E | 1
+amp ampere | I | 1
+ohm | V I-1 | 1
+mol mole | N | 1
 v volt | V | 1
 hz hertz | T-1 | 1
 k kelvin | K | 1
@@ -61,6 +76,15 @@ f fahrenheit | F | 1
 rad radian | A | 1
 deg degree | A | pi/180
 """
+#: Units that have the prefixes of SI, by their symbols, which have a case, and by their names.
+_PREFIXED: Final = {
+    "m": "meter metre", "g": "gram", "s": "second", "L": "liter litre", "Hz": "hertz", "V": "volt", "W": "watt",
+    "J": "joule", "Pa": "pascal", "N": "newton", "A": "ampere amp", "eV": "electronvolt", "mol": "mole", "Wh": "wh",
+}  # fmt: skip
+_PREFIXES: Final = {
+    "k": ("kilo", 3), "M": ("mega", 6), "G": ("giga", 9), "m": ("milli", -3), "\\mu": ("micro", -6), "μ": ("micro", -6),
+    "µ": ("micro", -6), "n": ("nano", -9),
+}  # fmt: skip
 #: Words that multiply the number before them.
 SCALES: Final = {
     "k": 10**3, "ten": 10, "dozen": 12, "hundred": 100, "thousand": 10**3, "lakh": 10**5, "crore": 10**7, "bn": 10**9,
@@ -89,6 +113,11 @@ def _table() -> dict[str, tuple[Any, Counter[str]]]:
         names, dimension, factor = line.split(" | ")
         powers = Counter({name: int(power or 1) for name, power in re.findall(r"([A-Z]+)(-?\d*)", dimension)})
         units |= dict.fromkeys(names.split(), (sympy.sympify(factor, rational=True), powers))
+    for symbol, names in _PREFIXED.items():
+        factor, powers = units[names.split()[0]]
+        for prefix, (spelled, power) in _PREFIXES.items():
+            prefixed = factor * sympy.Integer(10) ** power, powers
+            units |= {prefix + symbol: prefixed} | {spelled + name: prefixed for name in names.split()}
     return units
 
 
@@ -99,7 +128,7 @@ def unit(words: str) -> Unit:
     scale, percent, factor, powers, known, sign, power = 1, False, 1, Counter[str](), True, 1, 1
     tokens = re.findall(r"/|([^\s.,:;()!?'\"/^{}-]+)(?:\^\{?(-?\d+)\}?)?", words)
     for word, exponent in tokens:
-        name = _name(word)
+        name = word if word in _table() else _name(word)
         if name in ("", "per", "an") or (name == "a" and word == "a"):
             sign = -1
         elif name in SCALES and (name != "k" or word == "k"):

@@ -319,7 +319,11 @@ def why_zero_advantages_count(config: DictConfig, loss_is_known: bool = False) -
         ),
         ("distillation.enabled=true", OmegaConf.select(config, "distillation.enabled"), "acts on every response"),
         (f"{_MTP}=true", OmegaConf.select(config, _MTP), "trains with every response"),
-        (f"{_ACTOR}.strategy={actor.strategy}", not str(actor.strategy).startswith("fsdp"), "is not fsdp or fsdp2, which alone were tried"),
+        (
+            f"{_ACTOR}.strategy={actor.strategy}",
+            not str(actor.strategy).startswith("fsdp"),
+            "is not FSDP",
+        ),
     ):
         if counts:
             return f"{setting} {why}"
@@ -403,7 +407,8 @@ def _loss_reads_more(config: DictConfig) -> str | None:
 def _tried_without(function: Callable[..., Any], settings: Any, scale: float, weighted: bool) -> str | None:
     """Compare the gradient of eight responses with that of the first five; what differs, or None.
 
-    The last three have A = 0, and are the longest. ``scale`` is that of log pi - log pi_old and of A, whose mean is not 0.
+    The last three have A = 0, and are the longest. ``scale`` is that of log pi - log pi_old and of A,
+    whose mean is not 0.
     """
     import torch
 
