@@ -42,6 +42,14 @@ _DIVERGED_SHARE: Final = 0.05
 _DIVERGED_TOKEN: Final = 0.5
 
 
+def too_alike(responses: Responses) -> str | None:
+    """Why nothing follows about length from responses of nearly one length; None if their lengths differ enough."""
+    bins = len(np.unique(responses.bin_B))
+    if bins >= _FEWEST_BINS:
+        return None
+    return f"no conclusion about length: {bins} bins of length, and it needs {_FEWEST_BINS}"
+
+
 def too_few(responses: Responses) -> str | None:
     """Why nothing follows from so few responses, in a sentence; None if there are enough."""
     clusters = len(np.unique(responses.cluster_B))
@@ -49,10 +57,9 @@ def too_few(responses: Responses) -> str | None:
         return f"too few responses for a conclusion: {clusters} {responses.unit}, and it needs {FEWEST_GROUPS}"
     if not responses.s_B.any():
         return "no conclusion: every S is 0"
-    number_J = np.bincount(responses.bin_B)
-    if len(number_J) < _FEWEST_BINS:
-        return f"no conclusion about length: {len(number_J)} bins of length, and it needs {_FEWEST_BINS}"
-    if (fewest := number_J.min()) < FEWEST_GROUPS:
+    if (reason := too_alike(responses)) is not None:
+        return reason
+    if (fewest := np.bincount(responses.bin_B).min()) < FEWEST_GROUPS:
         return f"too few responses for a conclusion: {fewest:.0f} in a bin of length, and it needs {FEWEST_GROUPS}"
     return None
 
@@ -379,7 +386,10 @@ def conclude(
     """
     if wrong is not None:
         return [f"no conclusion and no clip value: {wrong}"]
-    if (reason := too_few(responses)) is not None:
+    # Clip values need no lengths that differ.
+    reason = too_few(responses)
+    of_one_length = reason is not None and reason == too_alike(responses)
+    if reason is not None and not of_one_length:
         return [reason]
 
     def propose(name: str, band: SequenceLossSettings) -> str:
@@ -387,9 +397,11 @@ def conclude(
         setting = None if override is None else override(value)
         return "" if setting is None else f":\n  {setting}"
 
-    lines: list[str | None] = [_spread_line(responses)]
-    even = {view: even_band(responses, accept, view) for view in VIEWS}
-    if even["symmetric"] is None:
+    lines: list[str | None] = [reason or _spread_line(responses)]
+    even = {view: None if of_one_length else even_band(responses, accept, view) for view in VIEWS}
+    if of_one_length:
+        pass
+    elif even["symmetric"] is None:
         lines.append(f"no even band and no clip value: {accept:.0%} of S or more are 0, as far as their precision goes")
     elif even["active"] is None and (responses.advantage_B > 0).any():
         lines.append(f"no even band by removed gradients: {accept:.0%} of them are kept at any width")
@@ -405,8 +417,9 @@ def conclude(
             proposed.add((name, band.exponent))
     # The audited loss's own value; and FSPO's, to which whoever audits another band may want to change.
     own = named_loss(str(loss)) or "fspo"
-    for name, band in ((own, settings or ALGORITHMS[own]), ("fspo", ALGORITHMS["fspo"])):
-        if even["symmetric"] is not None and (name, band.exponent) not in proposed and not band.needs_state:
+    bands = ((own, settings or ALGORITHMS[own]), ("fspo", ALGORITHMS["fspo"]))
+    for name, band in bands if of_one_length or even["symmetric"] is not None else ():
+        if (name, band.exponent) not in proposed and not band.needs_state:
             proposed.add((name, band.exponent))
             lines.append(_clip_line(responses, name, band, "symmetric", accept, propose))
     return [line for line in (*lines, _mean_line(responses)) if line is not None]

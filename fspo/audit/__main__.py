@@ -50,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--accept {chosen.accept:g}: must lie between 0 and 1, such as 0.85")
     records = read_audit(chosen.folder, chosen.run)
     if records.others:
-        print(f"note: run {records.run}; --run reads another one: {', '.join(records.others)}", file=sys.stderr)
+        others = f"--run reads another one: {', '.join(records.others)}"
+        remedy = "processes of one training are one run by Audit(run=, rank=, ranks=)"
+        print(f"note: run {records.run}; {others}; {remedy}", file=sys.stderr)
     readable = len(records.responses) or records.left_out
     for problem in records.problems:
         print(f"{'warning' if readable else 'error'}: {problem}", file=sys.stderr)

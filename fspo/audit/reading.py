@@ -20,6 +20,8 @@ from fspo.types import SequenceLossSettings
 
 #: rms of S / sqrt(L) before any weight has moved, at most, by the precision of the model (docs/tables/noise-floor.csv).
 _FLOORS: Final = {"fp32": 1e-4, "bf16": 0.1}
+#: From here on the engine's log-probabilities explain it, too (docs/clip-fraction.md, which sigma: 0.01 to 0.05).
+_ENGINE: Final = 0.01
 _FEWEST: Final = 20
 #: What an audit reads of a table; identifiers and rewards are as many again.
 _COLUMNS: Final = (
@@ -68,11 +70,18 @@ class AuditRecords:
         rms, rms_S = (math.sqrt(float(np.mean(x_B**2))) for x_B in (first.z_B, first.s_B))
         # Rounding has no direction: its mean over many sequences is far below its root mean square.
         leans = len(first) >= _FEWEST and abs(float(first.s_B.mean())) > 0.5 * rms_S
+        if len(first) == len(self.responses) and rms > _FLOORS["fp32"] and len(np.unique(first.step_B)) > 1:
+            remedy = "if a rollout batch has more, end_mini_batch(step) takes its number, not the optimizer step's"
+            rest = "if it has one, the old log-probabilities are not the policy's, or rounded in bf16"
+            return None, f"each step has one mini-batch, and rms of S / sqrt(L) is {rms:.2g}, not 0: {remedy}; {rest}"
         if rms > _FLOORS["bf16"] or (leans and rms > _FLOORS["fp32"]):
             what = "old log-probabilities are not the policy's: look for another temperature, top_p or precision, a "
             return f"{_first(rms)}: {what}shifted mask, dropout, or old log-probabilities of the rollout engine", None
         if rms > _FLOORS["fp32"]:
-            return None, f"{_first(rms)}: rounding in bf16 explains it, in fp32 nothing does but another old policy"
+            causes = "rounding in bf16 explains it, in fp32 nothing does but another old policy"
+            if rms >= _ENGINE:
+                causes += "; old log-probabilities of the rollout engine are as far off in bf16"
+            return None, f"{_first(rms)}: {causes}"
         return None, None
 
     def wrong(self) -> str | None:

@@ -85,7 +85,8 @@ def first_mini_batch(tmp_path: Path, off: Any, on_policy: bool = True) -> list[s
     [
         (lambda old, g: old, ""),
         (lambda old, g: old + 1e-6 * torch.randn(old.shape, generator=g), ""),
-        (lambda old, g: old + 0.03 * torch.randn(old.shape, generator=g), "bf16"),
+        (lambda old, g: old + 0.002 * torch.randn(old.shape, generator=g), "bf16"),
+        (lambda old, g: old + 0.03 * torch.randn(old.shape, generator=g), "rollout engine are"),
         (lambda old, g: old / 0.7, "temperature"),
         (lambda old, g: old - 0.1, "top_p"),
         (lambda old, g: old - 0.001, "top_p"),  # below what rounds in bf16, but all one way
@@ -97,6 +98,15 @@ def test_the_first_mini_batch_is_judged(off: Any, says: str, tmp_path: Path) -> 
     assert [says in note and "first mini-batch" in note for note in notes] == [True] * bool(says)
     assert ("note: first mini-batch" in describe(read_audit(tmp_path / "on"))) == bool(says)
     assert first_mini_batch(tmp_path / "off", off, on_policy=False) == [], "pi_old is the rollout engine's by setting"
+
+
+def test_whoever_numbers_optimizer_steps_is_told(tmp_path: Path) -> None:
+    audit = Audit(tmp_path)
+    for step in range(4):
+        audit.add(*micro_batch(step, moved=step > 0))
+        audit.end_mini_batch(step)
+    (note,) = read_audit(tmp_path).notes()
+    assert "end_mini_batch(step)" in note
 
 
 def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
