@@ -43,7 +43,7 @@ def _mistakes(name: str, key: str, known: Sequence[str]) -> int:
         is_ending = right.startswith(mine) or mine.startswith(right)  # file and files, coef and coeff
         most = max(len(mine), len(right)) // _LETTERS_PER_MISTAKE
         if max(len(mine), len(right)) <= _LETTERS_PER_MISTAKE:  # opo is no mistyped ppo, and mtp no tp
-            most = int(sorted(mine) == sorted(right))
+            most = int(is_ending or sorted(mine) == sorted(right))
         if _distance(mine, right) > most or (mine in words and not is_ending):
             return 0
     return letters or 1  # they differ in upper and lower case only

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 from recipe.fspo import CONF_DIR
 from recipe.fspo.old_keys import FORMER_KEYS, INSTEAD, OLD_KEYS
@@ -45,10 +46,17 @@ def _passes(config: DictConfig) -> Passes:
     return Passes(reference_at_validations=settings.kl_to_start, keeps_old_weights=settings.pi_old == "actor")
 
 
-def _outlook(config: DictConfig) -> Iterator[str]:
+def _outlook(config: DictConfig, overrides: Sequence[Override]) -> Iterator[str]:
+    """Of a script that was moved from verl's command also what it leaves to defaults, and is otherwise here."""
     from recipe.fspo.outlook import outlook
+    from recipe.runner.launch import left_to_verl
 
-    return outlook(config)
+    chosen = {runner.key_of(override): override.value() for override in overrides}
+    if chosen.get("experiment") == "own":
+        if "algo" not in chosen:
+            yield "without algo= this trains FSPO's loss (algo=fspo): docs/your-script.md names a script's"
+        yield from left_to_verl.lines(config, overrides)
+    yield from outlook(config)
 
 
 def _conclude(config: DictConfig) -> None:

@@ -169,7 +169,7 @@ def _tried_out(config: DictConfig, job: Job, overrides: Sequence[Override], resu
     except BadInput as error:
         lines.append(f"not planned: {error}")
     lines += _beginning(start, resume)
-    lines += job.outlook(start.config)
+    lines += job.outlook(start.config, start.overrides)
     lines += [f"not checked on this machine: {problem}" for problem in start.unsettled]
     lines += _differing(start.config, overrides)
     lines.append(start.notes)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-from pathlib import Path
+import re
 
 import pytest
 from composing import composed
-from verl.workers.config import ActorConfig
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import OmegaConf
 
+from recipe.fspo.job import JOB
 from recipe.fspo.outlook import outlook
+from recipe.runner.launch.compose import compose, leaves, parsed, verl_config_dir
+from recipe.runner.launch.prepare import on_this_machine
 
 
 @pytest.mark.parametrize(
@@ -38,28 +41,46 @@ def test_a_job_that_measures_its_clip_values_says_from_when_on() -> None:
     assert "full learning rate" in line and "85%" in line
 
 
-def test_another_mean_over_tokens_than_verls_default_is_named() -> None:
-    default = next(field.default for field in dataclasses.fields(ActorConfig) if field.name == "loss_agg_mode")
-    for algo in ("grpo", "gspo_verl"):
-        (line,) = outlook(composed("experiment=own", f"algo={algo}"))
-        assert "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean" in line and default in line
-        key = f"actor_rollout_ref.actor.loss_agg_mode={default}"
-        assert list(outlook(composed("experiment=own", f"algo={algo}", key))) == []
+SCRIPT = ("actor_rollout_ref.rollout.n=8", "reward_model.reward_manager=dapo", "actor_rollout_ref.model.path=/m")
 
 
-@pytest.mark.parametrize("loss", ["sapo", "geo_mean"])
-def test_a_loss_with_a_mean_of_its_own_has_no_line(loss: str) -> None:
-    assert list(outlook(composed("experiment=own", f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}"))) == []
+def of_a_script(*words: str) -> list[str]:
+    overrides = parsed(["experiment=own", *SCRIPT, *words])
+    return list(JOB.outlook(on_this_machine(compose(JOB, overrides), elsewhere=True), overrides))
 
 
-def test_a_loss_of_the_users_that_does_not_read_the_mean_has_no_line(own_loss: Path) -> None:
-    importlib.import_module("my_loss")
-    assert list(outlook(composed("hydra.searchpath=[conf]", "experiment=own", "algo=fspo_power"))) == []
+def test_what_a_script_leaves_to_defaults_is_named_with_both_values() -> None:
+    """Every leaf of verl's own composition that is otherwise here, in at most 20 lines, and no key of the script."""
+    overrides = parsed(["experiment=own", "algo=gspo_verl", *SCRIPT])
+    config = on_this_machine(compose(JOB, overrides), elsewhere=True)
+    lines = list(JOB.outlook(config, overrides))
+    text = "\n".join(lines)
+    assert len(lines) <= 20
+    for key, value, here in (
+        ("algorithm.adv_estimator", "gae", "grpo"),
+        ("actor_rollout_ref.actor.loss_agg_mode", "token-mean", "seq-mean-token-mean"),
+        ("actor_rollout_ref.actor.clip_ratio_high", "0.2", "0.0004"),
+        ("trainer.max_actor_ckpt_to_keep", "null", "2"),
+        ("reward.custom_reward_function.path", "null", "pkg://recipe.math.reward"),
+        ("actor_rollout_ref.ref.fsdp_config.seed", "42", "1"),
+    ):
+        assert re.search(rf"{re.escape(key)}[^:;]*: {value} -> {here}", text), key
+    assert not re.search(r"rollout\.n[,:]|model\.path[,:]|reward_manager\.name", text), "the script has them"
+    with initialize_config_dir(config_dir=str(verl_config_dir()), version_base=None):
+        of_verl = hydra_compose("ppo_trainer", ["actor_rollout_ref.rollout.n=8", "actor_rollout_ref.model.path=/m"])
+    for group in ("actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm", "data", "trainer"):
+        for key, value in leaves(OmegaConf.to_container(OmegaConf.select(of_verl, group), resolve=True), group):
+            if not key.endswith("_files") and value != OmegaConf.select(config, key, default=value):
+                assert key in text
 
 
-def test_a_loss_that_this_process_has_not_registered_has_no_line(own_loss: Path) -> None:
-    loss = "actor_rollout_ref.actor.policy_loss.loss_mode=a_loss_of_nobody"
-    assert list(outlook(composed("experiment=own", "algo=grpo", loss))) == []
+def test_a_key_of_the_script_is_not_named_and_a_script_without_algo_is_told_what_it_trains() -> None:
+    gae, mean = "algorithm.adv_estimator=gae", "actor_rollout_ref.actor.loss_agg_mode=token-mean"
+    with_both = "\n".join(of_a_script("algo=grpo", gae, mean))
+    assert "adv_estimator" not in with_both and "loss_agg_mode" not in with_both and "algo=fspo" not in with_both
+    assert any("algo=" in line and "FSPO" in line for line in of_a_script())
+    overrides = parsed(["experiment=gsm8k_0_5b"])
+    assert not any("->" in line for line in JOB.outlook(compose(JOB, overrides), overrides))
 
 
 @pytest.mark.parametrize("algo", ["unclipped", "fspo_quantile", "dapo"])

@@ -46,7 +46,7 @@ def main(job: Job, command: str, arguments: Sequence[str]) -> int:
     except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
-    print("\n".join([*planned.lines(), *job.outlook(config)]))
+    print("\n".join([*planned.lines(), *job.outlook(config, ())]))
     for problem in planned.problems:
         print(f"error: {problem}", file=sys.stderr)
     return BAD_INPUT if planned.problems else 0
