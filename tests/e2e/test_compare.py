@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from columns import all_rows
 from real_stack import SMALL, user_environment
 
 from fspo.records import complete_lines
@@ -40,8 +41,8 @@ def lengths_by_prompt(folder: Path, step: int) -> dict[str, list[int]]:
 def first_mini_batch(folder: Path) -> set[frozenset[str]]:
     """The few sets of four prompts (of 70) that the first mini-batch can have been made of, by its lengths."""
     lengths = lengths_by_prompt(folder, 1)
-    columns = read_table(folder).columns
-    recorded = sorted(columns["L"][(columns["step"] == 1) & (columns["update"] == 0)].tolist())
+    rows = all_rows(folder)
+    recorded = sorted(rows["L"][(rows["step"] == 1) & (rows["update"] == 0)].tolist())
     possible = {
         frozenset(four)
         for four in itertools.combinations(sorted(lengths), 4)
