@@ -177,6 +177,7 @@ def test_the_configuration_of_a_gpu_run_is_printed_on_any_machine(
         ("run.seed=3", "data.seed"),
         ("enable=true", "did you mean"),
         ("actor_rollout_ref.rollout.tp=2", "mtp"),
+        ("actor_rollout_ref.rollout.nothing_like_it=1", "would add"),  # verl's class refuses it
     ],
 )
 def test_no_suggestion_is_another_setting(override: str, not_meant: str) -> None:

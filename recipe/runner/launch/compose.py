@@ -41,6 +41,8 @@ _REFUSALS: Final = (ConfigCompositionException, OmegaConfBaseException)
 HANDED_ON: Final = re.compile(r"_kwargs\.|override_\w*config\.|runtime_env\.|teacher_models\.|ray_init\.")
 
 _LOSS: Final = "actor_rollout_ref.actor.policy_loss."
+#: Groups of which verl makes classes that take no other key.
+_TYPED: Final = ("actor_rollout_ref.model", "actor_rollout_ref.rollout")
 #: verl's reward groups of before 0.7, which its own migration moves to ``reward``.
 _UNREAD: Final = ("custom_reward_function", "reward_model", "sandbox_fusion")
 
@@ -367,6 +369,8 @@ def _no_such(job: Job, text: str, key: str, own: Collection[str], defaults: Dict
         return f"{key}: there is no such key yet{like}; +{text} adds it"
     if like:
         return f"{key}: there is no such key{like}"
+    if is_below(key, _TYPED):
+        return f"{key}: there is no such key; leave it out"
     return f"{key}: there is no such key; leave it out (+{text} would add it, for code of yours that reads it)"
 
 
