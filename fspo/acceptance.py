@@ -1,6 +1,7 @@
-"""What a loss accepts of each sequence: by a band on S, or by the share that any loss keeps. Defined here.
+"""Which sequences a loss accepts: by its band on S, or by the share of its weight that each keeps. Defined here.
 
-A loss that neither accepts nor rejects has in the place of acceptance the share of its weight that a sequence *keeps*.
+Some losses neither accept nor reject a sequence. For them the share of its weight that a sequence *keeps* counts as
+its acceptance.
 Let g_t be the gradient of a loss with respect to the log-probability of token t, h_t that gradient on policy (where all
 ratios are 1) and w_t the importance weight that the loss would use without its clip. With A = 1 or A = -1 in place of
 the advantage, the token keeps ``min(|g_t|, |h_t| w_t)`` of ``|h_t| w_t``, nothing if the sign of g_t has turned, and
@@ -117,13 +118,13 @@ def judge(
     response_mask_BT: torch.Tensor,
     settings: SequenceLossSettings | None,
 ) -> SequenceLossOutput:
-    """S, L and A of each sequence, and what the rule of a loss makes of them; its loss is 0. Defined here.
+    """S, L and A of each sequence, and whether a rule accepts it; the loss of the output is 0.
 
     Args:
-        log_prob_BT, old_log_prob_BT: Log-probabilities of the tokens (nats), [B, T]. One that is not finite makes S so.
+        log_prob_BT, old_log_prob_BT: Log-probabilities of the tokens (nats), [B, T]. If one is not finite, S is not.
         advantages_BT: A is its mean over the tokens of a sequence.
         response_mask_BT: Nonzero on response tokens; rows without any are padding.
-        settings: The rule; None if it is not known: then all are accepted, and the band is infinite.
+        settings: The rule; None if it is not known. Then every sequence is accepted, and the band is infinite.
     """
     mask_BT = response_mask_BT.to(torch.bool)
     log_ratio_B, length_B = sequence_log_ratio(log_prob_BT, old_log_prob_BT, mask_BT), mask_BT.sum(-1)

@@ -124,7 +124,7 @@ def scale_with_interval(needed_B: Array, cluster_B: npt.NDArray[np.int64], accep
 
 
 class ClipMeasurement:
-    """The clip values of a run: no clip, then from its own rollout batches, then fixed. Defined here.
+    """The clip values of a run: no clip, then from its own rollout batches, then fixed.
 
     A run begins without a clip, so that the first rollout batches of two losses differ in nothing but the loss. After
     each of the first :data:`FIXED_AFTER` rollout batches that count, the values are set from the last :data:`BATCHES`

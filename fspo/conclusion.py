@@ -77,7 +77,7 @@ def _resampled(statistic: Callable[..., float], moments: Sequence[Array], resamp
 
 
 def spread_exponent(count_MJ: Array, tokens_MJ: Array, squares_MJ: Array) -> Interval:
-    """a in std(S) ~ L**a: the slope of log std(S) on log L over bins of length. Defined here.
+    """a in std(S) ~ L**a: the slope of log std(S) on log L over bins of length.
 
     Args:
         count_MJ, tokens_MJ: Number of responses and sum of L, by cluster and bin.
@@ -140,7 +140,7 @@ def rounding_share(responses: Responses) -> Interval:
 
     ``E_old[exp S] = 1`` holds for responses that pi_old has written, however S is distributed. Rounding has no
     direction: S and -S are equally likely, so ``E[exp S] = E[cosh S]``, which for a normal S is exp(Var(S) / 2). Both
-    hold of mini-batches together where they hold in each. Defined here.
+    hold for pooled mini-batches if they hold in each.
 
     A bin weighs by n c / (exp(2 c) - 1), c its log E[cosh S]: the mean of exp(S) of a bin that spreads far hangs on a
     few responses. For a normal S that moves, this is the weight of the smallest variance.
@@ -189,7 +189,7 @@ def needed_in_view(responses: Responses, settings: SequenceLossSettings, view: s
 
 
 def even_band(responses: Responses, accept: float = ACCEPT, view: str = "symmetric") -> EvenBand | None:
-    """The exponent whose band c L**exponent is the most even, with the share ``accept`` accepted. Defined here.
+    """The exponent whose band c L**exponent is the most even, with the share ``accept`` accepted.
 
     Both clip values are c. The most even exponent has the smallest mean square of a_b / abar - 1 over bins of equal
     mass, weighted by p_b, without what noise adds: unlike the LRE it has one minimum. Its interval is that of resampled
@@ -402,7 +402,7 @@ def conclude(
     if of_one_length:
         pass
     elif even["symmetric"] is None:
-        lines.append(f"no even band and no clip value: {accept:.0%} of S or more are 0, as far as their precision goes")
+        lines.append(f"no even band and no clip value: at least {accept:.0%} of the recorded S are 0")
     elif even["active"] is None and (responses.advantage_B > 0).any():
         lines.append(f"no even band by removed gradients: {accept:.0%} of them are kept at any width")
     proposed = set()

@@ -28,7 +28,7 @@ Bins = npt.NDArray[np.int64]
 #: A band's half-width should be at least so many times the noise floor: then noise alone clips next to nothing.
 SAFE_MARGIN: Final = 5.0
 
-#: Sequences of a bin from which on its mean says something.
+#: Fewest sequences for the mean of a bin to be judged.
 _FEWEST: Final = 50
 
 

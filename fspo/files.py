@@ -90,7 +90,7 @@ def check_folder(folder: Path) -> None:
 def write_json(path: Path, value: Any, durable: bool = True, allow_nan: bool = False) -> None:
     """Write `value` as indented JSON with a final newline, atomically.
 
-    Raises ValueError for NaN or an infinity, of which JSON knows nothing, unless Python's words for them are allowed.
+    NaN and infinities, which JSON lacks, raise ValueError unless `allow_nan` is true.
     """
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=allow_nan) + "\n"
     with atomic_path(path, durable) as temporary:

@@ -1,4 +1,4 @@
-"""What an error adds to a name that nothing has."""
+"""Suggestions for unknown names in error messages."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 _MOST_LETTERS: Final = 2
-#: A word may have one wrong letter for so many that it has: ``min`` is no mistyped ``max``.
+#: Letters of a word for each wrong one that it may have: ``min`` is two wrong letters from ``max``, which is too many.
 _LETTERS_PER_MISTAKE: Final = 3
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """`` (did you mean X?)`` with the known name that ``name`` is a typing mistake of, or the only one whose words it
-    abbreviates or spells out; an empty text if there is none.
+    """`` (did you mean X?)``, or an empty text if no known name is meant.
 
-    A hint for anything else may name a different setting, which would then be accepted silently.
+    X is the known name that ``name`` misspells, or else the only one whose words it abbreviates or spells out. A hint
+    for anything else may name a different setting, which would then be accepted silently.
     """
     name, known = str(name), list(known)
     mistakes = {key: letters for key in known if (letters := _mistakes(name, key, known))}
@@ -27,14 +27,14 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
 
 def _mistakes(name: str, key: str, known: Sequence[str]) -> int:
-    """The wrong letters of a name that was meant to be another; 0 if it is none, or if a word of it is another one."""
+    """Number of wrong letters if ``name`` misspells ``key``. 0 if it does not, as where a wrong word is a known one."""
     if abs(len(name) - len(key)) > _MOST_LETTERS:
         return 0
     letters = _distance(name.lower(), key.lower())
     if letters > _MOST_LETTERS:
         return 0
     ours, theirs = _words(name), _words(key)
-    if len(ours) != len(theirs):  # a stroke is missing, or is too many
+    if len(ours) != len(theirs):  # a separator is missing, or is one too many
         return letters if len(key) > _LETTERS_PER_MISTAKE * letters else 0
     words = {word for other in known for word in _words(other)}
     for mine, right in zip(ours, theirs, strict=True):
@@ -42,7 +42,7 @@ def _mistakes(name: str, key: str, known: Sequence[str]) -> int:
             continue
         is_ending = right.startswith(mine) or mine.startswith(right)  # file and files, coef and coeff
         most = max(len(mine), len(right)) // _LETTERS_PER_MISTAKE
-        if max(len(mine), len(right)) <= _LETTERS_PER_MISTAKE:  # opo is no mistyped ppo, and mtp no tp
+        if max(len(mine), len(right)) <= _LETTERS_PER_MISTAKE:  # opo is not a mistyped ppo, and mtp is not tp
             most = int(is_ending or sorted(mine) == sorted(right))
         if _distance(mine, right) > most or (mine in words and not is_ending):
             return 0
@@ -50,7 +50,7 @@ def _mistakes(name: str, key: str, known: Sequence[str]) -> int:
 
 
 def _abbreviates(name: str, key: str) -> bool:
-    """Whether each word of one begins with at least three letters that are the other's word, or is the same word."""
+    """Whether the names have as many words, and of each pair one begins the other (with three letters or more)."""
     ours, theirs = _words(name), _words(key)
     return len(ours) == len(theirs) and all(
         mine == right or (min(len(mine), len(right)) >= 3 and (mine.startswith(right) or right.startswith(mine)))
@@ -63,7 +63,7 @@ def _words(name: str) -> list[str]:
 
 
 def _distance(one: str, other: str) -> int:
-    """Letters that are missing, too many, wrong or swapped with the next (optimal string alignment)."""
+    """Edit distance: letters missing, added, wrong, or swapped with the next one (optimal string alignment)."""
     before, last = list[int](), list(range(len(other) + 1))
     for row, letter in enumerate(one, 1):
         new = [row]

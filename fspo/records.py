@@ -157,11 +157,11 @@ def complete_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_steps(path: Path, problems: list[str] | None, read: Callable[[dict[str, Any]], T]) -> list[tuple[int, int, T]]:
-    """Line number, step and what ``read`` makes of each line, in the order of writing.
+    """Line number, step and what ``read`` makes of each line that counts, in the order of writing.
 
-    Steps that the run has left by going back are not among them: a line of a step says that the run stands there; what
-    was recorded of later steps is done again, or given up. Lines of one step stay side by side. A line without a step,
-    or of which ``read`` makes nothing (:func:`fspo.reading.read_lines`), is named in ``problems`` and left out.
+    A line of step N removes the lines before it of later steps: the run has gone back to N. Lines of one step stay side
+    by side. A line without a step, or one that ``read`` refuses (:func:`fspo.reading.read_lines`), is named in
+    ``problems`` and left out.
     """
     kept: list[tuple[int, int, T]] = []
 

@@ -1,8 +1,8 @@
-"""Which clip fraction should I see? What each band clips at which length, of responses that nobody has sampled yet.
+"""Which clip fraction should I see? The shares that each band clips, by length, before any response is sampled.
 
 The model is :meth:`fspo.responses.Responses.normal`: at length L, S is normal with standard deviation
-sigma L**exponent. ``outside`` is the share with S outside the band, ``removed`` the share whose gradient the clip
-removes where the sign of A does not depend on S: half of them. Defined here.
+sigma L**exponent. ``outside`` is the share with S outside the band. ``removed`` is the share whose gradient the clip
+removes: half of ``outside``, because the sign of A does not depend on S in this model. Defined here.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def table(responses: Responses, bands: Mapping[str, SequenceLossSettings], accep
 
 
 def truncated_weight(mean: float, spread: float, cap: float) -> tuple[float, float]:
-    """E[min(exp S, C)] and the share with exp S above C, of a normal S. Defined here.
+    """E[min(exp S, C)] and the share with exp S above C, for a normal S.
 
     With mean m, standard deviation s and the normal distribution Phi, the first is
     exp(m + s^2 / 2) Phi((log C - m) / s - s) + C Phi((m - log C) / s), and the second Phi((m - log C) / s).
@@ -85,7 +85,7 @@ def truncated_weight(mean: float, spread: float, cap: float) -> tuple[float, flo
 
 
 def weights(sigma: float, lengths: Sequence[float], exponent: float, drift: bool, cap: float) -> str:
-    """One row for each length: what a cap on exp(S), truncated importance sampling, leaves of a response's weight."""
+    """One row for each length: the weight of a response under a cap on exp(S), truncated importance sampling."""
     heads = ["L", "mean of S", f"mean of min(exp S, {cap:g})", f"share above {cap:g}"]
     rows = []
     for length in lengths:

@@ -63,7 +63,7 @@ class AuditRecords:
     own_mask: bool = False
 
     def _first_mini_batch(self) -> tuple[str | None, str | None]:
-        """What is wrong with pi_old by the mini-batches before any weight had moved, and what is only to be noted."""
+        """An error or a note about pi_old (None: neither), by the mini-batches before any weight had moved."""
         first = self.responses.unmoved()
         if len(first) == 0:
             return None, None
@@ -78,7 +78,7 @@ class AuditRecords:
             what = "old log-probabilities are not the policy's: look for another temperature, top_p or precision, a "
             return f"{_first(rms)}: {what}shifted mask, dropout, or old log-probabilities of the rollout engine", None
         if rms > _FLOORS["fp32"]:
-            causes = "rounding in bf16 explains it, in fp32 nothing does but another old policy"
+            causes = "expected in bf16; in fp32 the old log-probabilities are another policy's"
             if rms >= _ENGINE:
                 causes += "; old log-probabilities of the rollout engine are as far off in bf16"
             return None, f"{_first(rms)}: {causes}"
@@ -166,7 +166,7 @@ def of_before(folder: Path) -> str | None:
 
 
 def _what_it_is(folder: Path) -> str:
-    """What a folder is that holds no table, and what to give instead."""
+    """A sentence: what a folder without a table is, and which path to give instead."""
     if (old := of_before(folder)) is not None:
         return old
     if (folder / GRID_FILE).is_file():

@@ -26,7 +26,7 @@ _NO_ROWS: Rows = {"S": np.empty(0, np.float32), "L": np.empty(0, np.int64), "A":
 class MiniBatchRows(NamedTuple):
     """One mini-batch of a rank: its number (:func:`minibatch_numbers`), and columns of :data:`fspo.table.COLUMNS`.
 
-    The columns are those of :class:`fspo.table.Table`, with a row for each response that is left out: its S is NaN.
+    The columns are those of :class:`fspo.table.Table`. A response that is left out has a row, too; its S is NaN.
     """
 
     number: int
@@ -34,13 +34,14 @@ class MiniBatchRows(NamedTuple):
 
 
 def minibatch_numbers(moves: Sequence[bool], on_policy: bool = True) -> list[int]:
-    """Numbers of the mini-batches of a rollout batch in every record: 0 where readers leave a mini-batch out.
+    """Numbers of the mini-batches of a rollout batch, as the records have them. Readers leave out those numbered 0.
 
-    Where pi_old is the policy at the start of the step, S is 0, but for rounding, until the first weight has moved.
+    If pi_old is the policy at the start of the step, S is 0, but for rounding, until the first weight has moved. These
+    mini-batches have the number 0.
 
     Args:
-        moves: Of each mini-batch in order, whether its optimizer step moves the weights (not with learning rate 0).
-        on_policy: Whether pi_old is the policy at the start of the step; otherwise none is left out.
+        moves: For each mini-batch in order, whether its optimizer step moves the weights (not with learning rate 0).
+        on_policy: Whether pi_old is the policy at the start of the step. If not, no number is 0.
     """
     if not on_policy:
         return list(range(1, len(moves) + 1))
@@ -51,7 +52,7 @@ class Audit:
     """Rows of one rank, mini-batch by mini-batch, in memory and in a table. Defined here.
 
     Args:
-        folder: Where the table goes, made if it is not there; None keeps nothing on disk.
+        folder: Where the table goes; it is made if it does not exist. None keeps nothing on disk.
         rule: The loss, if its rule of acceptance is one of this package's. Without it, and without ``output`` in
             :meth:`add`, ``inside``, ``kept`` and ``weight`` are null.
         loss: Name of the loss, for readers.
@@ -62,7 +63,7 @@ class Audit:
 
     Raises:
         ValueError: If the band of ``rule`` is measured during training, which nothing here does.
-        NotADirectoryError: If ``folder`` cannot be made or written to. If writing fails later, that is said once, and
+        NotADirectoryError: If ``folder`` cannot be made or written to. If writing fails later, a line says so once, and
             nothing more is kept on disk.
     """
 
@@ -80,8 +81,9 @@ class Audit:
     ) -> None:
         if rule is not None and rule.needs_state:
             raise ValueError(
-                f"rule={rule!r}: its band is measured during training, and an audit measures none; give a rule "
-                "that stands still, such as fspo, or none, and add(..., output=) what your loss makes of its own state"
+                f"rule= has a band that is measured during training (band={rule.band!r}, drift={rule.drift!r}), and an "
+                "audit measures none. Give a fixed rule such as ALGORITHMS['fspo'], or no rule and "
+                "add(..., output=) with what your loss returned"
             )
         self._folder = None if folder is None else Path(folder)
         if self._folder is not None:
@@ -141,14 +143,15 @@ class Audit:
                 :func:`from_packed`.
             mask_BT: Nonzero on the response tokens; a row without any is padding.
             advantages_BT: A, [B, T], whose mean over the tokens of a sequence counts; or [B] or [B, 1].
-            output: What the loss accepts and removes, if it says so itself.
+            output: The loss's own output, if it says what the loss accepts and removes.
             truncated_B: True where the response was cut at the maximum length; None: not known.
             row_B: Position of each response in the rollout batch; None: not known.
             rollout_weight_BT: Weights of the rollout correction, [B, T]; None: there is none.
-            kept: What a mask of one's own leaves of each response, in [0, 1]: [B], [B, 1], or [B, T], whose mean over
-                the tokens counts. It takes the place of a rule. Of a mask on the engine's log-probabilities,
-                log_prob_BT is log pi_old, old_log_prob_BT that of the engine, and the audit's ``on_policy`` False.
-            weight: By what a loss or a correction weighs the response, of the same shapes; beside ``kept`` only.
+            kept: Share of each response that your own mask leaves, in [0, 1]: [B], [B, 1], or [B, T], whose mean over
+                the tokens counts. It takes the place of a rule. To audit a mask that compares pi_old with the engine,
+                pass log pi_old as log_prob_BT, the engine's log-probabilities as old_log_prob_BT, and make the audit
+                with on_policy=False.
+            weight: Weight that a loss or a correction gives each response, in the same shapes; only with ``kept``.
 
         Raises:
             ValueError: If shapes differ, ``kept`` lies outside [0, 1], stands beside a rule or an ``output``, or

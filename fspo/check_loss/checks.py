@@ -1,4 +1,4 @@
-"""What any policy loss must satisfy in distributed training, tested on it as verl calls it. Defined here."""
+"""Checks that any policy loss must pass in distributed training. It is called as verl calls it. Defined here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from fspo.check_loss.call import Batch, LossError, PolicyLoss, synthetic_batch
 from fspo.check_loss.finite_differences import finite_differences
 from fspo.check_loss.length_bias import sides, weight_and_bound
 
-#: Of the largest entry: rounding of a loss that computes in float32 stays below, the second in finite differences.
+#: Tolerances for a loss that computes in float32, relative to the largest entry of the gradient: between two calls, and
+#: between autograd and finite differences.
 _TOLERANCE: Final = 1e-5
 _DIFFERENCES: Final = 2e-3
 #: What to change in a loss that fails a check of several variants.
@@ -33,7 +34,7 @@ _REMEDIES: Final = {
 
 
 class Check(NamedTuple):
-    """A property that a loss must have: its name, whether it has it, and in words what was found."""
+    """The result of one check: its name, whether the loss passes, and the reason in words."""
 
     name: str
     passed: bool
@@ -97,12 +98,12 @@ def _checks(loss: PolicyLoss) -> list[Check]:
 
 
 Outcome = tuple[torch.Tensor, float]
-#: What was changed, and the outcome; then what it must be, if not that of the batch itself.
+#: A change and its outcome. A third entry is the outcome that it must have; without one, that of the unchanged batch.
 Variants = Iterator[tuple[str, Outcome] | tuple[str, Outcome, Outcome]]
 
 
 def _change(first: Outcome, other: Outcome) -> tuple[float, str]:
-    """How far the second outcome is from the first, over the tolerance, and in words."""
+    """Distance between two outcomes as a multiple of the tolerance, and the same in words."""
     (gradient_BT, value), (other_BT, other_value) = first, other
     largest = float(gradient_BT.abs().max()) or 1.0
     gap = float((gradient_BT - other_BT).abs().max()) / largest

@@ -41,7 +41,11 @@ _ACTOR: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was measured of one loss. weight None: another, and 1 was taken; bound: of that weight."""
+    """Results for one loss.
+
+    ``weight`` is None if it is none of the known ones; the clip is then measured against 1. ``bound`` says in words
+    where the weight is truncated.
+    """
 
     checks: list[Check]
     robust: str = ""

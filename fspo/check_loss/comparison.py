@@ -1,9 +1,11 @@
-"""Is a loss the one that it is called: its gradient beside that of a named loss, on the same tensors. Defined here.
+"""Is a loss the one that its name says? Its gradient beside that of a named loss, on the same tensors. Defined here.
 
-For twelve responses of 1 to 333 tokens the log-ratio of a token grows from 0 to 2.4 nats, up for half of each sign of A
-and down for the others. With ``G_i`` and ``H_i`` the gradients of response i of the loss and of the named one, the
-factor is ``G_i = k L_i**a H_i`` on policy, with a in EXPONENTS. It holds *up to* the largest log-ratio below which no
-response differs from it by more than TOLERANCE of its largest entry.
+The tensors are twelve responses of 1 to 333 tokens. Their mean log-ratio per token grows from 0 to about 2.4 nats, or
+until |S| is 8. For either sign of A, some responses move up and some move down.
+
+Let ``G_i`` be the gradient of the loss for response i, and ``H_i`` that of the named loss. If on policy
+``G_i = k L_i**a H_i`` for all responses, with a in EXPONENTS, then ``k L**a`` is the factor. It holds *up to* the
+largest log-ratio below which no response differs from it by more than TOLERANCE of its largest entry.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ import torch
 from fspo.check_loss.call import Batch, LossError, PolicyLoss
 from fspo.check_loss.length_bias import normalisation, sides, weight_and_bound
 
-#: Rounding of a loss that sums in float32 stays well below.
+#: Relative to the largest entry of a response. The rounding of a loss that sums in float32 stays well below.
 TOLERANCE: Final = 1e-3
 EXPONENTS: Final = {0.0: "", 1.0: "L", -1.0: "1/L", 0.5: "sqrt(L)", -0.5: "1/sqrt(L)"}
-#: Mean log-ratios of the tokens of a response, nats; GSPO's clip acts from 3e-4.
+#: Mean log-ratios per token, nats. The smallest is below 3e-4, where GSPO's clip begins to act.
 _MOVES: Final = tuple(2.4 * 2 ** (-k / 4) for k in range(59, -1, -1))
-#: Largest |S|, nats: below the log-ratio clamps of losses.
+#: Largest |S|, nats. The log-ratio clamps of losses begin above it.
 _LARGEST: Final = 8.0
-#: The longest shows lengths that are counted in bfloat16 or int8.
+#: The longest one exposes a loss that counts lengths in bfloat16 or int8.
 _LENGTHS: Final = (333, 3, 17, 1, 28, 9, 33, 6, 22, 12, 2, 38)
 _ADVANTAGES: Final = (3.0, -1.0, 0.7, -1.3, -0.8, 0.5, -2.6, 0.0, 2.1, -0.4, 0.9, 1.2)
 _UP: Final = (1, 1, -1, -1, 1, 1, -1, 1, -1, -1, 1, 1)
@@ -35,24 +37,24 @@ _WIDTH: Final = 340
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What the gradient of a loss is beside that of the named loss: in words, and in what the two differ."""
+    """The verdict on a loss beside a named one, and the properties in which the two differ."""
 
     equal: bool
     verdict: str
     differences: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """For the terminal."""
+        """Verdict and differences, for the terminal."""
         return "\n  ".join([self.verdict, *self.differences])
 
 
 def _batch(move: float) -> Batch:
-    """The responses at a mean log-ratio of a token, nats: about ``move``, and less where S would be too large."""
+    """The twelve responses with a mean log-ratio per token of about ``move`` nats; less where |S| would exceed 8."""
     rng = np.random.default_rng(4)
     shape = (len(_LENGTHS), _WIDTH)
     length_B, up_B = torch.tensor(_LENGTHS), torch.tensor(_UP, dtype=torch.float64)
     mask_BT = torch.arange(_WIDTH) < length_B[:, None]
-    # Tokens of one response go both ways, so that a mean of ratios is no ratio of means.
+    # Log-ratios of one response have both signs, so that the mean of the ratios is far from the ratio of the mean.
     each_BT = torch.from_numpy(rng.uniform(-1, 3, shape)).masked_fill(~mask_BT, 0.0)
     mean_B = torch.from_numpy(2 ** rng.uniform(-0.12, 0.12, shape[0]))
     each_BT = (each_BT + (mean_B - each_BT.sum(-1) / length_B)[:, None]).masked_fill(~mask_BT, 0.0)
@@ -68,7 +70,7 @@ def _without(batch: Batch, masked_BT: torch.Tensor) -> Batch:
 
 
 def _situations(batch: Batch) -> Iterator[tuple[str, Batch, int, Batch | None]]:
-    """Batches on which two losses may differ that agree on an ordinary one, with dp_size and the whole mini-batch."""
+    """Batches that tell apart losses which agree on an ordinary one: name, batch, dp_size, and the whole mini-batch."""
     column_T = torch.arange(_WIDTH)
     long_B1 = batch.mask_BT.sum(-1, keepdim=True) > 2
     yield "in a micro-batch of a larger mini-batch", batch.map(lambda x: x[:7]), 1, batch
@@ -82,7 +84,7 @@ def _situations(batch: Batch) -> Iterator[tuple[str, Batch, int, Batch | None]]:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Two gradients, [B, T], and the length of each response."""
+    """Gradients of the loss and of the named loss, [B, T] each, and the length of each response."""
 
     mine_BT: torch.Tensor
     like_BT: torch.Tensor
@@ -92,12 +94,12 @@ class _Pair:
     def of(
         cls, mine: PolicyLoss, like: PolicyLoss, batch: Batch, dp_size: int = 1, whole: Batch | None = None
     ) -> _Pair:
-        """Each on tensors of its own: a loss may change them."""
+        """The gradients on a batch. Each loss gets a copy, because a loss may change its inputs."""
         mine_BT, like_BT = (loss.gradient(batch.map(torch.clone), dp_size, whole)[0].double() for loss in (mine, like))
         return cls(mine_BT, like_BT, batch.mask_BT.sum(-1).double())
 
     def factor(self) -> tuple[float, float] | None:
-        """(k, a) of ``G_i = k L_i**a H_i``, or None."""
+        """(k, a) with ``G_i = k L_i**a H_i`` for all responses; None if there is none, or a gradient is not finite."""
         if not bool((self.mine_BT.isfinite() & self.like_BT.isfinite()).all()):
             return None
         used_B = (self.like_BT != 0).any(-1)
@@ -109,26 +111,28 @@ class _Pair:
         return None
 
     def agrees(self, k: float, exponent: float) -> bool:
-        """Whether the factor holds for every response."""
+        """Whether the factor holds for every response, within TOLERANCE."""
         expected_BT = k * self.length_B.clamp(min=1)[:, None] ** exponent * self.like_BT
-        # A response without a gradient must have none, but for rounding of the others.
+        # Where the named loss has no gradient, only rounding relative to the other responses is allowed.
         limit_B = torch.maximum(expected_BT.abs().amax(-1), 1e-9 * expected_BT.abs().max())
         return bool(((self.mine_BT - expected_BT).abs().amax(-1) <= TOLERANCE * limit_B).all())
 
     def cosine(self) -> float:
-        """Of the gradients of all responses as one vector; 0 if one of them is 0 or not finite."""
+        """Cosine of the two gradients, each as one vector over all responses; 0 if one of them is 0 or not finite."""
         cosine = float(torch.nn.functional.cosine_similarity(self.mine_BT.flatten(), self.like_BT.flatten(), 0, 1e-300))
         return cosine if cosine == cosine else 0.0
 
     def size(self) -> float:
-        """Norm of the gradient over that of the named loss."""
+        """Norm of the gradient divided by that of the named loss's."""
         return float(self.mine_BT.norm() / self.like_BT.norm())
 
 
 def compare(mine: PolicyLoss, like: PolicyLoss) -> Comparison:
-    """What the first loss is beside the second; LossError if the two cannot be compared.
+    """Compare a loss with a named one.
 
-    They cannot if one of them raises, or has no finite gradient on policy, or if the second one has none at all.
+    Raises:
+        LossError: If one of the two raises, if one has no finite gradient on policy, or if the named one has none at
+            all there.
     """
     on_policy = _Pair.of(mine, like, _batch(0.0))
     for name, gradient_BT in (("the loss", on_policy.mine_BT), ("the named loss", on_policy.like_BT)):
@@ -169,7 +173,7 @@ def _agree_too(
     try:
         pair = _Pair.of(mine, like, batch, dp_size, whole)
         if exponent and not torch.equal(batch.mask_BT, _batch(0.0).mask_BT) and whole is None:
-            other = pair.factor()  # a mean over tokens beside one over responses: k is that of the lengths
+            other = pair.factor()  # if only one averages over tokens, k depends on the lengths
             return other is not None and other[1] == exponent
         return pair.agrees(k, exponent)
     except LossError:
@@ -177,7 +181,7 @@ def _agree_too(
 
 
 def _in_words(k: float, exponent: float) -> str:
-    """Such as ``equal``, ``2 times``, ``L times`` or ``0.0569 L times``."""
+    """The factor in words, such as ``equal``, ``2 times``, ``L times`` or ``0.0569 L times``."""
     same = abs(k - 1) <= TOLERANCE
     if not exponent:
         return "equal" if same else f"{k:.4g} times"
@@ -193,7 +197,7 @@ def _range(sizes: list[float]) -> str:
 
 
 def _differences(mine: PolicyLoss, like: PolicyLoss) -> tuple[str, ...]:
-    """What tells the two losses apart, a line each: weight, normalisation, and where the clip acts."""
+    """Weight, normalisation and the log-ratios at which the clip acts: a line for each in which the losses differ."""
     weights = [weight_and_bound(loss) for loss in (mine, like)]
     lines = [("weight near the old policy", [f"{weight or 'another'}{bound}" for weight, bound in weights])]
     exponents = (normalisation(loss)[1] for loss in (mine, like))

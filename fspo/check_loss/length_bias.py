@@ -1,6 +1,6 @@
-"""What a policy loss does to responses of different lengths: by its normalisation, and by its clip. Defined here.
+"""How a policy loss treats responses of different lengths: by its normalisation, and by its clip. Defined here.
 
-Nothing of it is right or wrong; it is measured, on the gradient alone, so that any loss can be compared with any other.
+Neither is right or wrong. Both are measured on the gradient alone, so that any two losses can be compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LENGTHS: Final = (4, 16, 64, 256)
 #: Of synthetic log-ratios, in nats per sqrt(token): about that of the demo, and one at which clips of tokens act.
 DISPERSIONS: Final = (0.03, 0.1)
 _MINI_BATCHES, _RESPONSES, _LONGEST = 40, 128, 512
-#: Tokens of a width that no usual block divides, and a move inside the narrowest clip in use, 3e-4, in sum too.
+#: Number of tokens, which no usual block size divides, and a move of log-ratios whose sum stays inside GSPO's 3e-4.
 _TOKENS, _PROBE = 37, 1.5e-4
 #: Log-ratios of each of four tokens, nats; their sum stays below the log-ratio clamps of losses.
 _MOVES: Final = tuple(2.4 * 2 ** (-k / 4) for k in range(54))
@@ -41,11 +41,12 @@ def normalisation(loss: PolicyLoss) -> tuple[list[float], float]:
 
 
 def weight_and_bound(loss: PolicyLoss) -> tuple[UnclippedWeight | None, str]:
-    """By what the loss weighs a token near the policy that sampled, found by moving two log-ratios up or down.
+    """The importance weight that a loss uses near pi_old, by how its gradients react when two log-ratios move.
 
-    ``token`` if the gradient of a token grows with its own ratio, ``prefix`` if with those up to it, ``sequence`` or
-    ``length_normalised`` if with all of its response, ``none`` if with none; None if it does something else, or not the
-    same for both signs of A. Then ``, at most 1`` or ``, at least 1``, if it does so on one side of 1 only.
+    It is ``token`` if the gradient of a token grows with its own ratio, ``prefix`` with the ratios up to it,
+    ``sequence`` or ``length_normalised`` with all ratios of its response, and ``none`` with no ratio. It is None for
+    any other reaction, or if the two signs of A differ. The text after it is ``, at most 1`` or ``, at least 1`` if the
+    weight acts on one side of 1 only, else empty.
     """
     up, down = ({x for sign in (1.0, -1.0) for x in _weights(loss, sign, step)} for step in (_PROBE, -_PROBE))
     both = up | down
@@ -57,7 +58,7 @@ def weight_and_bound(loss: PolicyLoss) -> tuple[UnclippedWeight | None, str]:
 
 
 def _weights(loss: PolicyLoss, advantage: float, step: float) -> list[UnclippedWeight | None]:
-    """What a small move of two tokens does to the gradients of their response; empty if there are none."""
+    """The weight that explains how the gradients react to a small move (or None); empty if all gradients are 0."""
     batch = synthetic_batch((_TOKENS,) * 4, (0.01,) * 4, (advantage,) * 4, seed=3).on_policy()
     noise_BT = 5e-8 * torch.linspace(-1, 1, 4 * _TOKENS, dtype=torch.float64).reshape(4, _TOKENS)
     moved_T = torch.zeros(_TOKENS, dtype=torch.float64)
@@ -83,10 +84,11 @@ def _weights(loss: PolicyLoss, advantage: float, step: float) -> list[UnclippedW
 
 
 def sides(loss: PolicyLoss, weight: UnclippedWeight | None) -> dict[str, float]:
-    """The smallest log-ratio of a token at which a response keeps less than half of its weight. Defined here.
+    """The log-ratio per token at which the clip acts: the smallest at which a response keeps less than half its weight.
 
-    If the weight is not known, at which it has no gradient. By sign of A and side, such as ``A > 0 above``; infinite if
-    it keeps half at all up to 2.4 nats, NaN if it has no gradient on policy.
+    If the weight is not known, it is the smallest without a gradient. There is one for each sign of A and side, such as
+    ``A > 0 above``. It is infinite if a response keeps half its weight up to 2.4 nats, and NaN without a gradient on
+    policy.
     """
     d_BT = torch.tensor([*_MOVES, *(-d for d in _MOVES)], dtype=torch.float64)[:, None].expand(-1, 4)
     old_BT, mask_BT = -0.3 - d_BT.clamp(min=0), torch.ones_like(d_BT, dtype=torch.bool)  # no probability exceeds 1
@@ -104,8 +106,13 @@ def sides(loss: PolicyLoss, weight: UnclippedWeight | None) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """What a loss keeps: the mean share of its weight that a response keeps with its own A; the LRE of each of VIEWS;
-    the shortest length of each bin, and the mean share kept in each.
+    """What the clip of a loss keeps, by length.
+
+    Attributes:
+        kept: Mean share of its weight that a response keeps with its own A.
+        errors: LRE in each of VIEWS.
+        starts: Shortest length of each bin.
+        kept_J: Mean share kept in each bin.
     """
 
     kept: float
@@ -115,7 +122,7 @@ class Clip:
 
 
 def clip_by_length(loss: PolicyLoss, weight: UnclippedWeight, samples: Sequence[Batch]) -> Clip:
-    """What the loss, which weighs by ``weight`` without its clip, keeps of mini-batches, by bins of equal mass."""
+    """What the clip keeps of mini-batches, by bins of equal mass; ``weight`` is the weight without the clip."""
     parts = []
     for batch in samples:
 

@@ -1,4 +1,4 @@
-"""What a loss survives that ordinary training seldom brings: reported apart from whether it is right. Defined here."""
+"""Extreme inputs that leave a loss and its gradient finite. They are reported, and fail no check. Defined here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TRIED: Final = {"token": (1, (1, 5, 10, 20, 40, 60, 80, 90)), "response": (400,
 
 
 def survived(loss: PolicyLoss) -> dict[str, tuple[int, int]]:
-    """Largest log-ratio up and down of a ``token`` and a ``response`` with a finite loss and gradient; 0 for none."""
+    """Largest log-ratio, up and down, of a ``token`` and a ``response`` with a finite loss and gradient; 0 for none."""
 
     def largest(sign: int, length: int, sizes: tuple[int, ...]) -> int:
         lost = next((size for size in sizes if not _survives(loss, sign * size / length, length)), math.inf)
@@ -25,7 +25,7 @@ def survived(loss: PolicyLoss) -> dict[str, tuple[int, int]]:
 
 
 def bfloat16_error(loss: PolicyLoss) -> float:
-    """Of the gradient, over its largest entry: by log-probabilities in bfloat16, against the same ones in float32."""
+    """Largest error of the gradient with bfloat16 log-probabilities, relative to its largest entry in float32."""
     # S is near -8, where bfloat16 has steps of 1/32 or 1/16.
     d_BT = torch.where(torch.arange(400) < 400 - 3 * torch.arange(8)[:, None], -0.0234375, -0.015625)
     batch = Batch(d_BT - 1, torch.full_like(d_BT, -1.0), torch.ones_like(d_BT), d_BT < 0)
@@ -49,7 +49,7 @@ def in_words(loss: PolicyLoss) -> str:
 
 def _survives(loss: PolicyLoss, d: float, length: int) -> bool:
     old_BT = torch.full((2, length), min(-1.0, -1.0 - d))
-    # The second response is an ordinary one: a fault of the first must not reach it.
+    # The second response is ordinary: the extreme first one must not make its gradient non-finite.
     batch = Batch(torch.stack([old_BT[0] + d, old_BT[1]]), old_BT, torch.ones_like(old_BT), old_BT < 0)
     scaled = (dataclasses.replace(batch, advantages_BT=a * batch.advantages_BT) for a in (1.0, -1.0, 30.0))
     return all(_finite(loss, one.to(dtype)) for one in scaled for dtype in (torch.float32, torch.bfloat16))

@@ -127,7 +127,7 @@ def merge_bins(values: npt.ArrayLike, starts: npt.NDArray[np.int64]) -> Array:
 
 MIN_CLUSTERS: Final = 8
 """With fewer mini-batches the spread between them is too uncertain, and binomial noise is used instead."""
-#: A share of the sequences that is rounding: some losses have shares of a response's weight in place of acceptance.
+#: Rates this close to 1 count as 1: the share of a weight that a loss keeps carries rounding.
 _ROUNDING: Final = 1e-6
 
 

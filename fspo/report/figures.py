@@ -136,7 +136,7 @@ def say_nothing_to_show(axes: Axes, reason: str) -> None:
 def draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: Mapping[str, Look]) -> bool:
     """Mean over the group's runs at each step, and the range of the runs as a shade; False where none logged it.
 
-    Of a curve with ``points`` error bars show the range, or by the choice of problems 95% where their number is known.
+    With ``points``, error bars show 95% intervals over problems if their number is known, else the range over runs.
     """
     axes.set_title(curve.title)
     for index, group in enumerate(groups):

@@ -183,10 +183,10 @@ def _lre(label: str, meaning: str, view: str, number: str = "debiased.value") ->
 
 
 def problems_interval(runs: Sequence[Run], name: str, value: float) -> tuple[int, float, float] | None:
-    """Number of problems behind a held-out metric and the 95% interval of its mean over runs by the choice of problems.
+    """(number of problems, low, high): Wilson's 95% interval over problems of a held-out metric's mean ``value``.
 
-    Wilson's, which is at least as wide as it must be where several runs or samples are averaged. None where the number
-    of problems is not recorded or the metric is no share.
+    It is wider than it must be where several runs or samples are averaged. None if the number of problems is not
+    recorded, or if the metric is not a share.
     """
     known = [n for run in runs if (n := run.validation_problems(name)) is not None]
     if len(known) < len(runs) or not known or not 0 <= value <= 1:

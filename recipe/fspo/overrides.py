@@ -19,8 +19,9 @@ _LOSS: Final = f"{_ACTOR}.policy_loss"
 def override(value: ClipValue) -> str | None:
     """The overrides that set clip values in plain verl, separated by blanks; None where verl is not installed.
 
-    verl's own ``gspo`` takes them as eps. If the loss sums over tokens and comes in place of one that averages over
-    them (this package's with 1/L, any other by verl's default), ``grad_multiplier`` is 1 over the mean length.
+    verl's own ``gspo`` takes them as eps. If the loss sums over tokens and replaces one that averages over them, the
+    overrides also set ``grad_multiplier`` to 1 / mean length. Of this package's losses those with 1/L average; any
+    other loss is taken to average, as by verl's default.
     """
     if find_spec("verl") is None:
         return None
