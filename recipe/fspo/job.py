@@ -47,7 +47,7 @@ def _passes(config: DictConfig) -> Passes:
 
 
 def _outlook(config: DictConfig, overrides: Sequence[Override]) -> Iterator[str]:
-    """Of a script that was moved from verl's command also what it leaves to defaults, and is otherwise here."""
+    """Lines of the plan and the dry run. For a script moved from verl they include the defaults that differ here."""
     from recipe.fspo.outlook import outlook
     from recipe.runner.launch import left_to_verl
 

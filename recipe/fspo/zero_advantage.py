@@ -1,13 +1,14 @@
-"""Responses without a gradient: those to a prompt all of whose responses earn the same reward. Defined here.
+"""Responses without a gradient: all responses to their prompt earn the same reward. Defined here.
 
-Their advantage is A = r - mean(r) = 0, over whatever spread. verl 0.9.1's is not: the mean of equal float32 numbers
-rounds, and GRPO divides by a spread of 0 + 1e-6: |A| is 0.0074 for eight rewards of 0.1, and 0.056 for 0.7
-(docs/upstream/equal-rewards.patch).
+Their advantage A = r - mean(r) is 0, whatever it is divided by. verl 0.9.1's is not: the mean of equal float32 numbers
+rounds, and GRPO divides by a standard deviation of 0 + 1e-6. So |A| is 0.0074 for eight rewards of 0.1, and 0.056 for
+eight of 0.7 (docs/upstream/equal-rewards.patch). Here A is set to 0.
 
-With ``fspo.skip_zero_advantage`` their tokens are left out of pi_old's pass and of the updates: a padding row stands in
-the place of each, so that mini-batches keep their number of rows, and what a loss divides by is that of the whole
-mini-batch. The gradient of a mini-batch is the same, and so is the optimizer's step, of one with nothing left, too.
-Where verl balances a whole rollout batch over several ranks, other lengths make other mini-batches.
+With ``fspo.skip_zero_advantage`` their tokens go through neither pi_old's pass nor the updates. A padding row takes the
+place of each response, so that every mini-batch keeps its number of rows. The loss is divided by the tokens and
+responses of the whole mini-batch. So the gradient of a mini-batch is the same, and so is the optimizer's step, which is
+also taken if nothing is left. One thing can change: where verl balances a whole rollout batch over several ranks, the
+shorter rows may be put into other mini-batches.
 """
 
 from __future__ import annotations
@@ -28,17 +29,15 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-#: Tokens of a padding row: one of a response, and before it one of a prompt. verl's own have 128.
+#: Tokens of a padding row: one of a prompt, then one of a response. verl's own rows have 128.
 _TOKENS: Final = 2
 
 
 def equal_rewards(batch: KVBatchMeta) -> dict[str, float]:
-    """Keys of the responses to prompts whose responses, at least two, earn the same reward, which is the value.
+    """Reward of each response without a gradient, by its key: all responses to its prompt, at least two, earn it.
 
-    Padding is none of them.
-
-    A reward is what verl's estimators take it to be: the sum of a row of ``rm_scores``, in float32. One that is NaN
-    equals none.
+    Padding rows do not count. A reward is the sum of a row of ``rm_scores`` in float32, as verl's estimators compute
+    it. NaN equals no reward, not even another NaN.
     """
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
     scores = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["rm_scores"])["rm_scores"]
@@ -55,15 +54,17 @@ def equal_rewards(batch: KVBatchMeta) -> dict[str, float]:
 
 
 def write_zeros(partition_id: str, lengths: Mapping[str, int]) -> None:
-    """Make A exactly 0 in TransferQueue, and so the returns, of the rows with these keys, each of so many tokens."""
+    """Set A and the returns to exactly 0 in TransferQueue, for rows with these keys and numbers of tokens."""
     zeros = torch.nested.as_nested_tensor([torch.zeros(length) for length in lengths.values()], layout=torch.jagged)
     fields = TensorDict({"advantages": zeros, "returns": zeros}, [len(lengths)])
     tq.kv_batch_put(keys=[*lengths], partition_id=partition_id, fields=fields)
 
 
 def to_be_left_out(batch: KVBatchMeta, equal: Mapping[str, float]) -> list[str]:
-    """Keys of the rows whose tokens can go. Of a batch without any gradient a group stays: verl's metrics divide by its
-    tokens. The tags of ``batch`` get the lengths that are left, by which the ranks are balanced; in place.
+    """Keys of the rows whose tokens can be left out.
+
+    If no response of the batch has a gradient, those of one prompt stay, because verl's metrics divide by their tokens.
+    The tags of ``batch`` get the lengths that remain, by which verl balances the ranks; in place.
     """
     kept = batch.keys[0].rsplit("_", 2)[0] if len(equal) == len(batch) else None
     keys = [key for key in batch.keys if key in equal and key.rsplit("_", 2)[0] != kept]
@@ -75,32 +76,32 @@ def to_be_left_out(batch: KVBatchMeta, equal: Mapping[str, float]) -> list[str]:
 
 
 class Padding:
-    """Padding rows in the places of responses, from pi_old's pass to the update."""
+    """Padding rows that stand in for responses, from pi_old's pass to the update."""
 
     def __init__(self) -> None:
         self._partition = ""
-        #: Key of the padding row in the place of each response, and its tag.
+        #: By the key of a response: key and tag of the padding row that stands in for it.
         self._rows: dict[str, tuple[str, dict[str, Any]]] = {}
 
     @property
     def keys(self) -> list[str]:
-        """Of the padding rows."""
+        """Keys of the padding rows."""
         return [key for key, _ in self._rows.values()]
 
     def put(
         self, batch: KVBatchMeta, rewards: Mapping[str, float], lengths: Mapping[str, int], eos_token_id: int
     ) -> None:
-        """Write a row of verl's padding for each response of ``rewards`` into TransferQueue.
+        """Write a row of verl's padding into TransferQueue for each response of ``rewards``.
 
-        It has the reward and the group of its response, because an estimator may count rewards. Its response mask is 0.
-        Its loss mask, of which verl computes nothing but the sum over the mini-batch for ``batch_num_tokens``, is the
-        number of the response's tokens.
+        It has the reward of its response, and the rows of one prompt share a group, because an estimator may count
+        rewards. Its response mask is 0. Its loss mask is the number of the response's tokens: verl only sums it over
+        the mini-batch, for ``batch_num_tokens``.
 
         Args:
-            batch: Holds the responses.
-            rewards: By the keys of the responses whose places the rows take.
-            lengths: L of each, tokens.
-            eos_token_id: What the rows consist of.
+            batch: The batch with the responses.
+            rewards: Reward of each response to be replaced, by its key.
+            lengths: L of each of these responses in tokens, by its key.
+            eos_token_id: The token that the rows consist of.
         """
         self._partition, name = str(batch.partition_id), f"pad{uuid.uuid4().hex}"
         first = next(iter(rewards))
@@ -120,7 +121,7 @@ class Padding:
         )
 
     def in_place(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """The batch with the padding rows in the places of the responses; itself where there are none."""
+        """The batch with padding rows in place of the responses; the batch itself if there are no padding rows."""
         if not self._rows:
             return batch
         rows = [self._rows.get(key, (key, tag)) for key, tag in zip(batch.keys, batch.tags, strict=True)]
@@ -135,7 +136,7 @@ class Padding:
 
 
 def _shortened(name: str, value: Any) -> Any:
-    """A field of verl's padding row with the tokens of ours."""
+    """A field of verl's padding row, cut to the tokens of ours."""
     if not torch.is_tensor(value):
         return value
     if name == "prompts":
@@ -156,18 +157,19 @@ def with_rows_left_out(
     epochs: int,
     longest: int,
 ) -> list[MiniBatch]:
-    """The mini-batches of an update with a row for each response that was left out: A = 0, without S.
+    """The mini-batches of an update, with a row for each response that was left out: A is 0, and S is not known.
 
     Args:
-        mini_batches: Of the update, joined over the ranks.
-        batch: In the order in which the ranks cut it into mini-batches (with ``actor.shuffle`` they draw others).
-        left_out: Keys of the responses.
-        outcomes: Of the batch.
-        first_row: Number of its first response.
-        step: Of the update.
-        ranks: That have rows of their own.
-        epochs: How often each response is in a mini-batch.
-        longest: Responses of so many tokens count as truncated.
+        mini_batches: The mini-batches, joined over the ranks.
+        batch: The batch, in the order in which the ranks cut it into mini-batches. With ``actor.shuffle`` they draw
+            others.
+        left_out: Keys of the responses that were left out.
+        outcomes: Outcomes of the batch.
+        first_row: Row number of its first response.
+        step: Number of the step.
+        ranks: Number of ranks that have rows of their own.
+        epochs: Number of mini-batches that each response is in.
+        longest: Number of tokens from which on a response counts as truncated.
     """
     if not left_out:
         return list(mini_batches)

@@ -78,7 +78,7 @@ def _named(rows: Sequence[_Row]) -> str:
 
 
 def _by(rows: Iterable[_Row], key: Callable[[_Row], Any]) -> dict[Any, list[_Row]]:
-    """The rows by something of theirs."""
+    """Rows grouped by ``key(row)``."""
     groups: dict[Any, list[_Row]] = defaultdict(list)
     for row in rows:
         groups[key(row)].append(row)

@@ -36,8 +36,8 @@ SETTINGS: Final = {
 def main(job: Job, usage: Callable[[], str], several: str, arguments: Sequence[str]) -> None:
     """Run a job as its command line asks, and leave the process unless the run has finished.
 
-    ``usage`` makes what ``--help`` prints, ``several`` says what to use for several runs in place of Hydra's sweeps. No
-    secret of the command is printed.
+    ``usage`` returns the text of ``--help``. ``several`` names the command for several runs, which the refusal of
+    Hydra's sweeps recommends. No secret of the command is printed.
     """
     mask_command_line()
     parser = argparse.ArgumentParser(prog=f"python -m {job.command}", add_help=False, allow_abbrev=False)

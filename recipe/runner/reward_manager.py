@@ -1,4 +1,4 @@
-"""verl's naive reward manager. It adds what the trainer tells of a response, and ends the run when a reward raises.
+"""verl's naive reward manager, with length, problem id and digest of a response. A reward that raises ends the run.
 
 verl logs the exception of a reward function in a worker's file and trains on without that response. Here the first one
 ends the run: the manager keeps what went wrong, and the trainer asks for it (:func:`raise_failure`).
@@ -39,9 +39,9 @@ class TokenLengthRewardManager(NaiveRewardManager):
         self._kinds: dict[str, str] = {}  # of what the reward has returned, by key
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
-        """As verl's, with what an evaluation and the trainer read of a response.
+        """As verl's, with facts of the response that an evaluation and the trainer read.
 
-        One scalar per response, so that nobody has to load the tokens. Keys returned by the reward function win.
+        These are scalars, so that nobody has to load the tokens. Keys returned by the reward function win.
 
         Raises:
             ExplainedError: the reward function raised, or returned something else than a finite number or a dict with
@@ -94,8 +94,9 @@ class TokenLengthRewardManager(NaiveRewardManager):
 
 
 def _problem_id(source: str, index: Any, prompt: str) -> str:
-    """What groups the responses to one problem: an index alone is not enough, because files of one source may each be
-    counted from 0.
+    """The identity of a problem, by which its responses are grouped.
+
+    An index alone is not enough, because several files of one source may each count from 0.
     """
     return "/".join(str(part) for part in (source, index, prompt) if part is not None)
 

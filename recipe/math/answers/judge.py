@@ -340,7 +340,10 @@ def _out_of_order(side: Answer) -> bool:
 
 
 def _folded(text: str) -> str:
-    """Words in one wording: without case, marks, plural and words that add nothing; a single letter as it is."""
+    """Words without case, marks, plural s and FILLERS, and a phrase of PHRASES in its first wording.
+
+    A single letter stays as it is.
+    """
     if len(text) == 1:
         return text
     words = re.findall(r"\\\W|\\?[^\W_]+|[^\w\s]", re.sub(r"[\x02\x03(),.'-]+|(?<!\\)[{}]", " ", text).lower())
@@ -442,7 +445,7 @@ def _is_endless(*sides: Any) -> bool:
 
 
 def _apart(one: Any, other: Any) -> bool:
-    """Whether two expressions have clearly different values at some point: sparing what would take long to simplify."""
+    """A cheap test before math-verify simplifies: whether two expressions differ clearly at one sample point."""
     import sympy
 
     if _is_endless(one, other):

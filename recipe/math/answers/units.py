@@ -1,4 +1,4 @@
-"""Units and scale words behind a number, by one table: a factor and the dimension that they measure."""
+"""Units and scale words behind a number: one table with the dimension and factor of each unit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 from collections import Counter
 from typing import Any, Final, NamedTuple
 
-#: Names and abbreviations (a plural s is left out), dimension, and factor to the unit of its dimension.
+#: One unit a line: its abbreviations and names without a plural s, its dimension, and its factor to the base unit.
+#: ``L T-1`` is length over time. ``inche`` and ``pennie`` are what is left of their plurals.
 _TABLE: Final = r"""
 m meter metre | L | 1
 km kilometer kilometre | L | 1000
@@ -76,7 +77,7 @@ f fahrenheit | F | 1
 rad radian | A | 1
 deg degree | A | pi/180
 """
-#: Units that have the prefixes of SI, by their symbols, which have a case, and by their names.
+#: Units that take SI prefixes: the symbol, in which upper and lower case differ, and the names.
 _PREFIXED: Final = {
     "m": "meter metre", "g": "gram", "s": "second", "L": "liter litre", "Hz": "hertz", "V": "volt", "W": "watt",
     "J": "joule", "Pa": "pascal", "N": "newton", "A": "ampere amp", "eV": "electronvolt", "mol": "mole", "Wh": "wh",
@@ -95,7 +96,15 @@ _EMPTY: Final = {"of", "in", "the", "point", "percentage"}
 
 
 class Unit(NamedTuple):
-    """What a number with these words behind it is multiplied by, and its dimension (None if a word is unknown)."""
+    """The meaning of the words behind a number.
+
+    Attributes:
+        scale: Product of the scale words, such as a million.
+        percent: Whether the words have "percent".
+        factor: Factor to the base units, from all units among the words.
+        dimension: Powers of the base dimensions; None without a unit, or if one of the words is unknown.
+        degrees: Whether the words have "degree" other than of a temperature.
+    """
 
     scale: int
     percent: bool
@@ -123,7 +132,7 @@ def _table() -> dict[str, tuple[Any, Counter[str]]]:
 
 @functools.lru_cache(maxsize=4096)
 def unit(words: str) -> Unit:
-    """The unit that words behind a number spell, such as "km/h", "square inches" or "million dollars"."""
+    """The unit that the words behind a number name, such as "km/h", "square inches" or "million dollars"."""
     words = re.sub(r"degrees?\s+(?=(?:[CF]|celsius|fahrenheit)\b)", "", words, flags=re.IGNORECASE)
     scale, percent, factor, powers, known, sign, power = 1, False, 1, Counter[str](), True, 1, 1
     tokens = re.findall(r"/|([^\s.,:;()!?'\"/^{}-]+)(?:\^\{?(-?\d+)\}?)?", words)

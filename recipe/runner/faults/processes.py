@@ -174,7 +174,7 @@ class Processes:
     def first_end(self, expected: Callable[[], Sequence[str]] = tuple, seconds: float = 0.2) -> Ended | None:
         """Wait ``seconds`` at most; of several that end, return the one that took the others along: the last in ROLES.
 
-        None if none ends, or only such as are ``expected`` to, by role; that is asked once one has.
+        None if none ends, or if each that ends has a role in ``expected()``, which is called after the end.
         """
         earlier, self._kills = self._kills, kills_for_memory()  # one may be killed while others are looked for
         self._take_in_new_ones()

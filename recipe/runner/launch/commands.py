@@ -122,7 +122,7 @@ def refuse(*problems: object) -> NoReturn:
 
 
 def of_system(error: OSError) -> str:
-    """What the system refuses before anything is started, as one sentence."""
+    """An error of the system before anything was started, as one sentence with its remedy."""
     place = f"{error.filename}: " if error.filename else ""
     return (
         f"{place}{error.strerror or error}; nothing was started: make room or mend the place, or give another "
@@ -133,9 +133,9 @@ def of_system(error: OSError) -> str:
 def launch_or_exit(
     config: DictConfig, job: Job, overrides: Sequence[Override] = (), resume: Resume | None = None
 ) -> None:
-    """Run the stack with ``config``; unless it finishes, say why and leave the process.
+    """Train. If the run does not finish, print why and exit.
 
-    It was composed with ``overrides`` on the settings of the run ``resume``, and its platform is exported.
+    ``config`` must come from ``overrides`` on the settings of the run ``resume``, and the platform must be exported.
     """
 
     def commands(finished: bool = False) -> list[str]:

@@ -178,7 +178,7 @@ def of_groups(job: Job, overrides: Sequence[Override]) -> list[Override]:
 
 
 def composed_groups(job: Job, overrides: Sequence[Override]) -> tuple[DictConfig, list[str]]:
-    """The configuration of the groups without the overrides that are wrong, and what is wrong with those."""
+    """The configuration of the groups, composed without the wrong overrides, and what is wrong with each of those."""
     good, problems = list(overrides), []
     while True:
         try:
@@ -230,14 +230,14 @@ def old_key(job: Job, key: str) -> tuple[str, str] | None:
 
 
 def former_keys(job: Job, settings: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with settings that an earlier version has recorded: they have keys that there are no more."""
+    """Problems of settings that an earlier version has recorded: keys that no longer exist."""
     for key, value in leaves(settings):
         if value is not None and old_key(job, key):
             yield f"{key}={value}: there is no such key any more"
 
 
 def _without_old_keys(job: Job, overrides: Sequence[Override]) -> tuple[list[Override], list[str]]:
-    """The overrides that can be composed as far as they themselves tell, and what is wrong with the others."""
+    """The overrides without old keys and groups named as settings, and the problems of the others."""
     good, problems, by_old, folders = list[Override](), [], dict[tuple[str, str], list[str]](), _folders(job, overrides)
     for override in overrides:
         key = key_of(override)
@@ -259,7 +259,7 @@ def _without_old_keys(job: Job, overrides: Sequence[Override]) -> tuple[list[Ove
 
 
 def _wrong_keys(job: Job, overrides: Sequence[Override], own: Collection[str], base: DictConfig) -> dict[str, str]:
-    """The overrides of keys that there are not, and those that add a key which is there, with what to write instead."""
+    """Unknown keys, keys added with + that exist, and keys of groups and lists, each with its remedy."""
     added = [key_of(override) for override in overrides if override.is_add() or override.is_force_add()]
     wrong = {}
     for override in overrides:
@@ -375,10 +375,10 @@ def _no_such(job: Job, text: str, key: str, own: Collection[str], defaults: Dict
 
 
 def _like(job: Job, key: str, own: Collection[str], defaults: DictConfig) -> str:
-    """A suggestion for a key that was mistyped, or given without groups above it, or by another program's name.
+    """A suggestion for a key that was mistyped, given without the groups above it, or given by another program's name.
 
-    Never a group, and none that nothing reads. There is a critic's key beside many of the actor's, and verl uses many
-    names twice: what has other groups above it is another setting.
+    Groups, and keys that nothing reads, are never suggested. Many of the actor's keys exist for the critic, too, and
+    verl uses many names twice: a key with other groups above it is another setting.
     """
     keys = [
         other
@@ -419,7 +419,7 @@ def _leaves_groups_out(parts: Sequence[str], of: Sequence[str]) -> bool:
 
 
 def _words(overrides: Sequence[Override]) -> list[str]:
-    """What Hydra is told: where all groups are, and which of them are chosen."""
+    """Hydra's arguments: the search path of all groups, and the overrides that choose among them."""
     path = search_path([f"file://{folder}" for folder in (verl_config_dir(), CONF_DIR)] + own_folders(overrides))
     return [path, *(text_of(override) for override in overrides if key_of(override) != SEARCH_PATH)]
 

@@ -89,7 +89,7 @@ def truth_problem(path: Path) -> str | None:
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows of a table as verl's data set gives them: what `datasets` keeps as JSON, for it has several types, read.
+    """The rows as verl's data set gives them, with JSON columns (of mixed types) decoded.
 
     In JSON lines a record may differ from row to row in its keys or in the types of their values.
     """

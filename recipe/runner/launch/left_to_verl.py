@@ -1,4 +1,4 @@
-"""What a command leaves to defaults and verl's own command would have otherwise (docs/your-script.md)."""
+"""Settings that a command leaves to defaults which differ from verl's (docs/your-script.md)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from recipe.runner.launch.compose import apply, has_key, is_below, key_of, leave
 from recipe.runner.launch.inputs import migrate_rewards
 from recipe.runner.launch.masking import masked
 
-#: Lines at most, one a pair of values; the last one has all that are left.
+#: Most lines. Each has one pair of values; the last has all pairs that are left.
 _LINES: Final = 18
 
 
 def verls(config: DictConfig, overrides: Sequence[Override]) -> DictConfig:
-    """verl's ``ppo_trainer`` with the keys that ``overrides`` give, which have their values in ``config``.
+    """verl's configuration ``ppo_trainer``, where the keys of ``overrides`` have their values in ``config``.
 
     Keys of verl's earlier reward groups are moved as verl's command moves them.
     """
@@ -44,7 +44,7 @@ def verls(config: DictConfig, overrides: Sequence[Override]) -> DictConfig:
 
 
 def differing(config: DictConfig, overrides: Sequence[Override]) -> Iterator[tuple[str, Any, Any]]:
-    """Key, verl's value and that of ``config``, of each setting of verl's that no override gives and that differs."""
+    """Key, verl's value and the value in ``config`` of each verl setting that differs and that no override sets."""
     given = [key_of(override) for override in overrides]
     of_verl = verls(config, overrides)
     for key, _ in leaves(OmegaConf.to_container(of_verl)):
@@ -57,7 +57,7 @@ def differing(config: DictConfig, overrides: Sequence[Override]) -> Iterator[tup
 
 
 def lines(config: DictConfig, overrides: Sequence[Override]) -> list[str]:
-    """Every setting of :func:`differing` with both values; settings with the same two values share a line."""
+    """The settings of :func:`differing` with both values. Settings with the same two values share a line."""
     groups: dict[str, list[str]] = {}
     for key, value, here in differing(config, overrides):
         groups.setdefault(f"{_text(value, key)} -> {_text(here, key)}", []).append(key)
