@@ -24,9 +24,9 @@ from typing import Any, BinaryIO, ClassVar, Final, TypeVar
 T = TypeVar("T")
 
 MAX_BYTES: Final = 64 * 2**20
-"""Of a file that is read whole, and of one line of any other."""
+"""Largest size of a file that is read whole, and of one line of any other file."""
 _MAX_YAML_BYTES: Final = 2**21
-"""Thousands of data files named in a configuration are within it; it loads in seconds."""
+"""A configuration that names thousands of data files is smaller; one of this size loads in seconds."""
 _MAX_DEPTH: Final = 40
 MAX_WHOLE: Final = 2**53
 """Whole numbers up to this one are exact as float64, too."""
@@ -34,7 +34,7 @@ MAX_NUMBER: Final = 1e100
 """The square of such a number, summed over any run, is still a float."""
 _MAX_NAME: Final = 200
 _MAX_PROBLEMS: Final = 1000
-"""So many lines of one file may be wrong; it is not read further then."""
+"""A file is not read further once so many of its lines are wrong."""
 
 
 def is_below(path: Path, folder: Path) -> bool:
@@ -193,7 +193,7 @@ def parse_object(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a field may hold: in words, for ``must be ...``, and whether a value is of this kind."""
+    """A kind of value: in words, to follow "must be", and a test whether a value is of it."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -249,7 +249,7 @@ NUMBER: Final = Kind(  # Python compares an integer of any size with a float; Na
 
 
 def wrong_fields(record: Mapping[str, Any], fields: Mapping[str, Kind]) -> dict[str, str]:
-    """By name, what is wrong with the fields of a record; one that it does not have is not wrong."""
+    """What is wrong with the fields of a record, by name. A missing field is not wrong."""
     return {
         name: f"must be {kind.words}, is {reprlib.repr(record[name])}"
         for name, kind in fields.items()

@@ -107,11 +107,11 @@ class Responses:
 
     @classmethod
     def of_output(cls, output: SequenceLossOutput, index: int = 0, moved: bool = True) -> Responses:
-        """Of one mini-batch, from what a loss made of it; rows without a response are left out.
+        """The responses of one mini-batch, from the output of a loss; rows without a response are left out.
 
         Args:
-            output: Of the loss.
-            index: Of the mini-batch within its rollout batch.
+            output: Output of the loss.
+            index: Index of the mini-batch within its rollout batch.
             moved: Whether a weight had moved before it.
         """
         rows = rows_of(output)

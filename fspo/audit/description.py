@@ -48,7 +48,7 @@ def live_metrics(responses: Responses) -> dict[str, float]:
 
 
 def _position_columns(columns: Any, moved_B: Any) -> dict[str, list[str]]:
-    """Of S_t, the sum over the first t tokens, of all responses that reach t = 1, 2, 4, ...."""
+    """Columns for S_t, the sum over the first t = 1, 2, 4, ... tokens, of all responses that reach t."""
     table: dict[str, list[str]] = {}
     length_B, whole_B = (np.asarray(columns[name], dtype=np.float64)[moved_B] for name in ("L", "Q"))
     for octave in range(OCTAVES):

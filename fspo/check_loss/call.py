@@ -59,20 +59,20 @@ class Batch:
     mask_BT: torch.Tensor
 
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-        """The function of every tensor."""
+        """The batch with a function applied to every tensor."""
         return Batch(*(function(getattr(self, field.name)) for field in dataclasses.fields(self)))
 
     def to(self, dtype: torch.dtype) -> Batch:
-        """With floating tensors of another type."""
+        """The batch with its floating-point tensors in another type."""
         return self.map(lambda one: one.to(dtype) if one.is_floating_point() else one)
 
     def padding(self, *values: float) -> Batch:
-        """With these values of log_prob, old_log_prob and A outside the mask; 0 by default."""
+        """The batch with these values of log_prob, old_log_prob and A outside the mask; 0 by default."""
         tensors = zip((self.log_prob_BT, self.old_log_prob_BT, self.advantages_BT), values or (0.0,) * 3, strict=True)
         return Batch(*[x.masked_fill(~self.mask_BT, value) for x, value in tensors], self.mask_BT)  # type: ignore[call-arg]
 
     def on_policy(self) -> Batch:
-        """With log_prob = old_log_prob."""
+        """The batch with log_prob = old_log_prob."""
         return dataclasses.replace(self, log_prob_BT=self.old_log_prob_BT)
 
 

@@ -16,7 +16,7 @@ from scipy import stats  # type: ignore[import-untyped]
 from fspo.fairness.lre import Array, Interval, length_reweighting_error, percentile_ends
 
 Counts = tuple[Array, Array]
-"""Of one run: accepted and all sequences by mini-batch and length bin, ``(accepted_MK, total_MK)``."""
+"""``(accepted_MK, total_MK)`` of one run: accepted and all sequences, by mini-batch and length bin."""
 
 _BATCH_ENTRIES = 4_000_000
 

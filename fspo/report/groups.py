@@ -79,7 +79,7 @@ def length_profile(runs: Sequence[Run], view: str = "symmetric") -> LengthProfil
 
 
 Profiles = dict[str, dict[str, LengthProfile | None]]
-"""By view and algorithm."""
+"""Length profiles by view and algorithm."""
 
 
 def clip_profiles(groups: Sequence[RunGroup]) -> Profiles:
@@ -185,7 +185,7 @@ def _lre(label: str, meaning: str, view: str, number: str = "debiased.value") ->
 def problems_interval(runs: Sequence[Run], name: str, value: float) -> tuple[int, float, float] | None:
     """(number of problems, low, high): Wilson's 95% interval over problems of a held-out metric's mean ``value``.
 
-    It is wider than it must be where several runs or samples are averaged. None if the number of problems is not
+    It may be wider than needed where several runs or samples are averaged. None if the number of problems is not
     recorded, or if the metric is not a share.
     """
     known = [n for run in runs if (n := run.validation_problems(name)) is not None]

@@ -16,7 +16,7 @@ from fspo.report.runs import Run
 NOT_RUN: Final = "not run"
 NOT_RECORDED: Final = "(not recorded)"
 NOTHING: Final = "-"
-"""In place of a clip rate where nothing could be clipped, and of an LRE where nothing was."""
+"""Stands for a clip rate if nothing could be clipped, and for an LRE if nothing was clipped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,7 +281,7 @@ def install() -> None:
 
 
 def _tried(wrap: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Of a module; what it raises would reach whoever imports that."""
+    """``wrap`` in a :class:`Trial`: whoever imports the module must not get its errors."""
 
     def try_to(module: Any) -> None:
         with Trial()():

@@ -36,7 +36,7 @@ _CALLS = 3  # rows of each source with which a reward is tried
 
 @dataclass
 class Findings:
-    """What a look at the rows has found: ``lines`` to read, and ``problems`` that stop training or cost rows."""
+    """The result of a check: ``lines`` to read, and ``problems`` that stop training or cost rows."""
 
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)

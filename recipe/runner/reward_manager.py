@@ -111,7 +111,7 @@ def _short(value: Any) -> str:
 
 
 def _failure_of(worker: Any) -> str | None:
-    """In a reward worker: the first failure; None without one, or with another reward manager."""
+    """The first failure in a reward worker. None without one, or with another reward manager."""
     return getattr(worker.reward_manager, "failure", None)
 
 

@@ -35,7 +35,7 @@ class LossScale:
 
     @property
     def factor(self) -> float:
-        """By which the loss is multiplied."""
+        """Factor on the loss."""
         return 1.0 if self.length is None else 1 / self.length
 
     def measure(self, length_B: torch.Tensor) -> None:

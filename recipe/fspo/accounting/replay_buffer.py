@@ -75,7 +75,7 @@ class CountingBuffer(ReplayBuffer):  # type: ignore[misc]
             self.funnel.end(stage, lengths, unknown=len(uids) * self.n - len(lengths))
 
     def _lengths(self, uids: set[str]) -> list[int]:
-        """Of the responses that are there to these prompts of the training."""
+        """Lengths of the responses in TransferQueue to these training prompts."""
         if not (keys := [key for key in self.partitions["train"] if prompt_of(key) in uids]):
             return []
         masks = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["response_mask"])["response_mask"]

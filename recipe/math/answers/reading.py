@@ -148,7 +148,7 @@ _NUMBERS: Final[_Rules] = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What an answer is. ``parts`` are those of a collection or the sides of a relation, ``text`` is a leaf's."""
+    """An answer of some kind. A collection or a relation has ``parts``; a leaf has ``text``."""
 
     kind: str
     text: str = ""

@@ -53,7 +53,7 @@ def _number(text: str, parse: Callable[[str], Any]) -> Any:
 
 
 def _inequality(sides: list[tuple[str, str]], parse: Callable[[str], Any]) -> Any:
-    """Of "x < a", "a > x" or "a < x < b", of "x = a" and "x \\ne a"; f(x) and |x| are names, too."""
+    """The set of "x < a", "a > x", "a < x < b", "x = a" or "x \\ne a". f(x) and |x| count as names, too."""
     import sympy
 
     texts, signs = [stripped(side) for side, _ in sides], [sign for _, sign in sides[1:]]

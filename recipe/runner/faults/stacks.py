@@ -31,9 +31,9 @@ def write_when_asked() -> None:
 
 
 def stacks_of(pids: Iterable[int]) -> list[str]:
-    """Of each process: all threads, a line ``    FUNCTION (FILE:LINE)`` for each frame, the innermost first; or none.
+    """The stacks of each process: a line ``    FUNCTION (FILE:LINE)`` for each frame of each thread, innermost first.
 
-    All are asked at once: a node of eight GPUs has dozens.
+    A process that cannot write them gets a line that says so. All are asked at once: a node of eight GPUs has dozens.
     """
     asked = [_ask(pid) for pid in pids]
     if any(asked):

@@ -149,7 +149,7 @@ class _NodeWatcher:
         self._processes = Processes(run_id)
 
     def first_end(self) -> Ended:
-        """Of a process of the run here; returns only then."""
+        """Wait until a process of the run on this node ends, and return its end."""
         while (ended := self._processes.first_end()) is None:
             pass
         return ended

@@ -18,7 +18,7 @@ _RESAMPLED = metric_utils.bootstrap_metric
 
 @functools.lru_cache(maxsize=256)
 def _probabilities(count: int, draws: int) -> np.ndarray:
-    """For each rank among ``count`` values, from the lowest: how probably it is the largest of ``draws`` of them."""
+    """Probability that each of ``count`` values, in rising order, is the largest of ``draws`` with replacement."""
     at_most = (np.arange(count + 1) / count) ** draws
     return np.diff(at_most)
 
