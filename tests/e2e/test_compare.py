@@ -65,6 +65,7 @@ def test_a_grid_trains_every_run_under_the_same_conditions(tmp_path: Path) -> No
         "trainer.logger=[console,tensorboard]",
         "trainer.save_freq=-1",
         "trainer.rollout_data_dir=${run.dir}/rollouts",
+        "fspo.skip_zero_advantage=false",  # every mini-batch has an S
     )
     output = compare(tmp_path, *arguments)
     assert output.count("starting Ray") == 2

@@ -79,7 +79,8 @@ def test_verls_own_command_trains_with_the_recipe_s_trainer(tmp_path: Path, monk
     """Twelve steps in two starts: a table, measured values and metrics, none of them twice, without a run folder."""
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # what it sets is undone
     folder = tmp_path / "saved"
-    settings = (*SMALL, "trainer.save_freq=8", "trainer.logger=[file]")
+    mini_batches = "actor_rollout_ref.actor.ppo_mini_batch_size=2"  # few steps without two that have a gradient
+    settings = (*SMALL, "trainer.save_freq=8", "trainer.logger=[file]", mini_batches)
     words, environment = plain_verl(tmp_path, *settings)
     words += ["actor_rollout_ref.actor.policy_loss.loss_mode=fspo", "trainer.v1.trainer_mode=fspo"]
     words += [f"trainer.default_local_dir={folder}", "++trainer.resume_mode=auto"]
