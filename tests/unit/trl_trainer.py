@@ -114,13 +114,16 @@ def test_a_loss_without_a_rule_that_is_known_has_s_alone(tmp_path: Path) -> None
 def test_training_goes_on_without_an_audit_that_fails(
     failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if failing == "add":
-        monkeypatch.delattr(Audit, "add")
-    else:
-        (tmp_path / "audit").touch()  # no folder
+    monkeypatch.delattr(Audit, failing)
     run = trainer(tmp_path, "fspo", max_steps=2)
     assert run.train().global_step == 2
     assert capsys.readouterr().out.count("audits nothing more") == 1
+
+
+def test_an_audit_that_cannot_write_ends_before_the_training(tmp_path: Path) -> None:
+    (tmp_path / "audit").touch()
+    with pytest.raises(NotADirectoryError, match=r"/audit: .*give another"):
+        trainer(tmp_path, "fspo", max_steps=2)
 
 
 @pytest.mark.parametrize(
