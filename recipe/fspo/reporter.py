@@ -34,7 +34,8 @@ class Reporter:
     def note(self, **facts: Any) -> None:
         """Keep facts that are known only once the training is under way."""
         self._facts |= facts
-        write_json(self.folder / NOTES_FILE, self._facts, allow_nan=True)
+        with self.writing(self.folder / NOTES_FILE) as path:
+            write_json(path, self._facts, allow_nan=True)
 
     def append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Append records to one of the folder's files, a line each."""

@@ -19,6 +19,7 @@ from recipe.runner.launch import run_folder
 from recipe.runner.launch.progress import PROGRESS
 from transfer_queue import KVBatchMeta
 
+from fspo.records import INFO_FILE
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
 
@@ -34,7 +35,8 @@ class RunReporter(Reporter):
         PROGRESS.say(text)
 
     def note(self, **facts: Any) -> None:
-        run_folder.note(str(self.folder), **facts)
+        with self.writing(self.folder / INFO_FILE):
+            run_folder.note(str(self.folder), **facts)
 
 
 class RunHooks(RunnerHooks, FSPOHooks):
