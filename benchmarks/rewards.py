@@ -173,7 +173,7 @@ def load(n: int, n_threads: int = 32) -> str:
     assert len(results) == n and not accepted
     waits = sorted(seconds for _, seconds in results)
     rows = [["ours, two workers, with the pathological", f"{1000 * whole / n:.1f}"]]
-    sample = [pair for pair in pairs[:: max(1, len(pairs) // 200)]]
+    sample = pairs[:: max(1, len(pairs) // 200)]
     for name, accepts in {"ours": None, **others()}.items():
         if name in ("ours", "math-verify", "verl prime_math"):
             with MathScorer(n_workers=1) as scorer:

@@ -387,9 +387,8 @@ def conclude(
     if wrong is not None:
         return [f"no conclusion and no clip value: {wrong}"]
     # Clip values need no lengths that differ.
-    reason = too_few(responses)
-    of_one_length = reason is not None and reason == too_alike(responses)
-    if reason is not None and not of_one_length:
+    alike = too_alike(responses)
+    if (reason := too_few(responses)) is not None and reason != alike:
         return [reason]
 
     def propose(name: str, band: SequenceLossSettings) -> str:
@@ -397,13 +396,11 @@ def conclude(
         setting = None if override is None else override(value)
         return "" if setting is None else f":\n  {setting}"
 
-    lines: list[str | None] = [reason or _spread_line(responses)]
-    even = {view: None if of_one_length else even_band(responses, accept, view) for view in VIEWS}
-    if of_one_length:
-        pass
-    elif even["symmetric"] is None:
+    lines: list[str | None] = [alike or _spread_line(responses)]
+    even = {} if alike else {view: even_band(responses, accept, view) for view in VIEWS}
+    if even and even["symmetric"] is None:
         lines.append(f"no even band and no clip value: at least {accept:.0%} of the recorded S are 0")
-    elif even["active"] is None and (responses.advantage_B > 0).any():
+    elif even and even["active"] is None and (responses.advantage_B > 0).any():
         lines.append(f"no even band by removed gradients: {accept:.0%} of them are kept at any width")
     proposed = set()
     for view, of_view in even.items():
@@ -418,7 +415,7 @@ def conclude(
     # The audited loss's own value; and FSPO's, to which whoever audits another band may want to change.
     own = named_loss(str(loss)) or "fspo"
     bands = ((own, settings or ALGORITHMS[own]), ("fspo", ALGORITHMS["fspo"]))
-    for name, band in bands if of_one_length or even["symmetric"] is not None else ():
+    for name, band in bands if alike or even["symmetric"] is not None else ():
         if (name, band.exponent) not in proposed and not band.needs_state:
             proposed.add((name, band.exponent))
             lines.append(_clip_line(responses, name, band, "symmetric", accept, propose))

@@ -40,7 +40,7 @@ def _mistakes(name: str, key: str, known: Sequence[str]) -> int:
     for mine, right in zip(ours, theirs, strict=True):
         if mine == right:
             continue
-        is_ending = right.startswith(mine) or mine.startswith(right)  # file and files, coef and coeff
+        is_ending = _one_begins(mine, right)  # file and files, coef and coeff
         most = max(len(mine), len(right)) // _LETTERS_PER_MISTAKE
         if max(len(mine), len(right)) <= _LETTERS_PER_MISTAKE:  # opo is not a mistyped ppo, and mtp is not tp
             most = int(is_ending or sorted(mine) == sorted(right))
@@ -53,9 +53,13 @@ def _abbreviates(name: str, key: str) -> bool:
     """Whether the names have as many words, and of each pair one begins the other (with three letters or more)."""
     ours, theirs = _words(name), _words(key)
     return len(ours) == len(theirs) and all(
-        mine == right or (min(len(mine), len(right)) >= 3 and (mine.startswith(right) or right.startswith(mine)))
+        mine == right or (min(len(mine), len(right)) >= 3 and _one_begins(mine, right))
         for mine, right in zip(ours, theirs, strict=True)
     )
+
+
+def _one_begins(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)
 
 
 def _words(name: str) -> list[str]:

@@ -174,11 +174,11 @@ class Audit:
             if output is None:
                 output = judge(*tensors, self._rule)
             columns = {"S": output.log_ratio_B, "A": output.advantage_B, "valid": output.valid_B}
-            if known and kept is None:
-                columns |= {"inside": output.accepted_B, "weight": output.weight_B}
-                columns["kept"] = 1.0 - output.clipped_high_B.double() - output.clipped_low_B.double()
             if kept is not None:
                 columns |= {"inside": own["kept"], "weight": torch.ones_like(own["kept"])} | own
+            elif known:
+                columns |= {"inside": output.accepted_B, "weight": output.weight_B}
+                columns["kept"] = 1.0 - output.clipped_high_B.double() - output.clipped_low_B.double()
             columns |= {"truncated": truncated_B} if truncated_B is not None else {}
             columns |= {"row": row_B} if row_B is not None else {}
             if rollout_weight_BT is not None:

@@ -117,13 +117,11 @@ def load(
 
     actor: ``module:Class`` of the configuration, for losses that ask for one, as verl's do.
     """
-    function = _imported(name)
+    function = _function(name)
     if isinstance(function, PolicyLoss):
         if settings or loss_agg_mode or actor:
             raise LossError(f"{name} has settings of its own: leave --config, --loss-agg-mode and --actor out")
         return function
-    if not callable(function):
-        raise LossError("this is not a function: give MODULE:FUNCTION")
     kind = _imported(actor) if actor else None
     if kind is not None and not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         remedy = "give the dataclass of the actor's settings, such as --actor verl.workers.config:ActorConfig"
@@ -176,6 +174,14 @@ def _of_the_library(
     output = sequence_policy_loss(*tensors, settings, BandState(), rollout_is_weights)
     info: dict[str, int] = config.global_batch_info
     return output.loss_B.sum() / info["global_batch_size"] * info["dp_size"]
+
+
+def _function(name: str) -> Any:
+    """The function, or the :class:`PolicyLoss`, that ``module:function`` names."""
+    function = _imported(name)
+    if not (isinstance(function, PolicyLoss) or callable(function)):
+        raise LossError("this is not a function: give MODULE:FUNCTION")
+    return function
 
 
 def _imported(name: str) -> Any:
@@ -267,9 +273,5 @@ def _report(name: str, options: argparse.Namespace) -> int:
 
 
 def _with_settings_of(like: PolicyLoss, name: str) -> PolicyLoss:
-    function = _imported(name)
-    if isinstance(function, PolicyLoss):
-        return function
-    if not callable(function):
-        raise LossError("this is not a function: give MODULE:FUNCTION")
-    return PolicyLoss(function, like.config, like.loss_agg_mode)
+    function = _function(name)
+    return function if isinstance(function, PolicyLoss) else PolicyLoss(function, like.config, like.loss_agg_mode)

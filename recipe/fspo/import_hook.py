@@ -43,9 +43,9 @@ def check_before_ray(constants: Any) -> None:
 
             if problems := list(plain_problems(config)):
                 raise ValueError("\n".join(problems))
-            for note in plain_notes(config):
+            notes = list(plain_notes(config))  # of the configuration as it was given
+            for note in filter(None, [*notes, complete_plain(config)]):
                 print(f"note: {note}", flush=True)
-            complete_plain(config)
         return environment(config, *args, **kwargs)
 
     constants.get_ppo_ray_runtime_env = checked

@@ -52,8 +52,6 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 _ACTOR: Final = "actor_rollout_ref.actor"
 _POLICY_LOSS: Final = f"{_ACTOR}.policy_loss"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
-#: The note where the default of ``fspo.skip_zero_advantage`` cannot be on.
-KEPT: Final = "responses without a gradient are not left out (fspo.skip_zero_advantage)"
 
 #: Advantage estimators with a value per token.
 _TOKEN_ESTIMATORS: Final = ("gae", "optimal_token_baseline", "tir_optimal_token_baseline")
@@ -174,12 +172,12 @@ def _is_ours(config: DictConfig) -> bool:
 
 
 def complete_skipping(config: DictConfig) -> str | None:
-    """Fill in ``fspo.skip_zero_advantage``, true where it changes no gradient, in place; why it does, where it does."""
+    """Fill in ``fspo.skip_zero_advantage``, in place: true where it changes no gradient; else false, and a note why."""
     if config.fspo.skip_zero_advantage is not None:
         return None
     why = counts_zero_advantages(config)
     config.fspo.skip_zero_advantage = why is None
-    return why
+    return None if why is None else f"responses without a gradient are not left out (fspo.skip_zero_advantage): {why}"
 
 
 def counts_zero_advantages(config: DictConfig) -> str | None:
@@ -187,11 +185,16 @@ def counts_zero_advantages(config: DictConfig) -> str | None:
     return why_zero_advantages_count(config, loss_is_known=is_by_sequence(config))
 
 
-def complete_plain(config: DictConfig) -> None:
-    """Fill in the settings of a trainer of ours in plain verl's driver, which hands them to the trainer; in place."""
-    if _is_ours(config):
-        complete_settings(config)
-        complete_skipping(config)
+def complete_plain(config: DictConfig) -> str | None:
+    """Fill in the settings of a trainer of ours in plain verl's driver, which hands them to the trainer, in place.
+
+    Returns:
+        A note on a default that cannot be on, or None.
+    """
+    if not _is_ours(config):
+        return None
+    complete_settings(config)
+    return complete_skipping(config)
 
 
 def plain_notes(config: DictConfig) -> Iterator[str]:
@@ -202,9 +205,6 @@ def plain_notes(config: DictConfig) -> Iterator[str]:
     measures_a_band = is_by_sequence(config) and not can_be_measured(loss)
     if _is_ours(config) and not measures_a_band and (why := keeps_clip_values(config)):
         yield f"clip values are not measured: {why}"
-    is_default = OmegaConf.select(config, "fspo.skip_zero_advantage") is None
-    if _is_ours(config) and is_default and (why := counts_zero_advantages(config)):
-        yield f"{KEPT}: {why}"
     correction = config.algorithm.get("rollout_correction") or {}
     mode = config.trainer.v1.trainer_mode if config.trainer.use_v1 else "sync"
     # separate_async trains several batches between two transfers of the weights, and S starts from the first.

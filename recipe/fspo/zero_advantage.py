@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 import transfer_queue as tq
-from recipe.fspo.accounting.outcomes import Outcomes
+from recipe.fspo.accounting.outcomes import Outcomes, prompt_of
 from recipe.fspo.recorder import MiniBatch, join_ranks
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
@@ -45,12 +45,11 @@ def equal_rewards(batch: KVBatchMeta) -> dict[str, float]:
     responses: dict[str, set[str]] = defaultdict(set)
     for key, reward in zip(keys, scores.to_padded_tensor(0.0).sum(dim=-1).tolist(), strict=True):
         # An agent may write one response in several rows, {prompt}_{response}_{row}; GRPO compares the last ones.
-        prompt, response, _ = key.rsplit("_", 2)
+        prompt, response = prompt_of(key), key.rpartition("_")[0]
         rewards[prompt].add(reward)
         responses[prompt].add(response)
     equal = {prompt for prompt, of_prompt in rewards.items() if len(of_prompt) == 1 and len(responses[prompt]) > 1}
-    prompts = {key: key.rsplit("_", 2)[0] for key in keys}
-    return {key: min(rewards[prompt]) for key, prompt in prompts.items() if prompt in equal}
+    return {key: min(rewards[prompt_of(key)]) for key in keys if prompt_of(key) in equal}
 
 
 def write_zeros(partition_id: str, lengths: Mapping[str, int]) -> None:
@@ -66,8 +65,8 @@ def to_be_left_out(batch: KVBatchMeta, equal: Mapping[str, float]) -> list[str]:
     If no response of the batch has a gradient, those of one prompt stay, because verl's metrics divide by their tokens.
     The tags of ``batch`` get the lengths that remain, by which verl balances the ranks; in place.
     """
-    kept = batch.keys[0].rsplit("_", 2)[0] if len(equal) == len(batch) else None
-    keys = [key for key in batch.keys if key in equal and key.rsplit("_", 2)[0] != kept]
+    kept = prompt_of(batch.keys[0]) if len(equal) == len(batch) else None
+    keys = [key for key in batch.keys if key in equal and prompt_of(key) != kept]
     left_out = {*keys}
     batch.tags = [
         {**tag, "seq_len": _TOKENS} if key in left_out else tag for key, tag in zip(batch.keys, batch.tags, strict=True)
@@ -113,7 +112,7 @@ class Padding:
         fields = []
         for number, (key, reward) in enumerate(rewards.items()):
             self._rows[key] = f"{name}_{number}_0", tag
-            own = {"uid": f"{name}-{key.rsplit('_', 2)[0]}", "rm_scores": torch.tensor([reward])}
+            own = {"uid": f"{name}-{prompt_of(key)}", "rm_scores": torch.tensor([reward])}
             fields.append(template | own | {"loss_mask": torch.tensor([lengths[key]])})
         tags = [tag] * len(fields)
         tq.kv_batch_put(

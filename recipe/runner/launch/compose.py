@@ -74,6 +74,11 @@ def text_of(override: Override) -> str:
     return str(override.input_line)
 
 
+def as_written(value: Any) -> str:
+    """A value as a command gives it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def own_folders(overrides: Iterable[Override]) -> list[str]:
     """The folders that ``hydra.searchpath=[FOLDER]`` adds, absolute; HydraException if there is no such folder."""
     values = [override.value() for override in overrides if key_of(override) == SEARCH_PATH]

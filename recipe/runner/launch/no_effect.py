@@ -25,6 +25,7 @@ from recipe.runner.launch import inputs
 from recipe.runner.launch.compose import (
     CONF_DIR,
     HANDED_ON,
+    as_written,
     has_key,
     key_of,
     leaves,
@@ -145,13 +146,8 @@ def _holds(term: str, key: str, config: DictConfig) -> bool:
     if value.startswith("$"):
         is_equal = left == _setting(value[1:], key, config)[1]
     else:
-        is_equal = any(fnmatchcase(_text(left), pattern) for pattern in value.split("|"))
+        is_equal = any(fnmatchcase(as_written(left), pattern) for pattern in value.split("|"))
     return is_equal == {"==": True, "!=": False}[compares]
-
-
-def _text(value: Any) -> str:
-    """A value as a command gives it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _is_switched_off(key: str, config: DictConfig) -> bool:
@@ -195,7 +191,7 @@ def judged(
             if row is not None or _is_switched_off(key, config):
                 idle.append(key)
             elif key in added and _is_unknown(key, without):
-                unknown.append(f"{key}={_text(value)}")
+                unknown.append(f"{key}={as_written(value)}")
             continue
         switches = row.switches(key, config)
         is_spared = not row.always and (not value or any(place in values for place in switches))
@@ -203,10 +199,10 @@ def judged(
         if is_spared or value == select(without, key, None):
             idle.append(key)
         else:
-            because = ", ".join(f"{place}={_text(at)}" for place, at in switches.items())
+            because = ", ".join(f"{place}={as_written(at)}" for place, at in switches.items())
             remedy = row.give and f", or give {row.give.replace('{group}', key.rpartition('.')[0])}"
             why = f"no effect{because and f' with {because}'}; leave it out{remedy}"
-            refused.setdefault(why, []).append(f"{key}={_text(value)}")
+            refused.setdefault(why, []).append(f"{key}={as_written(value)}")
     notes = []
     if idle:
         count = "1 key of your command changes" if len(idle) == 1 else f"{len(idle)} keys of your command change"

@@ -77,14 +77,15 @@ def prepare(
     refused, idle = judged(config, job, overrides, of_groups, measured.overrides if measured else ())
     if resume is not None:
         contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
-        _, mended = integrity.tracker_repair(trainer, contents) or ("", None)
-        if not elsewhere and (repaired := integrity.repair_tracker(trainer, contents)):
+        if elsewhere:  # the tracker stays as it is
+            _, mended = integrity.tracker_repair(trainer, contents) or ("", None)
+        elif repaired := integrity.repair_tracker(trainer, contents):
             print(f"note: {repaired}", flush=True)
         tracker = Path(trainer.default_local_dir) / integrity.TRACKER_FILE
         resume.choose_checkpoint(trainer, evaluates, saved=mended is not None or tracker.exists())
     checkpoint = integrity.resumed_from(trainer)
     if mended is not None and trainer.resume_mode == "auto":
-        checkpoint = mended  # also where the tracker stays as it is
+        checkpoint = mended
     if evaluates:
         turn_into_evaluation(config, checkpoint)
     stop_tokens, note = add_stop_token(config, measured is not None, elsewhere)

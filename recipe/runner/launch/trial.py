@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fspo.names import did_you_mean
+from recipe.runner.launch.compose import as_written
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _LOSS: Final = f"{_ACTOR}.policy_loss.loss_mode"
@@ -308,7 +309,7 @@ def why_zero_advantages_count(config: DictConfig, loss_is_known: bool = False) -
         ("algorithm.use_kl_in_reward=true", algorithm.use_kl_in_reward, "makes rewards differ that are equal"),
         (f"{_ACTOR}.entropy_coeff={actor.entropy_coeff}", actor.entropy_coeff != 0, "acts on every response"),
         (
-            f"critic.enable={_text(config.critic.enable)} with algorithm.adv_estimator={algorithm.adv_estimator}",
+            f"critic.enable={as_written(config.critic.enable)} with algorithm.adv_estimator={algorithm.adv_estimator}",
             has_critic,
             "trains a critic with every response",
         ),
@@ -332,10 +333,6 @@ def why_zero_advantages_count(config: DictConfig, loss_is_known: bool = False) -
     if not loss_is_known and (why := _loss_reads_more(config)):
         return f"{_LOSS}={actor.policy_loss.loss_mode} {why}"
     return None
-
-
-def _text(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _group_batch() -> dict[str, Any]:
