@@ -51,6 +51,8 @@ FOLDER: Final = "responses"
 """Folder of the table in a run folder."""
 
 FORMAT: Final = {"format": "fspo responses", "version": "1"}
+#: Entry of a file's metadata: which mini-batch came twice, so that what was recorded first is gone.
+TWICE: Final = "twice"
 GROUP_ROWS: Final = 2**16
 _MOST_STREAM_BYTES: Final = 2**30
 MOST_RANKS: Final = 100_000

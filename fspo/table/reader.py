@@ -26,6 +26,7 @@ from fspo.table.parts import (
     MOST_RANKS,
     NEEDED,
     TEXT,
+    TWICE,
     Part,
     leads_nowhere,
     part_of,
@@ -368,6 +369,10 @@ def _check(piece: _Piece, problems: list[str]) -> None:
 
 def _complete(folder: Path, table: Table, pieces: list[_Piece], after: tuple[int, int] | None) -> None:
     """Leave out mini-batches that some rank lacks, and name missing ranks; sets metadata, ranks and mini-batches."""
+    if twice := [piece for piece in pieces if TWICE in piece.meta]:
+        remedy = "count rollout batches through all epochs, and give each start a run= of its own"
+        what = f"{twice[0].meta[TWICE]}: what was recorded from it on is replaced"
+        table.problems.append(f"{twice[0].part.path}: a mini-batch came twice, {what}; {remedy}")
     last_piece = max(pieces, key=lambda piece: (piece.part.run == table.run, piece.part.last))
     table.meta, table.expected = last_piece.meta, last_piece.ranks
     groups: dict[tuple[str, int], dict[int, list[npt.NDArray[np.int64]]]] = defaultdict(lambda: defaultdict(list))

@@ -25,6 +25,7 @@ from fspo.table.parts import (
     NEEDED,
     RUN,
     TEMPORARY,
+    TWICE,
     Part,
     arrow_schema,
     part_of,
@@ -45,7 +46,8 @@ class TableWriter:
     """Writes the rows of one rank into a folder.
 
     What :meth:`append` has written survives a kill of the process. Steps are appended in order; a step that comes
-    again, or an earlier one, replaces all rows of this writer's run and rank from it on.
+    again, or an earlier one, replaces all rows of this writer's run and rank from it on. Without ``first_step`` the files
+    then say so (:data:`TWICE`), and every reader names it.
 
     Args:
         folder: Made if it is not there. It holds nothing but tables.
@@ -81,6 +83,7 @@ class TableWriter:
             own["first_step"] = str(first_step)
         self._folder, self._run, self._rank = Path(folder), run, rank
         self._schema = arrow_schema().with_metadata({**meta, **own, **FORMAT})
+        self._replaces = first_step is not None  # a step that comes again replaces the first, as it should
         self._limits = part_rows, part_appends
         self._stream: _Stream | None = None
         self._unclosed: list[Part] = []
@@ -115,6 +118,9 @@ class TableWriter:
         if (int(steps[0]), int(updates[0])) <= self._last:
             self._close_stream()
             self._drop(self._parts, int(steps[0]))
+            if not self._replaces:
+                again = {TWICE: f"step {steps[0]}, update {updates[0]} after step {self._last[0]}"}
+                self._schema = self._schema.with_metadata(self._schema.metadata | again)
         if self._stream is None:
             atexit.register(self._at_exit)
             name = f"_responses-{self._run}-{self._rank:05d}-{self._number:06d}.arrow"
@@ -170,10 +176,11 @@ class TableWriter:
 
     def _close_stream(self) -> None:
         if self._stream is not None:
+            part = None if self._stream.lost else part_of(self._stream.path)
             self._stream.close()
-            part, self._stream = part_of(self._stream.path), None
-            assert part is not None
-            self._unclosed.append(part)
+            self._stream = None
+            if part is not None:
+                self._unclosed.append(part)
         while self._unclosed:
             closed = self._closed(self._unclosed[0])
             self._unclosed.pop(0)
@@ -290,7 +297,15 @@ class _Stream:
         self._size = 0
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
+    @property
+    def lost(self) -> bool:
+        """Whether the file has been deleted meanwhile."""
+        return os.fstat(self._file).st_nlink == 0
+
     def append(self, batch: Any) -> None:
+        if self.lost:
+            remedy = "each process that writes at the same time needs a rank= or a run= of its own"
+            raise OSError(errno.ENOENT, f"another process has closed or removed it; {remedy}", str(self.path))
         try:
             size = self._size
             for content in (batch.serialize(),) if size else (self._head, batch.serialize()):
@@ -337,7 +352,8 @@ def _tables(parts: Sequence[Part]) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     schemas = [pq.read_schema(part.path) for part in parts]
-    schema = pa.unify_schemas([one.remove_metadata() for one in schemas]).with_metadata(schemas[-1].metadata)
+    metadata = {key: value for one in schemas for key, value in (one.metadata or {}).items()}
+    schema = pa.unify_schemas([one.remove_metadata() for one in schemas]).with_metadata(metadata)
     for part in parts:
         with open_regular(part.path) as file:
             for batch in pq.ParquetFile(file).iter_batches(GROUP_ROWS):

@@ -246,6 +246,36 @@ def test_an_error_of_the_disk_ends_the_record_and_not_the_training(
         assert read_table(tmp_path / "audit").columns["step"].tolist() == [0]
 
 
+def _steps(audit: Audit, *steps: int) -> None:
+    for step in steps:
+        for update in range(2):
+            audit.add(*micro_batch(seed_of(0, step, update, 0)))
+            audit.end_mini_batch(step)
+
+
+def test_a_mini_batch_that_comes_twice_is_a_problem_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step that goes back in one process, a restart as the same run, and two processes as one rank."""
+    once, back, restart, both = (tmp_path / name for name in ("once", "back", "restart", "both"))
+    for folder, starts in ((once, [(1, 2), (3,)]), (back, [(1, 2, 1)]), (restart, [(1, 2, 3), (3, 4)])):
+        for steps in starts:
+            audit = Audit(folder, GSPO, run="a")
+            _steps(audit, *steps)
+            audit.close()
+    first, second = Audit(both, GSPO, run="a"), Audit(both, GSPO, run="a")
+    for step in (1, 2):
+        _steps(first, step)
+        _steps(second, step)
+    assert "run=" in (said := capsys.readouterr().err) and f"from here on nothing goes to {both}" in said
+    for audit in (first, second):
+        audit.close()
+    for folder, step in ((back, 1), (restart, 3), (both, 1)):
+        (problem,) = read_audit(folder).problems
+        assert str(folder) in problem and f"step {step}," in problem and "run=" in problem
+    assert read_audit(once).problems == []
+
+
 @pytest.mark.parametrize("by_token", [False, True])
 def test_what_a_mask_of_ones_own_keeps_is_audited_by_length(tmp_path: Path, by_token: bool) -> None:
     """A mask on |S| that keeps short responses only: 64 of 8 tokens are kept whole, and none of 64 of 200."""

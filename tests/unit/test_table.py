@@ -485,7 +485,9 @@ def test_a_writer_that_is_opened_again_replaces_a_step_that_comes_again(tmp_path
             table.append(rows(step, 0))
         table.close()
     read = read_table(tmp_path)
-    assert read.problems == [] and read.columns["step"].tolist() == [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
+    assert read.columns["step"].tolist() == [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
+    (problem,) = read.problems
+    assert str(tmp_path) in problem and "step 3," in problem and "run=" in problem
 
 
 def test_a_part_that_cannot_be_closed_now_keeps_its_rows_and_is_closed_later(
