@@ -131,8 +131,8 @@ class Responses:
         # Quantiles in place of draws: no random numbers, and shares right to 1 / 2000.
         normal = np.array([NormalDist().inv_cdf((i + 0.5) / _QUANTILES) for i in range(_QUANTILES)])
         length_B = np.repeat(np.asarray(lengths, dtype=np.float64), _QUANTILES)
-        std_B = sigma * length_B**exponent
-        return cls.of_rows({"S": std_B * np.tile(normal, len(lengths)) - drift * std_B**2 / 2, "L": length_B})
+        mean_B, std_B = normal_moments(sigma, length_B, exponent, drift)
+        return cls.of_rows({"S": mean_B + std_B * np.tile(normal, len(lengths)), "L": length_B})
 
     @classmethod
     def join(cls, parts: Sequence[Responses]) -> Responses:
@@ -303,6 +303,12 @@ class Responses:
             return float("nan")
         mu = self.s_B.sum() / self.length_B.sum()
         return float(np.std((self.s_B - mu * self.length_B) / np.sqrt(self.length_B)))
+
+
+def normal_moments(sigma: float, length_B: Array, exponent: float, drift: bool) -> tuple[Array, Array]:
+    """Mean and standard deviation of S in :meth:`Responses.normal`, nats, [B] each."""
+    std_B = sigma * length_B**exponent
+    return -drift * std_B**2 / 2, std_B
 
 
 def rows_of(output: SequenceLossOutput) -> dict[str, Array]:

@@ -22,7 +22,7 @@ from fspo.fairness.lre import plain_lre
 from fspo.losses import LOSSES
 from fspo.markdown import markdown_table
 from fspo.names import did_you_mean
-from fspo.responses import Responses
+from fspo.responses import Responses, normal_moments
 from fspo.types import SequenceLossSettings
 
 #: The losses of the table, by their names: those whose clip values can be measured.
@@ -36,7 +36,8 @@ python -m fspo.audit expected removed=0.15 minibatches=4 lengths=[4000]   the si
     removed: share of the gradients, as pg_clipfrac has it; minibatches: of a rollout batch, the first of which
     removes nothing where pi_old is recomputed; leave it out where every mini-batch counts (pi_old is the engine's)
 python -m fspo.audit expected sigma=0.03 lengths=[1000,4000] tis=2   the weight that a cap of 2 leaves, by length"""
-_WIDEST: Final = 10.0
+#: Of the sigmas tried.
+_NARROWEST, _WIDEST = 1e-7, 10.0
 
 
 def shares_outside(responses: Responses, settings: SequenceLossSettings) -> np.ndarray:
@@ -88,9 +89,8 @@ def weights(sigma: float, lengths: Sequence[float], exponent: float, drift: bool
     """One row for each length: the weight of a response under a cap on exp(S), truncated importance sampling."""
     heads = ["L", "mean of S", f"mean of min(exp S, {cap:g})", f"share above {cap:g}"]
     rows = []
-    for length in lengths:
-        spread = sigma * length**exponent
-        mean = -drift * spread**2 / 2
+    means, spreads = normal_moments(sigma, np.asarray(lengths, dtype=np.float64), exponent, drift)
+    for length, mean, spread in zip(lengths, means.tolist(), spreads.tolist(), strict=True):
         weight, above = truncated_weight(mean, spread, cap)
         rows.append([f"{length:.0f}", f"{mean:.3g}", f"{weight:.3g}", f"{above:.1%}"])
     return markdown_table(heads, rows)
@@ -98,22 +98,27 @@ def weights(sigma: float, lengths: Sequence[float], exponent: float, drift: bool
 
 def sigma_for(
     removed: float, lengths: Sequence[float], settings: SequenceLossSettings, exponent: float, drift: bool
-) -> float:
-    """The sigma at which a band removes this share of the responses, nats per token**exponent.
+) -> tuple[float, float]:
+    """The smallest sigma at which a band removes this share of the responses, nats per token**exponent, and the share.
 
-    NaN if even the widest spread removes less: a clip that acts on one sign of A on one side removes at most half.
+    If no sigma from 1e-7 to 10 removes so much, the one that removes the most. A clip that acts on one side removes
+    at most a quarter; where the mean of S falls with sigma, a wide spread may remove less than a narrow one.
     """
 
-    def outside(sigma: float) -> float:
-        return float(shares_outside(Responses.normal(sigma, lengths, exponent, drift), settings).mean())
+    def of(sigma: float) -> float:
+        return float(shares_outside(Responses.normal(sigma, lengths, exponent, drift), settings).mean()) / 2
 
-    low, high = 1e-7, _WIDEST
-    if not outside(low) < 2 * removed < outside(high):
-        return math.nan
-    for _ in range(50):
+    tried = np.geomspace(_NARROWEST, _WIDEST, 81).tolist()
+    shares = [of(sigma) for sigma in tried]
+    first = next((i for i, share in enumerate(shares) if share >= removed), None)
+    if first is None:
+        most = int(np.argmax(shares))
+        return tried[most], shares[most]
+    low, high = tried[max(first - 1, 0)], tried[first]
+    for _ in range(20):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if outside(middle) < 2 * removed else (low, middle)
-    return high
+        low, high = (middle, high) if of(middle) < removed else (low, middle)
+    return high, of(high)
 
 
 def sigmas(
@@ -124,19 +129,26 @@ def sigmas(
     exponent: float,
     drift: bool,
 ) -> str:
-    """One row for each band: the sigma behind a share of removed gradients over all mini-batches of a rollout batch."""
+    """One row for each band: the sigma behind a share of removed gradients over all mini-batches of a rollout batch.
+
+    ValueError if no sigma of any band explains it.
+    """
     moved = removed / (1 - 1 / minibatches)
     if moved >= 0.5:
         limit = f"a clip removes at most {0.5 * (1 - 1 / minibatches):.1%} where the sign of A does not follow S"
         cause = "the first mini-batch is not on policy, or S follows A"
-        return f"{removed:.1%} removed: {limit}, so {cause}; audit the run (python -m fspo.audit FOLDER)"
+        raise ValueError(f"removed={removed:g}: {limit}, so {cause}; audit the run (python -m fspo.audit FOLDER)")
     says = f"{removed:.1%} removed"
     if moved > removed:
         says += f" over all mini-batches, {moved:.1%} of those after the first"
     rows = []
     for name, settings in bands.items():
-        sigma = sigma_for(moved, lengths, settings, exponent, drift)
-        value = f"over {_WIDEST:g}" if math.isnan(sigma) else f"{sigma:.2g}"
+        sigma, share = sigma_for(moved, lengths, settings, exponent, drift)
+        value = f"{sigma:.2g}"
+        if share < moved:
+            value = f"none up to {_WIDEST:g}: at most {share:.1%}, at {sigma:.2g}"
+        elif sigma <= _NARROWEST:
+            value = f"under {_NARROWEST:g}"
         rows.append([name, f"{settings.c_low:.3g}, {settings.c_high:.3g}", value])
     return f"{says}\n\n{markdown_table(['band', 'c_low, c_high', 'sigma'], rows)}"
 

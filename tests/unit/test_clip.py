@@ -289,8 +289,22 @@ def test_reports_of_clip_fractions() -> None:
     paper = expected(["removed=0.15", "minibatches=4", "lengths=[4000]"])
     assert cell(paper, "gspo") == 0.02 and "20.0% of those after the first" in paper
     assert cell(expected(["removed=0.2", "lengths=[4000]"]), "gspo") == 0.02  # where every mini-batch counts
-    above = expected(["removed=0.63", "minibatches=2", "lengths=[256]"])
-    assert "at most 25.0%" in above and "S follows A" in above and "|" not in above
+
+
+def test_a_removed_share_that_no_sigma_explains_says_so() -> None:
+    """A clip on one side removes at most a quarter. With a drift it removes most at a moderate spread, and then less."""
+
+    def of_gspo(*words: str) -> str:
+        lines = unpadded(expected(["lengths=[4000]", *words])).splitlines()
+        return next(line for line in lines if line.startswith("| gspo |")).split("|")[-2].strip()
+
+    above = "gspo=[900,1e-3]"
+    assert of_gspo("removed=0.3", above, "drift=none") == "none up to 10: at most 24.9%, at 10"
+    assert of_gspo("removed=0.01", above).startswith("none up to 10: at most 0.1%, at 0.0")
+    sigma = float(of_gspo("removed=0.0005", above))
+    normal = NormalDist(-4000 * sigma**2 / 2, sigma * 4000**0.5)
+    assert (1 - normal.cdf(1e-3 * 4000)) / 2 == pytest.approx(0.0005, rel=0.5)  # shares are right to 1 / 2000
+    assert of_gspo("removed=0.05", "gspo=1e-9") == "under 1e-07"
 
 
 @pytest.mark.parametrize(
@@ -302,6 +316,8 @@ def test_reports_of_clip_fractions() -> None:
         (["removed=0.1", "accept=0.8", "lengths=[9]"], "accept=0.8: .*sigma="),
         (["removed=0.1", "sigma=0.8", "lengths=[9]"], "one of sigma= and removed="),
         (["removed=1.1", "lengths=[9]"], "removed=1.1"),
+        (["removed=0.63", "minibatches=2", "lengths=[256]"], "removed=0.63: .*at most 25.0%.*S follows A.*audit"),
+        (["removed=0.5", "lengths=[256]"], "removed=0.5: .*at most 50.0%"),
         (["removed=0.1", "tis=2", "lengths=[9]"], "tis=2: .*sigma="),
         (["sigma=0.1", "tis=0", "lengths=[9]"], "tis=0: "),
     ],
