@@ -86,6 +86,7 @@ NOT_MOVED: Final = (
 def what_follows(records: AuditRecords, accept: float | None = None, override: Override | None = None) -> list[str]:
     """:func:`fspo.conclusion.conclude` of all mini-batches in which the policy had moved; arguments of describe."""
     accept = records.accept if accept is None else accept
+    override = None if records.own_mask else override  # S is not that of a loss
     return conclude(records.responses.moved(), records.loss, accept, records.wrong(), override, records.settings)
 
 

@@ -15,12 +15,17 @@ import torch
 
 from fspo.check_loss.call import Batch, LossError, PolicyLoss, synthetic_batch
 from fspo.check_loss.finite_differences import finite_differences
-from fspo.check_loss.length_bias import sides, weight_and_bound
+from fspo.check_loss.length_bias import TOKENS, sides, weight_and_bound
 
 #: Tolerances for a loss that computes in float32, relative to the largest entry of the gradient: between two calls, and
 #: between autograd and finite differences.
 _TOLERANCE: Final = 1e-5
 _DIFFERENCES: Final = 2e-3
+#: Lengths whose gradient per token follows a power of the length, if there is one, and lengths that must follow it.
+#: POWER is the tolerance. bfloat16 has no odd numbers above 256, float16 none above 2,048, and int8 ends at 127.
+_SHORT: Final = (5, 17, 67)
+_LONG: Final = (131, 333, 2051)
+_POWER: Final = 2e-4
 #: What to change in a loss that fails a check of several variants.
 _REMEDIES: Final = {
     "repeats": "keep no state between calls, and draw no random numbers",
@@ -94,6 +99,9 @@ def _checks(loss: PolicyLoss) -> list[Check]:
         _differences(loss),
         _direction(loss, batch),
         _sides(loss),
+        _ends(loss),
+        _advantages(loss, batch),
+        _lengths(loss),
     ]
 
 
@@ -271,3 +279,73 @@ def _sides(loss: PolicyLoss) -> Check:
         return Check("sides", False, f"{says}; take the larger of -A r and -A clip(r)")
     note = " (PPO's clip acts below for A < 0)" * (bad_up < math.inf == bad_down)
     return Check("sides", True, says + note)
+
+
+def _ends(loss: PolicyLoss) -> Check:
+    """Whether the first and the last token of a response count like the middle, on policy and in the weight.
+
+    Not judged where the middle tokens differ, as in a loss that discounts by position.
+    """
+    remedy = "look for an index that is off by one, or a sum that takes it twice or not at all"
+    length = (9, 12, 17, 30)
+    batch = synthetic_batch(length, (0.01,) * 4, (1.0, -1.0, 0.6, -2.0), seed=5).on_policy()
+    rows = [row[:n] for row, n in zip(loss.gradient(batch)[0], length, strict=True)]
+    middles = [row[n // 4 : n - n // 4] for row, n in zip(rows, length, strict=True)]
+    rows = [row / middle.mean() for row, middle in zip(rows, middles, strict=True) if bool(middle.any())]
+    if all(float((middle / middle.mean() - 1).abs().max()) < 0.01 for middle in middles if bool(middle.any())):
+        for name, index in (("first", 0), ("last", -1)):
+            times = [float(row[index]) for row in rows]
+            if times and min(abs(x - 1) for x in times) > 0.02:
+                says = (
+                    f"on policy, the {name} token of a response counts {np.mean(times):.3g} times as much as the middle"
+                )
+                return Check("ends", False, f"{says}: {remedy}")
+    inner = weight_and_bound(loss)
+    for name, index in (("first", 0), ("last", TOKENS - 1)):
+        if inner[0] and (outer := weight_and_bound(loss, (index, 8))) != inner:
+            weights = " and ".join(str(weight or "another").replace("_", "-") for weight, _ in (outer, inner))
+            says = f"the {name} token of a response counts otherwise in the importance weight ({weights} weight)"
+            return Check("ends", False, f"{says}: {remedy}")
+    return Check("ends", True, "the first and the last token of a response count like the middle")
+
+
+def _advantages(loss: PolicyLoss, batch: Batch) -> Check:
+    """Whether the gradient grows like A, where A is so small that no bound on it acts."""
+    base = batch.on_policy()
+
+    def gradient(scale: float) -> torch.Tensor:
+        return loss.gradient(dataclasses.replace(base, advantages_BT=scale * base.advantages_BT))[0]
+
+    zero_BT = gradient(0.0)
+    small_B, large_B = ((gradient(scale) - zero_BT).abs().amax(-1) for scale in (0.01, 0.1))
+    used_B = (small_B > 0) & (large_B > 0)
+    for sign, of_sign_B in (("A > 0", (base.advantages_BT > 0).any(-1)), ("A < 0", (base.advantages_BT < 0).any(-1))):
+        times_B = (large_B / small_B)[used_B & of_sign_B]
+        if len(times_B) and not bool(((times_B > 8) & (times_B < 12.5)).all()):
+            says = f"where {sign}, 10 times the advantage is {float(times_B.median()):.3g} times the gradient"
+            return Check("advantages", False, f"{says}: multiply by A once, as in -A * ratio")
+    return Check("advantages", True, "the gradient grows like A where A is small")
+
+
+def _lengths(loss: PolicyLoss) -> Check:
+    """Whether long responses follow the power of the length that short ones follow."""
+    length = torch.tensor(_SHORT + _LONG)
+    mask_BT = torch.arange(max(_LONG)) < length[:, None]
+    # All tokens alike, and the largest entry: a loss may weigh tokens by their probability, or choose some.
+    log_prob_BT = torch.full(mask_BT.shape, -0.5, dtype=torch.float64)
+    batch = Batch(log_prob_BT, log_prob_BT, torch.ones_like(log_prob_BT), mask_BT).padding()
+    largest_B = loss.gradient(batch)[0].abs().amax(-1)
+    if not bool((largest_B > 0).all()):
+        return Check("lengths", True, "not judged: some responses have no gradient")
+    log_length, log_largest = length.double().log().numpy(), largest_B.double().log().numpy()
+    exponent, offset = np.polyfit(log_length[:3], log_largest[:3], 1)
+    power = f"L^{round(exponent, 2) + 0.0:g}"
+    times = np.exp(log_largest - exponent * log_length - offset)
+    if np.abs(times[:3] - 1).max() > _POWER / 2:
+        return Check("lengths", True, "not judged: the gradient per token follows no power of the length")
+    worst = int(np.abs(times - 1).argmax())
+    if abs(times[worst] - 1) > _POWER:
+        says = f"on policy, a token of a response of {length[worst]} tokens counts {times[worst]:.4g} times as much as"
+        remedy = "count lengths in int64 or float32, not in bfloat16 or 8 bits, and do not cap them"
+        return Check("lengths", False, f"{says} the power {power} of shorter ones has it: {remedy}")
+    return Check("lengths", True, f"the gradient per token follows {power} to {length[-1]} tokens")

@@ -1,7 +1,9 @@
 """Is a loss the one that its name says? Its gradient beside that of a named loss, on the same tensors. Defined here.
 
 The tensors are twelve responses of 1 to 333 tokens. Their mean log-ratio per token grows from 0 to about 2.4 nats, or
-until |S| is 8. For either sign of A, some responses move up and some move down.
+until |S| is 8. For either sign of A, some responses move up and some move down. Where both losses agree on these, they
+are compared with |S| up to 90 (but for responses on which the named loss grows or shrinks by more than exp(8)), with an
+A of 30 and one of -30, with rollout weights, and on batches that are split, padded and masked otherwise.
 
 Let ``G_i`` be the gradient of the loss for response i, and ``H_i`` that of the named loss. If on policy
 ``G_i = k L_i**a H_i`` for all responses, with a in EXPONENTS, then ``k L**a`` is the factor. It holds *up to* the
@@ -13,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +30,8 @@ EXPONENTS: Final = {0.0: "", 1.0: "L", -1.0: "1/L", 0.5: "sqrt(L)", -0.5: "1/sqr
 _MOVES: Final = tuple(2.4 * 2 ** (-k / 4) for k in range(59, -1, -1))
 #: Largest |S|, nats. The log-ratio clamps of losses begin above it.
 _LARGEST: Final = 8.0
+#: |S| of the longest response, nats, for losses whose weight stays moderate there, such as GSPO's.
+_LONG: Final = 90.0
 #: The longest one exposes a loss that counts lengths in bfloat16 or int8.
 _LENGTHS: Final = (333, 3, 17, 1, 28, 9, 33, 6, 22, 12, 2, 38)
 _ADVANTAGES: Final = (3.0, -1.0, 0.7, -1.3, -0.8, 0.5, -2.6, 0.0, 2.1, -0.4, 0.9, 1.2)
@@ -48,17 +52,20 @@ class Comparison:
         return "\n  ".join([self.verdict, *self.differences])
 
 
-def _batch(move: float) -> Batch:
-    """The twelve responses with a mean log-ratio per token of about ``move`` nats; less where |S| would exceed 8."""
+def _batch(move: float, largest: float = _LARGEST, turn: int = 1) -> Batch:
+    """The twelve responses with a mean log-ratio per token of about ``move`` nats; less where |S| would exceed largest.
+
+    With ``turn`` -1, those that moved up move down.
+    """
     rng = np.random.default_rng(4)
     shape = (len(_LENGTHS), _WIDTH)
-    length_B, up_B = torch.tensor(_LENGTHS), torch.tensor(_UP, dtype=torch.float64)
+    length_B, up_B = torch.tensor(_LENGTHS), turn * torch.tensor(_UP, dtype=torch.float64)
     mask_BT = torch.arange(_WIDTH) < length_B[:, None]
     # Log-ratios of one response have both signs, so that the mean of the ratios is far from the ratio of the mean.
     each_BT = torch.from_numpy(rng.uniform(-1, 3, shape)).masked_fill(~mask_BT, 0.0)
     mean_B = torch.from_numpy(2 ** rng.uniform(-0.12, 0.12, shape[0]))
     each_BT = (each_BT + (mean_B - each_BT.sum(-1) / length_B)[:, None]).masked_fill(~mask_BT, 0.0)
-    move_B = torch.minimum(torch.tensor(move), _LARGEST / each_BT.sum(-1))
+    move_B = torch.minimum(torch.tensor(move), largest / each_BT.sum(-1))
     d_BT = each_BT * (up_B * move_B)[:, None]
     old_BT = torch.from_numpy(rng.uniform(-3, -0.05, shape)) - d_BT.clamp(min=0)
     advantages_BT = torch.tensor(_ADVANTAGES, dtype=torch.float64)[:, None].expand(shape)
@@ -69,17 +76,39 @@ def _without(batch: Batch, masked_BT: torch.Tensor) -> Batch:
     return dataclasses.replace(batch, mask_BT=batch.mask_BT & ~masked_BT).padding()
 
 
-def _situations(batch: Batch) -> Iterator[tuple[str, Batch, int, Batch | None]]:
-    """Batches that tell apart losses which agree on an ordinary one: name, batch, dp_size, and the whole mini-batch."""
-    column_T = torch.arange(_WIDTH)
+class _Situation(NamedTuple):
+    """A batch that tells apart losses which agree on an ordinary one."""
+
+    name: str
+    batch: Batch
+    dp_size: int = 1
+    whole: Batch | None = None
+    weight_BT: torch.Tensor | None = None
+
+
+def _situations(batch: Batch) -> Iterator[_Situation]:
+    column_T, rows = torch.arange(_WIDTH), len(_LENGTHS)
     long_B1 = batch.mask_BT.sum(-1, keepdim=True) > 2
-    yield "in a micro-batch of a larger mini-batch", batch.map(lambda x: x[:7]), 1, batch
-    yield "on two ranks", batch, 2, None
-    yield "with other values in the padding", batch.padding(-3.0, -2.0, -4.0), 1, None
-    empty = dataclasses.replace(batch, mask_BT=batch.mask_BT & (torch.arange(len(_LENGTHS)) % 4 < 3)[:, None])
-    yield "with rows without a token", empty.padding(), 1, None
-    yield "with masked tokens inside a response", _without(batch, long_B1 & (column_T % 3 == 1)), 1, None
-    yield "where a mask leaves out the first token of a response", _without(batch, long_B1 & (column_T == 0)), 1, None
+    scale_B1 = torch.ones(rows, 1, dtype=torch.float64)
+    scale_B1[0], scale_B1[4] = 10.0, 37.5  # times 3 and -0.8
+    large = dataclasses.replace(batch, advantages_BT=scale_B1 * batch.advantages_BT)
+    yield _Situation("where one A is 30 and one is -30", large)
+    yield _Situation("in a micro-batch of a larger mini-batch", batch.map(lambda x: x[:7]), 1, batch)
+    yield _Situation("on two ranks", batch, 2)
+    yield _Situation("with other values in the padding", batch.padding(-3.0, -2.0, -4.0))
+    empty = dataclasses.replace(batch, mask_BT=batch.mask_BT & (torch.arange(rows) % 4 < 3)[:, None])
+    yield _Situation("with rows without a token", empty.padding())
+    yield _Situation("with masked tokens inside a response", _without(batch, long_B1 & (column_T % 3 == 1)))
+    name = "where a mask leaves out the first token of a response"
+    yield _Situation(name, _without(batch, long_B1 & (column_T == 0)))
+
+
+def _weighed(batch: Batch) -> Iterator[_Situation]:
+    """Rollout weights by response, and by token."""
+    weight_B1 = torch.linspace(0.5, 1.5, len(_LENGTHS), dtype=torch.float64)[:, None]
+    for of, weight_BT in (("response", 0 * batch.log_prob_BT + weight_B1), ("token", batch.old_log_prob_BT / -2)):
+        weight_BT = weight_BT.masked_fill(~batch.mask_BT, 0.0)
+        yield _Situation(f"with rollout_is_weights by {of}", batch, weight_BT=weight_BT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +120,10 @@ class _Pair:
     length_B: torch.Tensor
 
     @classmethod
-    def of(
-        cls, mine: PolicyLoss, like: PolicyLoss, batch: Batch, dp_size: int = 1, whole: Batch | None = None
-    ) -> _Pair:
-        """The gradients on a batch. Each loss gets a copy, because a loss may change its inputs."""
-        mine_BT, like_BT = (loss.gradient(batch.map(torch.clone), dp_size, whole)[0].double() for loss in (mine, like))
-        return cls(mine_BT, like_BT, batch.mask_BT.sum(-1).double())
+    def of(cls, mine: PolicyLoss, like: PolicyLoss, situation: Batch | _Situation) -> _Pair:
+        """The gradients on a batch."""
+        at = _Situation("", situation) if isinstance(situation, Batch) else situation
+        return cls(_gradient(mine, at), _gradient(like, at), at.batch.mask_BT.sum(-1).double())
 
     def factor(self) -> tuple[float, float] | None:
         """(k, a) with ``G_i = k L_i**a H_i`` for all responses; None if there is none, or a gradient is not finite."""
@@ -109,6 +136,9 @@ class _Pair:
             if k and self.agrees(k, exponent):
                 return k, exponent
         return None
+
+    def of_rows(self, rows_B: torch.Tensor) -> _Pair:
+        return _Pair(self.mine_BT[rows_B], self.like_BT[rows_B], self.length_B[rows_B])
 
     def agrees(self, k: float, exponent: float) -> bool:
         """Whether the factor holds for every response, within TOLERANCE."""
@@ -159,20 +189,42 @@ def compare(mine: PolicyLoss, like: PolicyLoss) -> Comparison:
             f"{_in_words(*factor)} {upto}, then cosine {worst.cosine():.2f} (at {move:.2g}), {ends} times the gradient"
         )
         return Comparison(False, says, _differences(mine, like))
+    own, theirs_B = _in_words(*factor), on_policy.like_BT.abs().amax(-1)
+    for move, turn in ((0.03, 1), (0.03, -1), (0.3, 1), (0.3, -1)):
+        pair = _Pair.of(mine, like, _batch(move, _LONG, turn))
+        change_B = (pair.like_BT.abs().amax(-1) / theirs_B).log()
+        moderate_B = (change_B.abs() < _LARGEST) | ((pair.like_BT == 0).all(-1) & (theirs_B > 0))
+        if not pair.of_rows(moderate_B).agrees(*factor):
+            return Comparison(False, f"{own}, but not where |S| exceeds {_LARGEST:g}")
     for move in (0.0, 3e-3, 0.3):
-        for situation, batch, dp_size, whole in _situations(_batch(move)):
-            if not _agree_too(mine, like, factor, batch, dp_size, whole):
-                return Comparison(False, f"{_in_words(*factor)}, but not {situation}")
-    return Comparison(_in_words(*factor) == "equal", _in_words(*factor))
+        for situation in _situations(_batch(move)):
+            if not _agree_too(mine, like, factor, situation):
+                return Comparison(False, f"{own}, but not {situation.name}")
+    ignored = False
+    for situation in _weighed(_batch(3e-3)):
+        try:
+            pair, without_BT = _Pair.of(mine, like, situation), _gradient(mine, situation._replace(weight_BT=None))
+        except LossError:  # one of the two takes no such weights
+            continue
+        if ignored := torch.equal(pair.mine_BT, without_BT):
+            break
+        if not pair.agrees(*factor):
+            return Comparison(False, f"{own}, but not {situation.name}")
+    words = "rollout_is_weights: ignored, and so not compared"
+    return Comparison(own == "equal", own, (words,) * ignored)
 
 
-def _agree_too(
-    mine: PolicyLoss, like: PolicyLoss, factor: tuple[float, float], batch: Batch, dp_size: int, whole: Batch | None
-) -> bool:
+def _gradient(loss: PolicyLoss, at: _Situation) -> torch.Tensor:
+    """Of copies, because a loss may change its inputs."""
+    weight_BT = None if at.weight_BT is None else at.weight_BT.clone()
+    return loss.gradient(at.batch.map(torch.clone), at.dp_size, at.whole, weight_BT=weight_BT)[0].double()
+
+
+def _agree_too(mine: PolicyLoss, like: PolicyLoss, factor: tuple[float, float], situation: _Situation) -> bool:
     k, exponent = factor
     try:
-        pair = _Pair.of(mine, like, batch, dp_size, whole)
-        if exponent and not torch.equal(batch.mask_BT, _batch(0.0).mask_BT) and whole is None:
+        pair = _Pair.of(mine, like, situation)
+        if exponent and not torch.equal(situation.batch.mask_BT, _batch(0.0).mask_BT) and situation.whole is None:
             other = pair.factor()  # if only one averages over tokens, k depends on the lengths
             return other is not None and other[1] == exponent
         return pair.agrees(k, exponent)

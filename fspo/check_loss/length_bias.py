@@ -26,7 +26,7 @@ LENGTHS: Final = (4, 16, 64, 256)
 DISPERSIONS: Final = (0.03, 0.1)
 _MINI_BATCHES, _RESPONSES, _LONGEST = 40, 128, 512
 #: Number of tokens, which no usual block size divides, and a move of log-ratios whose sum stays inside GSPO's 3e-4.
-_TOKENS, _PROBE = 37, 1.5e-4
+TOKENS, _PROBE = 37, 1.5e-4
 #: Log-ratios of each of four tokens, nats; their sum stays below the log-ratio clamps of losses.
 _MOVES: Final = tuple(2.4 * 2 ** (-k / 4) for k in range(54))
 
@@ -40,15 +40,17 @@ def normalisation(loss: PolicyLoss) -> tuple[list[float], float]:
     return mean, exponent
 
 
-def weight_and_bound(loss: PolicyLoss) -> tuple[UnclippedWeight | None, str]:
+def weight_and_bound(loss: PolicyLoss, at: tuple[int, int] = (5, 8)) -> tuple[UnclippedWeight | None, str]:
     """The importance weight that a loss uses near pi_old, by how its gradients react when two log-ratios move.
+
+    ``at`` are the positions of the two, of TOKENS.
 
     It is ``token`` if the gradient of a token grows with its own ratio, ``prefix`` with the ratios up to it,
     ``sequence`` or ``length_normalised`` with all ratios of its response, and ``none`` with no ratio. It is None for
     any other reaction, or if the two signs of A differ. The text after it is ``, at most 1`` or ``, at least 1`` if the
     weight acts on one side of 1 only, else empty.
     """
-    up, down = ({x for sign in (1.0, -1.0) for x in _weights(loss, sign, step)} for step in (_PROBE, -_PROBE))
+    up, down = ({x for sign in (1.0, -1.0) for x in _weights(loss, sign, step, at)} for step in (_PROBE, -_PROBE))
     both = up | down
     if len(both) == 1:
         return next(iter(both)), ""
@@ -57,12 +59,12 @@ def weight_and_bound(loss: PolicyLoss) -> tuple[UnclippedWeight | None, str]:
     return next(iter(both - {"none"})), ", at most 1" if "none" in up else ", at least 1"
 
 
-def _weights(loss: PolicyLoss, advantage: float, step: float) -> list[UnclippedWeight | None]:
+def _weights(loss: PolicyLoss, advantage: float, step: float, at: tuple[int, int]) -> list[UnclippedWeight | None]:
     """The weight that explains how the gradients react to a small move (or None); empty if all gradients are 0."""
-    batch = synthetic_batch((_TOKENS,) * 4, (0.01,) * 4, (advantage,) * 4, seed=3).on_policy()
-    noise_BT = 5e-8 * torch.linspace(-1, 1, 4 * _TOKENS, dtype=torch.float64).reshape(4, _TOKENS)
-    moved_T = torch.zeros(_TOKENS, dtype=torch.float64)
-    moved_T[5], moved_T[8] = 1.0, 0.5  # two: a sum, not a largest one
+    batch = synthetic_batch((TOKENS,) * 4, (0.01,) * 4, (advantage,) * 4, seed=3).on_policy()
+    noise_BT = 5e-8 * torch.linspace(-1, 1, 4 * TOKENS, dtype=torch.float64).reshape(4, TOKENS)
+    moved_T = torch.zeros(TOKENS, dtype=torch.float64)
+    moved_T[at[0]], moved_T[at[1]] = 1.0, 0.5  # two: a sum, not a largest one
     near_BT = batch.old_log_prob_BT + noise_BT
     moves = (near_BT, near_BT + step * moved_T * (torch.arange(4)[:, None] < 3))  # one stays: some compare responses
     before_BT, after_BT = (loss.gradient(dataclasses.replace(batch, log_prob_BT=x))[0].abs() for x in moves)

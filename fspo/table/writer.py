@@ -46,8 +46,8 @@ class TableWriter:
     """Writes the rows of one rank into a folder.
 
     What :meth:`append` has written survives a kill of the process. Steps are appended in order; a step that comes
-    again, or an earlier one, replaces all rows of this writer's run and rank from it on. Without ``first_step`` the files
-    then say so (:data:`TWICE`), and every reader names it.
+    again, or an earlier one, replaces all rows of this writer's run and rank from it on. Without ``first_step`` the
+    files then say so (:data:`TWICE`), and every reader names it.
 
     Args:
         folder: Made if it is not there. It holds nothing but tables.

@@ -88,7 +88,7 @@ def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "status", "lines"),
     [
         (["check_loss_hungry:hungry", "check_loss_example:sound"], 2, [
-            "check_loss_hungry:hungry", "conforms: 10 checks", "per token ~ L^-1.00", "the old policy: token",
+            "check_loss_hungry:hungry", "conforms: 13 checks", "per token ~ L^-1.00", "the old policy: token",
             "keeps 100.0%", "LRE symmetric  -\n",
         ]),
         (["check_loss_example:mean"], 1, ["FAIL  micro-batches", "does not conform: padding, micro-batches"]),

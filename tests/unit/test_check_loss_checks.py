@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from fspo.check_loss.call import Config, LossError, PolicyLoss
 from fspo.check_loss.checks import _differences, _mini_batch, checks
@@ -190,6 +191,9 @@ REMEDIES = (
         "keep no state",
         "wherever it stands",
         "A clip(r)",
+        "off by one",
+        "multiply by A once",
+        "int64",
         "do not detach",
         "end its parameters with",
         "settings of the",
@@ -257,6 +261,118 @@ def test_a_planted_fault_is_found(loss: Loss, check: str, says: str) -> None:
         assert len(problems) == 1
 
 
+def counted(count: Callable[[torch.Tensor], Any], in_the_weight: bool = False) -> Loss:
+    """A mean ratio whose tokens count so many times each, attached, or in a detached weight alone."""
+
+    def loss(
+        old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any
+    ) -> torch.Tensor:
+        d_BT = torch.where(response_mask, log_prob - old_log_prob, 0.0) * count(response_mask)
+        length_B1 = response_mask.sum(-1, keepdim=True).clamp(min=1)
+        ratio_B1 = (d_BT.sum(-1, keepdim=True) / length_B1).clamp(-10, 10).exp()
+        loss_BT = -advantages * (ratio_B1.detach() * log_prob if in_the_weight else ratio_B1)
+        info = config.global_batch_info
+        means_B = (torch.where(response_mask, loss_BT, 0.0) / length_B1).sum(-1)
+        return means_B.sum() / info["global_batch_size"] * info["dp_size"]
+
+    return loss
+
+
+def first(mask: torch.Tensor) -> torch.Tensor:
+    return mask & (mask.cumsum(-1) == 1)
+
+
+def last(mask: torch.Tensor) -> torch.Tensor:
+    return mask & (mask.cumsum(-1) == mask.sum(-1, keepdim=True))
+
+
+COUNTS: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "first dropped": (lambda mask: ~first(mask), "first"),
+    "last dropped": (lambda mask: ~last(mask), "last"),
+    "last two dropped": (lambda mask: ~last(mask) & ~last(mask & ~last(mask)), "last"),
+    "first twice": (lambda mask: 1 + 1 * first(mask), "first"),
+    "last twice": (lambda mask: 1 + 1 * last(mask), "last"),
+}
+
+
+@pytest.mark.parametrize("in_the_weight", [False, True])
+@pytest.mark.parametrize("how", COUNTS)
+def test_an_end_of_a_response_that_counts_otherwise_is_named(how: str, in_the_weight: bool) -> None:
+    count, end = COUNTS[how]
+    problems = failures(counted(count, in_the_weight))
+    assert set(problems) == {"ends"} and f"the {end} token" in problems["ends"]
+
+
+@pytest.mark.parametrize(
+    ("of", "times", "sign"),
+    [
+        (lambda a: a * a.abs(), "100 times", "A > 0"),
+        (lambda a: a.sign() * a.abs().sqrt(), "3.16 times", "A > 0"),
+        (torch.sign, "1 times", "A > 0"),
+        (lambda a: a**3, "1e+03 times", "A > 0"),
+        (lambda a: torch.where(a < 0, a * a.abs(), a), "100 times", "A < 0"),
+    ],
+)
+def test_an_advantage_that_is_not_taken_once_is_named(of: Any, times: str, sign: str) -> None:
+    problems = failures(lambda advantages, **others: token_loss(advantages=of(advantages), **others))
+    assert set(problems) == {"advantages"} and times in problems["advantages"] and sign in problems["advantages"]
+
+
+def by_length(length: Callable[[torch.Tensor], torch.Tensor]) -> Loss:
+    def loss(advantages: Any, response_mask: Any, config: Any, **others: Any) -> Any:
+        a = advantages / length(response_mask).double().clamp(min=1)[:, None]
+        info = config.global_batch_info
+        scale = info["batch_num_tokens"] / info["global_batch_size"]
+        value, metrics = token_loss(advantages=a, response_mask=response_mask, config=config, **others)
+        return scale * value, metrics
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("length", "tokens"),
+    [
+        (lambda mask: mask.bfloat16().sum(-1), 333),
+        (lambda mask: mask.bfloat16().cumsum(-1)[:, -1], 333),
+        (lambda mask: mask.half().sum(-1), 2051),
+        (lambda mask: mask.sum(-1, dtype=torch.int8).abs(), 2051),
+        (lambda mask: mask.sum(-1, dtype=torch.uint8), 2051),
+        (lambda mask: mask.sum(-1).clamp(max=200), 2051),
+    ],
+)
+def test_a_length_of_too_few_bits_is_named(length: Any, tokens: int) -> None:
+    problems = failures(by_length(length))
+    assert set(problems) == {"lengths"} and f"{tokens} tokens" in problems["lengths"]
+
+
+#: Sound losses that the checks of ends, advantages and lengths must pass.
+SOUND: dict[str, Loss] = {
+    "bounded A": lambda advantages, **others: token_loss(advantages=advantages.clamp(-5, 5), **others),
+    "tanh of A": lambda advantages, **others: token_loss(advantages=advantages.tanh(), **others),
+    "small A left out": lambda advantages, **others: token_loss(
+        advantages=advantages * (advantages.abs() > 1e-4), **others
+    ),
+    "L in int32": by_length(lambda mask: mask.sum(-1, dtype=torch.int32)),
+    "L in float32": by_length(lambda mask: mask.float().sum(-1)),
+    "L + 1e-6": by_length(lambda mask: mask.sum(-1) + 1e-6),
+    "L + 1": by_length(lambda mask: mask.sum(-1) + 1),
+    "sqrt L": by_length(lambda mask: mask.sum(-1) ** 0.5),
+    "a discount": lambda advantages, response_mask, **others: token_loss(
+        advantages=advantages * 0.99 ** response_mask.cumsum(-1), response_mask=response_mask, **others
+    ),
+    "rare tokens count half": lambda advantages, log_prob, **others: token_loss(
+        advantages=torch.where(log_prob.detach() < -3, 0.5, 1.0) * advantages, log_prob=log_prob, **others
+    ),
+    "a penalty of KL": partial(token_loss, term=lambda d, a: -a * d.clamp(-20, 20).exp() + 0.1 * d**2),
+    "truncated weight": partial(token_loss, term=lambda d, a: -a * d.exp().clamp(max=2).detach() * d),
+}
+
+
+@pytest.mark.parametrize("loss", SOUND.values(), ids=SOUND.keys())
+def test_a_sound_loss_passes(loss: Loss) -> None:
+    assert failures(loss) == {}
+
+
 def test_only_checks_that_an_advantage_outside_the_mask_fails_name_it() -> None:
     both = failures(lambda **arguments: first_column(**arguments) / len(arguments["log_prob"]))
     assert {name for name, says in both.items() if "advantages[:, 0]" in says} == {"gaps"} and "micro-batches" in both
@@ -303,6 +419,14 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "in place on a copy": lambda x: x.detach().clone().mul_(2).view(-1).mean(),
     "in place on a detached alias": lambda x: x.detach().view(-1).mul_(0.5).mean(),
     "item": lambda x: torch.tensor(x.view(-1).mean().item()),
+    "masked_select": lambda x: x.masked_select(x > 0).mean(),
+    "quantile": lambda x: torch.quantile(x.flatten(), 0.9),
+    "topk": lambda x: x.flatten().topk(2).values.mean(),
+    "sort": lambda x: x.sort(-1, descending=True).values[:, 0].mean(),
+    "gather": lambda x: x.gather(1, torch.zeros(len(x), 1, dtype=torch.long)).mean(),
+    "diagonal": lambda x: (x.T @ x).diagonal().sum(),
+    "movedim": lambda x: x.movedim(0, 1).contiguous().mean(),
+    "numpy": lambda x: torch.tensor(x.detach().numpy().mean()),
 }
 
 
@@ -470,6 +594,14 @@ SUMS: dict[str, Callable[..., torch.Tensor]] = {
         [row[kept].float().sum() for row, kept in zip(new - old, mask, strict=True)]
     ),
     "product": lambda new, old, mask: torch.where(mask, (new - old).float().exp(), 1.0).prod(-1).log(),
+    "packed": lambda new, old, mask: new.new_zeros(len(new), dtype=torch.float32).index_add(
+        0, mask.nonzero()[:, 0], (new - old)[mask].float()
+    ),
+    "vmap": torch.vmap(lambda new, old, mask: torch.where(mask, (new - old).float(), 0.0).sum()),
+    "checkpoint": lambda new, old, mask: checkpoint(
+        lambda x: torch.where(mask, (x - old).float(), 0.0).sum(-1), new, use_reentrant=False
+    ),
+    "tokens": lambda new, old, mask: sum(((new - old).float() * mask).unbind(-1)),  # type: ignore[dict-item]
 }
 TERMS: dict[str, Callable[..., torch.Tensor]] = {
     "exp S": lambda s, a, length: -(s.exp() * a),

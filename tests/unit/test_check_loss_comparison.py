@@ -19,7 +19,7 @@ Band = tuple[float, float]
 def formula(
     old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, config: Any, *,
     ratio: Callable[..., torch.Tensor], band: Callable[[torch.Tensor], Band | tuple[torch.Tensor, torch.Tensor]],
-    mean: str = "responses", worse: Callable[..., torch.Tensor] = torch.max, **_: Any,
+    mean: str = "responses", worse: Callable[..., torch.Tensor] = torch.max, rollout_is_weights: Any = None, **_: Any,
 ) -> torch.Tensor:  # fmt: skip
     """A clipped surrogate of ``ratio(d_BT, mask_BT, length_B1)``, [B, T] or [B, 1], between two bounds."""
     info = config.global_batch_info
@@ -28,7 +28,7 @@ def formula(
     r = ratio(d_BT, response_mask, length_B1)
     low, high = (torch.as_tensor(bound) for bound in band(length_B1))
     loss_BT = worse(-advantages * r, -advantages * torch.minimum(torch.maximum(r, low), high))
-    loss_BT = torch.where(response_mask, loss_BT, 0.0)
+    loss_BT = torch.where(response_mask, loss_BT if rollout_is_weights is None else loss_BT * rollout_is_weights, 0.0)
     if mean == "tokens":
         return loss_BT.sum() / info["batch_num_tokens"] * info["dp_size"]
     if mean == "sum":
@@ -71,6 +71,10 @@ def of_micro_batch(d: Any, mask: Any, length: Any) -> Any:
 
 def by_width(d: Any, mask: Any, length: Any) -> Any:
     return d.mean(-1, keepdim=True).exp()
+
+
+def clamped_sum(limit: float, d: Any, mask: Any, length: Any) -> Any:
+    return (d.sum(-1, keepdim=True).clamp(-limit, limit) / length).exp()
 
 
 def forgotten_detach(ratio: Callable[..., Any], d: Any, mask: Any, length: Any) -> Any:
@@ -128,6 +132,35 @@ def test_the_formula_itself_is_equal(family: str) -> None:
     assert [verdict(form, family) for form in (loss, measured, in_float32)] == ["equal"] * 3
 
 
+@pytest.mark.parametrize("family", LIKE)
+def test_large_advantages_and_rollout_weights_are_compared(family: str) -> None:
+    loss = LIKE[family][0]
+
+    def bounded(advantages: Any, **others: Any) -> Any:
+        return loss(advantages=advantages.clamp(-5, 5), **others)
+
+    def squared(rollout_is_weights: Any = None, **others: Any) -> Any:
+        return loss(rollout_is_weights=None if rollout_is_weights is None else rollout_is_weights**2, **others)
+
+    def ignored(rollout_is_weights: Any = None, **others: Any) -> Any:
+        return loss(**others)
+
+    assert verdict(bounded, family) == "equal, but not where one A is 30 and one is -30"
+    assert verdict(squared, family) == "equal, but not with rollout_is_weights by response"
+    assert verdict(ignored, family).startswith("equal\n") and "rollout_is_weights: ignored" in verdict(ignored, family)
+
+
+def test_weights_by_token_are_compared_where_the_named_loss_takes_them() -> None:
+    def averaged(rollout_is_weights: Any = None, response_mask: Any = None, **others: Any) -> Any:
+        if rollout_is_weights is not None:
+            rollout_is_weights = (rollout_is_weights * response_mask).sum(-1, keepdim=True) / response_mask.sum(
+                -1, keepdim=True
+            ).clamp(min=1)
+        return PPO(rollout_is_weights=rollout_is_weights, response_mask=response_mask, **others)
+
+    assert verdict(averaged, "PPO") == "equal, but not with rollout_is_weights by token"
+
+
 @pytest.mark.parametrize(
     ("family", "slip", "begins", "says"),
     [
@@ -144,6 +177,8 @@ def test_the_formula_itself_is_equal(family: str) -> None:
         ("GSPO", {"mean": "rows"}, "equal, but not in a micro-batch", ""),
         ("GSPO", {"ratio": partial(upside_down, linear)}, "-1 times", "A > 0 above"),
         ("GSPO", {"ratio": in_bfloat16}, "another loss: on policy cosine", ""),
+        ("GSPO", {"ratio": partial(clamped_sum, 10)}, "equal, but not where |S| exceeds 8", ""),
+        ("GSPO", {"ratio": partial(clamped_sum, 60)}, "equal, but not where |S| exceeds 8", ""),
         ("GSPO", {"ratio": last_twice}, "another loss: on policy cosine", ""),
         ("PPO", {"ratio": summed}, "L times (by length", "sequence in place of token"),
         ("PPO", {"ratio": partial(forgotten_detach, by_token)}, "2 times", ""),

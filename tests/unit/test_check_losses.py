@@ -88,7 +88,7 @@ def test_the_table_has_every_loss() -> None:
 
 def test_each_is_an_attribute_for_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe.fspo.check_losses:luspo"]) == 0
-    assert "conforms: 10 checks" in capsys.readouterr().out
+    assert "conforms: 13 checks" in capsys.readouterr().out
     assert main(["recipe.fspo.check_losses:lusp"]) == 2
     assert "did you mean luspo?" in capsys.readouterr().err
 

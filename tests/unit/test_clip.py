@@ -292,7 +292,7 @@ def test_reports_of_clip_fractions() -> None:
 
 
 def test_a_removed_share_that_no_sigma_explains_says_so() -> None:
-    """A clip on one side removes at most a quarter. With a drift it removes most at a moderate spread, and then less."""
+    """A clip on one side removes at most a quarter. With a drift it removes most at a moderate spread."""
 
     def of_gspo(*words: str) -> str:
         lines = unpadded(expected(["lengths=[4000]", *words])).splitlines()
