@@ -8,6 +8,7 @@ that cannot run outside its package has a row that says why.
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import math
 from collections.abc import Sequence
@@ -18,16 +19,59 @@ import torch
 
 from benchmarks.checkouts import Source
 from benchmarks.code_bases import CODE_BASES
+from benchmarks.more_code_bases import MORE_CODE_BASES
 from benchmarks.pages import Table, write_tables
 from fspo.acceptance import UnclippedWeight
 from fspo.check_loss import check, configured
-from fspo.check_loss.call import LossError, PolicyLoss
+from fspo.check_loss.call import Batch, LossError, PolicyLoss, synthetic_batch
+from fspo.check_loss.command import named
+from fspo.check_loss.comparison import TOLERANCE, compare
 from fspo.check_loss.length_bias import DISPERSIONS, clip_by_length, sides, synthetic
 from fspo.check_loss.robust import survived
 
 #: The one clip rate: the mean share that every loss keeps at a dispersion of its own, nats per sqrt(token).
 KEPT: Final = 0.85
 _NARROWEST, _WIDEST, _HALVINGS, _MINI_BATCHES = 1e-4, 1.0, 12, 5
+
+
+_GSPO: Final = ("clip_ratio_low=3e-4", "clip_ratio_high=4e-4")
+#: The losses that a row may equal: name, what ``--like`` takes, settings, averaging. *By response*: each counts alike.
+NAMED: Final = (
+    ("GSPO", "gspo", _GSPO, "seq-mean-token-mean"),
+    ("GSPO, token-mean", "gspo", _GSPO, "token-mean"),
+    ("LUSPO", "luspo", (), None),
+    ("PPO, token-mean", "vanilla", ("clip_ratio_c=1e9",), "token-mean"),
+    ("PPO by response", "vanilla", ("clip_ratio_c=1e9",), "seq-mean-token-mean"),
+    ("dual-clip PPO, token-mean", "vanilla", (), "token-mean"),
+    ("dual-clip PPO by response", "vanilla", (), "seq-mean-token-mean"),
+    ("policy gradient, token-mean", "gpg", (), "token-mean"),
+    ("policy gradient by response", "gpg", (), "seq-mean-token-mean"),
+    ("DPPO-TV, token-mean", "dppo_tv", (), "token-mean"),
+    ("DPPO-KL, token-mean", "dppo_kl", (), "token-mean"),
+    ("SAPO", "sapo", (), None),
+)
+
+
+@functools.cache
+def _named() -> list[tuple[str, PolicyLoss, torch.Tensor]]:
+    """Each loss of NAMED with its gradient on a batch, with which most comparisons end."""
+    losses = [(title, named(name, settings, mode)) for title, name, settings, mode in NAMED]
+    return [(title, loss, loss.gradient(_batch().map(torch.clone))[0]) for title, loss in losses]
+
+
+def _batch() -> Batch:
+    return synthetic_batch((40, 3, 17, 9), (0.3, 1.0, 0.05, 0.01), (1.0, -1.0, 0.5, -0.7), seed=7)
+
+
+def equal_to(loss: PolicyLoss) -> str:
+    """The loss of NAMED whose gradient this one has (``--like``), with what is excepted; ``-``: none."""
+    gradient_BT = loss.gradient(_batch().map(torch.clone))[0]
+    for title, like, their_BT in _named():
+        if float((gradient_BT - their_BT).abs().max()) <= TOLERANCE * float(their_BT.abs().max()):
+            verdict = compare(loss, like).verdict
+            if verdict == "equal" or verdict.startswith("equal, but not"):
+                return title + verdict.removeprefix("equal")
+    return "-"
 
 
 def at_one_rate(loss: PolicyLoss, weight: UnclippedWeight) -> str:
@@ -58,23 +102,33 @@ def row(loss: PolicyLoss, takes_weights: bool) -> list[str]:
     exponent = f"{report.exponent:.1f}".replace("-0.0", "0.0")
     ends = f"{up}, -{down}; {sum_up}, -{sum_down}"
     rates = [f"{kept[0]:.2f}, {kept[-1]:.2f}", at_one_rate(loss, report.weight or "none")]
-    return [weight, exponent, *rates, *limits, *passed, ends]
+    return [equal_to(loss), weight, exponent, *rates, *limits, *passed, ends]
 
 
 def table(checkouts: Sequence[Path]) -> Table:
     """A row for every loss of every checkout."""
-    heads = ["code base", "commit", "date", "loss", "weight", "exponent of L", "kept at 0.03: shortest, longest"]
+    heads = [
+        "code base",
+        "commit",
+        "date",
+        "loss",
+        "equal to",
+        "weight",
+        "exponent of L",
+        "kept at 0.03: shortest, longest",
+    ]
     heads += [f"at one clip rate, {KEPT:g} kept: shortest, longest (sigma)"]
     heads += [f"lost from: {sign} {side}" for sign in ("A > 0", "A < 0") for side in ("above", "below")]
     heads += ["repeats", "padding", "gaps", "weights", "micro-batches", "order", "ranks", "gradient", "direction"]
-    heads += ["sides", "survives a token; a response"]
+    heads += ["sides", "ends", "advantages", "lengths", "survives a token; a response"]
     rows: Table = [heads]
     for checkout in checkouts:
         source = Source(checkout)
-        code_bases = [(name, losses) for name, (path, losses) in CODE_BASES.items() if source.holds(path)]
+        known = CODE_BASES | MORE_CODE_BASES
+        code_bases = [(name, losses) for name, (path, losses) in known.items() if source.holds(path)]
         if not code_bases:
-            raise SystemExit(f"{checkout}: no file of {', '.join(CODE_BASES)}; give one of their checkouts")
-        for code_base, losses in code_bases:
+            raise SystemExit(f"{checkout}: no file of {', '.join(known)}; give one of their checkouts")
+        for code_base, losses in code_bases[-1:]:  # a fork of verl holds its file, too
             for name, function, settings in losses(source):
                 print(f"{code_base} {name}", flush=True)
                 config = configured([f"{key}={value}" for key, value in settings.items()])
@@ -85,7 +139,7 @@ def table(checkouts: Sequence[Path]) -> Table:
                 except LossError as error:
                     if not isinstance(error.__cause__, NotImplementedError):  # of checkouts.not_run
                         raise
-                    cells = [f"not run: {error.__cause__}", *["-"] * (len(heads) - 5)]
+                    cells = ["-", f"not run: {error.__cause__}", *["-"] * (len(heads) - 6)]
                 rows.append([code_base, *source.version(code_base), name, *cells])
     return rows
 

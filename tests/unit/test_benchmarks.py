@@ -24,6 +24,7 @@ from benchmarks.studies import clip_values, figures
 from fspo.audit import read_audit
 from fspo.check_loss import configured
 from fspo.check_loss.call import PolicyLoss
+from fspo.check_loss.command import named
 from fspo.check_loss.length_bias import normalisation
 from fspo.records import complete_lines
 from fspo.responses import Responses
@@ -254,7 +255,7 @@ def test_a_loss_that_cannot_run_has_a_row_that_says_why(tmp_path: Path, monkeypa
         public_losses, "CODE_BASES", {"Fake": ("fake.py", lambda source: [not_run("paired", "needs pairs")])}
     )
     heads, row = public_losses.table([tmp_path])
-    assert row[:6] == ["Fake", "1.0", "installed", "paired", "not run: needs pairs", "-"] and len(row) == len(heads)
+    assert row[:6] == ["Fake", "1.0", "installed", "paired", "-", "not run: needs pairs"] and len(row) == len(heads)
 
 
 def test_masks_of_three_shapes_keep_other_lengths_at_one_clip_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,3 +274,16 @@ def test_masks_of_three_shapes_keep_other_lengths_at_one_clip_rate(monkeypatch: 
     short, long = zip(*((float(x) for x in text.partition(" (")[0].split(", ")) for text in kept), strict=True)
     assert short[0] > 0.95 > 0.75 > short[2] and long[2] > 0.95 > 0.75 > long[0]
     assert abs(short[1] - long[1]) < 0.2
+
+
+def test_a_row_says_which_named_loss_it_equals() -> None:
+    def by_rows(**arguments: Any) -> Any:
+        sizes = arguments["config"].global_batch_info
+        value = gspo.function(**arguments)[0]
+        return value * sizes["global_batch_size"] / len(arguments["log_prob"]) / sizes["dp_size"]
+
+    gspo = named("gspo", ["clip_ratio_low=3e-4", "clip_ratio_high=4e-4"], "seq-mean-token-mean")
+    twice = PolicyLoss(lambda **arguments: 2 * gspo.function(**arguments)[0], gspo.config, gspo.loss_agg_mode)
+    rows = PolicyLoss(by_rows, gspo.config, gspo.loss_agg_mode)
+    assert [public_losses.equal_to(loss) for loss in (gspo, twice)] == ["GSPO", "-"]
+    assert public_losses.equal_to(rows).startswith("GSPO, but not in a micro-batch")
