@@ -12,8 +12,10 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig
 
 from fspo.audit import describe, read_audit
+from fspo.clip import needed_scale, scale_for, scaled
 from fspo.losses import ALGORITHMS
 from fspo.trl import FSPOTrainer
+from fspo.types import eps_of_c
 
 VOCABULARY = ["<pad>", "<eos>", *"0123456789+="]
 characters = Tokenizer(models.WordLevel({token: number for number, token in enumerate(VOCABULARY)}, "<pad>"))
@@ -62,3 +64,9 @@ trainer = FSPOTrainer(
 )
 trainer.train()
 print(describe(read_audit("audit")))
+
+# The clip values with which 85% of these responses lie inside, as GSPO in TRL takes them.
+moved, gspo = read_audit("audit").responses.moved(), ALGORITHMS["seq_gspo"]
+band = scaled(gspo, scale_for(needed_scale(moved.s_B, moved.length_B, gspo), accept=0.85))
+epsilon, epsilon_high = eps_of_c(band.c_low, band.c_high)
+print(f"GRPOConfig(epsilon={epsilon:.3g}, epsilon_high={epsilon_high:.3g})")

@@ -300,6 +300,20 @@ def test_what_a_mask_of_ones_own_keeps_is_audited_by_length(tmp_path: Path, by_t
     assert [float(cell) for name, cell in by_head.items() if name.strip() == "mean weight"] == [1.08]
 
 
+def test_a_mask_of_ones_own_gets_clip_values_and_no_loss_to_train_with(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for folder, arguments in ((tmp_path / "mask", {"kept": torch.ones(64)}), (tmp_path / "loss", {})):
+        audit, length_B = Audit(folder, on_policy=False), torch.randint(4, 64, (64, 1), generator=generator)
+        for step in range(24):
+            old = torch.full((64, 64), -1.0)
+            d = 0.02 * torch.randn(old.shape, generator=generator)
+            audit.add(old + d, old, torch.arange(64) < length_B, torch.ones(64), **arguments)
+            audit.end_mini_batch(step)
+    texts = [describe(read_audit(tmp_path / name), None, lambda *_: "OVERRIDE") for name in ("mask", "loss")]
+    assert all("fspo's band with c = " in text for text in texts)
+    assert ["OVERRIDE" in text for text in texts] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("rule", "arguments", "says"),
     [

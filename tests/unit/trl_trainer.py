@@ -15,10 +15,12 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
-from fspo.audit import Audit
+from fspo.audit import Audit, read_audit
+from fspo.clip import needed_scale, scale_for, scaled
 from fspo.losses import ALGORITHMS
 from fspo.table import read_table
 from fspo.trl import FSPOTrainer
+from fspo.types import eps_of_c
 
 MODEL = Path(__file__).resolve().parents[2] / "recipe/math/data/assets/demo_model"
 GSPO = {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}
@@ -29,7 +31,9 @@ def digits(completions: list[str], **_: Any) -> list[float]:
     return [float(sum(map(int, filter(str.isdigit, completion)))) for completion in completions]
 
 
-def trainer(folder: Path, rule: str | None = None, audit: bool = True, **settings: Any) -> FSPOTrainer:
+def trainer(
+    folder: Path, rule: str | None = None, audit: bool = True, kind: type[Any] = FSPOTrainer, **settings: Any
+) -> Any:
     settings = {"num_iterations": 2, "learning_rate": 2e-3, "max_steps": 4, **settings}
     config = GRPOConfig(
         str(folder / "trl"),
@@ -46,7 +50,7 @@ def trainer(folder: Path, rule: str | None = None, audit: bool = True, **setting
         seed=0,
         **settings,
     )
-    return FSPOTrainer(
+    return kind(
         AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32),
         digits,
         args=config,
@@ -108,6 +112,69 @@ def test_a_loss_without_a_rule_that_is_known_has_s_alone(tmp_path: Path) -> None
     run.train()
     table = read_table(tmp_path / "audit")
     assert table.meta["rule"] == "unknown" and len(table) == 32
+
+
+def test_a_measured_clip_value_keeps_the_wanted_share_inside_trls_bounds(tmp_path: Path) -> None:
+    trainer(tmp_path, **GSPO).train()
+    moved, gspo = read_audit(tmp_path / "audit").responses.moved(), ALGORITHMS["seq_gspo"]
+    band = scaled(gspo, scale_for(needed_scale(moved.s_B, moved.length_B, gspo), accept=0.85))
+    epsilon, epsilon_high = eps_of_c(band.c_low, band.c_high)
+    ratio_B = np.exp(moved.s_B / moved.length_B)
+    inside = np.mean((ratio_B >= 1 - epsilon - 1e-9) & (ratio_B <= 1 + epsilon_high + 1e-9))
+    assert 0.85 <= inside < 0.85 + 2 / len(moved)
+
+
+class Corrected(FSPOTrainer):
+    """With TRL's correction. The engine's log-probabilities are the model's with noise: vLLM is not installed here."""
+
+    correction: Audit
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        self.use_vllm = False
+        result = list(super()._generate(prompts))
+        self.use_vllm = True
+        generator = torch.Generator().manual_seed(0)
+        result[4] = []
+        for prompt, completion in zip(result[0], result[1], strict=True):
+            with torch.no_grad():
+                logits = self.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1].float()
+            chosen = logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+            result[4].append((chosen + 0.01 * torch.randn(len(chosen), generator=generator)).tolist())
+        return tuple(result)
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:  # as docs/audit.md has it
+        output = super()._generate_and_score_completions(inputs)
+        ratio, mask = output["importance_sampling_ratio"], output["completion_mask"] * output.get("tool_mask", 1)
+        policies = output["old_per_token_logps"], output["sampling_per_token_logps"]
+        self.correction.add(*policies, mask, output["advantages"], kept=ratio > 0, weight=ratio)
+        self.correction.end_mini_batch(step=self._step)
+        return output
+
+
+@pytest.mark.parametrize("mode", ["sequence_mask", "sequence_truncate", "token_mask", "token_truncate"])
+def test_trls_correction_is_audited_by_the_call_of_an_own_loop(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the definition, from the same log-probabilities, for each of TRL's modes."""
+    made: list[dict[str, Any]] = []
+    run = trainer(tmp_path, kind=Corrected, max_steps=2, vllm_importance_sampling_mode=mode)
+    run.vllm_importance_sampling_correction, run.vllm_importance_sampling_clip_max = True, 1.01
+    run.correction = Audit(tmp_path / "correction", loss="vLLM correction", on_policy=False)
+    add = run.correction.add
+    monkeypatch.setattr(run.correction, "add", lambda *a, **k: (made.append({"a": a} | k), add(*a, **k))[1])
+    run.train()
+    run.correction.close()
+    columns = read_table(tmp_path / "correction").columns
+    old_BT, engine_BT, mask_BT = (torch.cat([one["a"][i] for one in made]).double() for i in range(3))
+    d_BT = (old_BT - engine_BT) * mask_BT
+    ratio_BT = (d_BT if mode.startswith("token") else d_BT.sum(-1, keepdim=True).expand_as(d_BT)).exp()
+    kept_BT = (ratio_BT <= 1.01) | torch.tensor(mode.endswith("truncate"))
+    weight_BT = ratio_BT.clamp(max=1.01) * kept_BT
+    kept_B, weight_B = ((x_BT * mask_BT).sum(-1) / mask_BT.sum(-1) for x_BT in (kept_BT, weight_BT))
+    np.testing.assert_allclose(columns["S"], d_BT.sum(-1), atol=1e-5)
+    np.testing.assert_allclose(columns["kept"], kept_B, atol=1e-6)
+    np.testing.assert_allclose(columns["weight"], weight_B, atol=1e-5)
+    assert 0 < columns["kept"].mean() < 1 or mode.endswith("truncate")
 
 
 @pytest.mark.parametrize("failing", ["add", "end_mini_batch"])
