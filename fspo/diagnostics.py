@@ -193,8 +193,6 @@ def step_metrics(responses: Responses, s_max: float = math.inf) -> dict[str, flo
     metrics = share | {
         # The clamp is exact; the table has weights in float32.
         "overflow_frac": float((weight_B >= math.exp(s_max - 1e-6)).mean()) if math.isfinite(s_max) else 0.0,
-        "truncated_frac": float(responses.truncated_B.mean()),
-        "advantage_zero_frac": float((responses.advantage_B == 0).mean()),
         "drift_per_token": float(responses.s_B.sum() / responses.length_B.sum()),
         "z_mean": float(responses.z_B.mean()),
         "z_std": float(responses.z_B.std()),
