@@ -62,14 +62,24 @@ def library_problem(config: DictConfig) -> str | None:
 
 def _batch() -> dict[str, Any]:
     """Columns of verl's V1 trainer. The responses have three and two tokens, each prompt a right and a wrong one."""
+    return _columns([3, 2, 3, 2], [1.0, 0.0, 0.0, 1.0])
+
+
+def _group_batch() -> dict[str, Any]:
+    """Four prompts with two responses each, of different lengths; the rewards of the last two prompts are equal."""
+    return _columns([3, 2, 4, 3, 5, 2, 6, 7], [1.0, 0.0, 0.25, 0.75, 1.0, 1.0, 0.5, 0.5])
+
+
+def _columns(lengths: list[int], rewards: list[float]) -> dict[str, Any]:
+    """Prompts with two responses each; the last token of a response has its reward."""
     import numpy as np
     import torch
 
-    mask_BT = torch.ones(4, 3)
-    mask_BT[1::2, 2] = 0
-    reward_BT = torch.zeros(4, 3)
-    reward_BT[:, 1] = torch.tensor([1.0, 0.0, 0.0, 1.0])
-    uid_B = np.array(["a", "a", "b", "b"], dtype=object)
+    length_B = torch.tensor(lengths)
+    mask_BT = (torch.arange(max(lengths)) < length_B[:, None]).float()
+    reward_BT = torch.zeros_like(mask_BT)
+    reward_BT[torch.arange(len(lengths)), length_B - 1] = torch.tensor(rewards)
+    uid_B = np.array([chr(ord("a") + i // 2) for i in range(len(lengths))], dtype=object)
     return {"token_level_rewards": reward_BT, "response_mask": mask_BT, "old_log_probs": -mask_BT, "index": uid_B}
 
 
@@ -333,19 +343,6 @@ def why_zero_advantages_count(config: DictConfig, loss_is_known: bool = False) -
     if not loss_is_known and (why := _loss_reads_more(config)):
         return f"{_LOSS}={actor.policy_loss.loss_mode} {why}"
     return None
-
-
-def _group_batch() -> dict[str, Any]:
-    """Four prompts with two responses each, of different lengths; the rewards of the last two prompts are equal."""
-    import numpy as np
-    import torch
-
-    length_B = torch.tensor([3, 2, 4, 3, 5, 2, 6, 7])
-    mask_BT = (torch.arange(7) < length_B[:, None]).float()
-    reward_BT = torch.zeros(8, 7)
-    reward_BT[torch.arange(8), length_B - 1] = torch.tensor([1.0, 0.0, 0.25, 0.75, 1.0, 1.0, 0.5, 0.5])
-    uid_B = np.array([*"aabbccdd"], dtype=object)
-    return {"token_level_rewards": reward_BT, "response_mask": mask_BT, "old_log_probs": -mask_BT, "index": uid_B}
 
 
 def _estimator_reads_more(config: DictConfig) -> str | None:
