@@ -21,6 +21,7 @@ FLAGS = (Status.TIMEOUT, Status.PARSE_FAILED, Status.CRASHED)
 
 #: See `recipe.runner.launch.reward_function`.
 READS_TEXT = True
+PREPARATION = "python -m recipe.math.data prepare FILE --prompt {prompt} --answer {answer} --out DIR"
 
 _creating = threading.Lock()
 

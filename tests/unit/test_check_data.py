@@ -251,12 +251,13 @@ def test_what_a_reward_must_not_do(write: Callable[..., str], tmp_path: Path, bo
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("train.jsonl", b"", "JSON"),
+        ("train.jsonl", b"", "0 bytes"),
         ("train.jsonl", json.dumps(ROW).encode()[:-9], "JSON"),
         ("train.jsonl", json.dumps({**ROW, "data_source": "é"}, ensure_ascii=False).encode("latin-1"), "0xe9"),
-        ("train.csv", b"a,b", ".parquet, .json and .jsonl"),
+        ("train.csv", b"a,b", ".parquet, .jsonl, .json"),
         ("train.parquet", b"PAR1", "train.parquet"),
         ("train.parquet", None, "does not exist"),
+        ("train.parquet", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(

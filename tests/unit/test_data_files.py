@@ -52,8 +52,12 @@ def test_files_that_datasets_cannot_join_are_named_with_the_column(changed: Row,
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
-        ({"question": "prompt", "answer": "reward_model"}, ("column prompt: it is probably question", "data_source")),
-        ({"promt": "prompt"}, ("did you mean promt?",)),
+        (
+            {"question": "prompt", "answer": "reward_model"},
+            ("prompt (probably question)", "reward_model (probably answer)", "--prompt question --answer answer"),
+        ),
+        ({"promt": "prompt"}, ("prompt (did you mean promt?)",)),
+        ({"prompt": "data_source", "solution": "data_source"}, ("type string", "--prompt prompt --answer solution")),
     ],
 )
 def test_a_missing_column_is_named_with_those_there_are(columns: dict[str, str], says: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from recipe.math.answers import MathScorer
 from recipe.math.data.cli import main
 from recipe.math.data.decontaminate import BOILERPLATE, distinct, tokens, without_overlap
 from recipe.math.data.prepare import prepare
-from recipe.math.data.sources import DAPO_OPENING, GROUPS, SOURCES, Problem, SourceError
+from recipe.math.data.sources import DAPO_OPENING, GROUPS, SOURCES, Problem, SourceError, own_source
 
 Rows = list[dict[str, Any]]
 ROWS: dict[str, Rows] = json.loads((Path(__file__).parent / "assets" / "source_rows.json").read_text(encoding="utf-8"))
@@ -57,7 +57,7 @@ def read(out: Path, name: str) -> Rows:
 def test_rows_are_in_verls_schema_with_answers_of_every_published_form(copies: Path, tmp_path: Path) -> None:
     answers = {}
     for name in SOURCES:
-        manifest = prepare(name, tmp_path / "out", copies)
+        manifest = prepare(SOURCES[name], tmp_path / "out", copies)
         rows = read(tmp_path / "out", name)
         assert manifest["rows"] == len(rows)
         answers[name] = [row["reward_model"]["ground_truth"] for row in rows]
@@ -84,11 +84,12 @@ def test_rows_are_in_verls_schema_with_answers_of_every_published_form(copies: P
 
 
 def test_duplicates_conflicts_and_overlap_are_removed_and_counted(copies: Path, tmp_path: Path) -> None:
-    manifest = prepare("dapo_math_17k", tmp_path / "out", copies, SOURCES["dapo_math_17k"].tests)
+    manifest = prepare(SOURCES["dapo_math_17k"], tmp_path / "out", copies, SOURCES["dapo_math_17k"].tests)
     assert manifest["counts"] == {
         "read": 10,
         "duplicates": 3,
         "conflicting_answers": 2,
+        "without_answer": 0,
         "overlap_with_tests": {
             "math500": {"same_text": 1, "shared_ngram": 0},
             "amc23": {"same_text": 0, "shared_ngram": 0},
@@ -105,8 +106,8 @@ def test_duplicates_conflicts_and_overlap_are_removed_and_counted(copies: Path, 
 
 
 def test_manifest_describes_file_and_source_and_is_reproducible(copies: Path, tmp_path: Path) -> None:
-    first = prepare("math500", tmp_path / "a", copies)
-    assert first == prepare("math500", tmp_path / "b", copies)
+    first = prepare(SOURCES["math500"], tmp_path / "a", copies)
+    assert first == prepare(SOURCES["math500"], tmp_path / "b", copies)
     written = json.loads((tmp_path / "a" / "math500.manifest.json").read_text(encoding="utf-8"))
     assert written == first
     assert written["sha256"] == sha256_of(tmp_path / "a" / "math500.parquet")
@@ -147,12 +148,12 @@ def test_damaged_sources_are_named_and_leave_an_older_result(
     copies: Path, tmp_path: Path, name: str, damage: Callable[[Path], None], says: tuple[str, ...]
 ) -> None:
     path, out = copies / LAYOUT[name], tmp_path / "out"
-    prepare(name, out, copies)
+    prepare(SOURCES[name], out, copies)
     before = {file.name: file.read_bytes() for file in out.iterdir()}
     damage(path)
     place = path if path.exists() else copies
     with pytest.raises(SourceError, match=holds(str(place), SOURCES[name].hub_id, *says)):
-        prepare(name, out, copies)
+        prepare(SOURCES[name], out, copies)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
 
 
@@ -160,12 +161,12 @@ def test_plain_json_lists_are_read(tmp_path: Path) -> None:
     (tmp_path / "aime25.json").write_text(json.dumps(ROWS["aime25"]), encoding="utf-8")
     (tmp_path / "aime25.manifest.json").write_text("{}")  # as prepare itself writes
     (tmp_path / "aime25.zip").touch()
-    assert prepare("aime25", tmp_path / "out", tmp_path)["rows"] == 1
+    assert prepare(SOURCES["aime25"], tmp_path / "out", tmp_path)["rows"] == 1
 
 
 def test_of_several_files_those_of_the_split_are_read(copies: Path, tmp_path: Path) -> None:
     write_rows(copies / "math_train" / "data" / "test-00000-of-00001.parquet", ROWS["math_train"][:1] * 5)
-    assert prepare("math_train", tmp_path / "out", copies)["counts"]["read"] == 3
+    assert prepare(SOURCES["math_train"], tmp_path / "out", copies)["counts"]["read"] == 3
 
 
 def test_the_hub_is_read_at_the_pinned_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,11 +179,120 @@ def test_the_hub_is_read_at_the_pinned_revision(tmp_path: Path, monkeypatch: pyt
         return datasets.Dataset.from_list(ROWS["gsm8k_test"])
 
     monkeypatch.setattr(datasets, "load_dataset", reachable)
-    assert prepare("gsm8k_test", tmp_path)["source"]["revision"] == source.revision
+    assert prepare(SOURCES["gsm8k_test"], tmp_path)["source"]["revision"] == source.revision
     assert [row["reward_model"]["ground_truth"] for row in read(tmp_path, "gsm8k_test")] == ["180"]
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: next(iter(())))
     with pytest.raises(SourceError, match=rf"{source.hub_id} at {source.revision}.*--source DIR"):
-        prepare("gsm8k_test", tmp_path)
+        prepare(SOURCES["gsm8k_test"], tmp_path)
+
+
+QUESTION = "What is one plus one?"
+OWN: list[tuple[str, str, str, Any]] = [
+    ("a.jsonl", "problem", "answer", {"problem": QUESTION, "answer": "2"}),
+    ("a.parquet", "question", "expected", {"question": QUESTION, "expected": 2.0}),
+    ("a.json", "problem", "solution", {"problem": QUESTION, "solution": r"One by one, \boxed{1} and \boxed{2}."}),
+    ("a.json", "question", "answer", {"question": QUESTION, "answer": "#### Sum\nIt is 2.\n#### 2"}),
+    ("a.csv", "question", "answer", {"question": QUESTION, "answer": "2"}),
+    ("a.tsv", "question", "answer", {"question": QUESTION, "answer": "2"}),
+    ("a.jsonl", "prompt", "reward_model.ground_truth", {"prompt": QUESTION, "reward_model": {"ground_truth": ["2"]}}),
+    ("a.parquet", "prompt", "answer", {"prompt": [{"role": "user", "content": QUESTION}], "answer": "2"}),
+    (  # ShareGPT
+        *("a.json", "conversations", "conversations.1.value"),
+        {"conversations": [{"from": "human", "value": QUESTION}, {"from": "gpt", "value": "2"}]},
+    ),
+    (  # Open-Reasoner-Zero
+        *("a.json", "0.value", "1.ground_truth.value"),
+        [{"from": "human", "value": QUESTION}, {"from": "assistant", "ground_truth": {"value": "2"}}],
+    ),
+    ("data/train-00000-of-00002.parquet", "problem", "answer", {"problem": QUESTION, "answer": "2"}),
+]
+
+
+def write_own(path: Path, rows: list[Any]) -> None:
+    if path.suffix in (".csv", ".tsv"):
+        sign = "," if path.suffix == ".csv" else "\t"
+        path.write_text("".join(sign.join(row) + "\n" for row in (rows[0], *(row.values() for row in rows))))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        write_rows(path, rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "answer", "row"), OWN, ids=[f"{name}-{answer}" for name, _, answer, _ in OWN]
+)
+def test_anybodys_two_columns_become_verls(tmp_path: Path, name: str, prompt: str, answer: str, row: Any) -> None:
+    write_own(tmp_path / name, [row, row])
+    given = tmp_path / Path(name).parts[0]
+    columns = ["--prompt", prompt, "--answer", answer, "--name", "own"]
+    assert main(["prepare", str(given), *columns, "--out", str(tmp_path / "out")]) == 0
+    (result,) = read(tmp_path / "out", "own")
+    assert result["prompt"][0]["content"].startswith(QUESTION) and result["reward_model"]["ground_truth"] == "2"
+    assert result["data_source"] == "own" and result["extra_info"]["problem_id"] == "own/0"
+    manifest = json.loads((tmp_path / "out/own.manifest.json").read_text())
+    assert manifest["source"]["columns"] == [prompt, answer]
+    assert manifest["counts"]["read"] == 2 and len(manifest["source"]["files"][0]["sha256"]) == 64
+
+
+def test_rows_without_an_answer_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"q": "a", "a": "1"}, {"q": "b", "a": None}, {"q": " ", "a": "2"}, {"q": "c"}, {"q": "d", "a": ""}]
+    write_rows(tmp_path / "mine.jsonl", rows)
+    command = [
+        "prepare",
+        str(tmp_path / "mine.jsonl"),
+        "--prompt",
+        "q",
+        "--answer",
+        "a",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert main(command) == 0
+    assert "mine: 5 rows read, 4 without a problem or an answer" in capsys.readouterr().out
+    assert len(read(tmp_path / "out", "mine")) == 1
+
+
+def test_problems_of_published_test_sets_are_kept_out_of_anybodys_set(copies: Path, tmp_path: Path) -> None:
+    published = ROWS["math500"][0]
+    rows = [{"problem": published["problem"], "answer": "1"}, {"problem": "Another one.", "answer": "2"}]
+    write_rows(tmp_path / "mine.jsonl", rows)
+    command = ["prepare", str(tmp_path / "mine.jsonl"), "--prompt", "problem", "--answer", "answer"]
+    assert main([*command, "--out", str(tmp_path), "--against", "math500", "--source", str(copies)]) == 0
+    assert [row["reward_model"]["ground_truth"] for row in read(tmp_path, "mine")] == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "says"),
+    [
+        (b'{"q": "a", "b": "1"}\n', ("--prompt", "q", "--answer", "a"), ("no row has both", "'a'", "q, b")),
+        (b'{"q": "a", "a": {"b": 1}}\n', ("--prompt", "q", "--answer", "a"), ("row 1", "'a'", "{'b': 1}")),
+        (b'{"q": [{"role": "system"}], "a": "1"}\n', ("--prompt", "q", "--answer", "a"), ("row 1", "'q'", "system")),
+        (b"version https://git-lfs.github.com/spec/v1\n", ("--prompt", "q", "--answer", "a"), ("git lfs pull",)),
+        (b'{"q": "a"}\n', ("--prompt", "q"), ("--answer",)),
+        (b'{"q": "a"}\n', (), ("mine.jsonl", "--prompt", "--answer")),
+        (b'{"q": "a"}\n', ("--prompt", "q", "--answer", "a", "--name", "math500"), ("'math500'",)),
+        (b'{"q": "a"}\n', ("--prompt", "q", "--answer", "a", "--name", "a/b"), ("'a/b'",)),
+    ],
+)
+def test_what_is_wrong_with_anybodys_file_is_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: bytes,
+    arguments: tuple[str, ...],
+    says: tuple[str, ...],
+) -> None:
+    (tmp_path / "mine.jsonl").write_bytes(content)
+    assert main(["prepare", str(tmp_path / "mine.jsonl"), *arguments, "--out", str(tmp_path / "out")]) in (1, 2)
+    error = capsys.readouterr().err
+    assert all(part in error for part in says), error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_several_splits_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split in ("train", "test"):
+        write_rows(tmp_path / f"set/{split}-00000.parquet", [{"q": "a", "a": "1"}])
+    assert main(["prepare", str(tmp_path / "set"), "--prompt", "q", "--answer", "a", "--out", str(tmp_path)]) == 1
+    assert "set/train-00000.parquet" in capsys.readouterr().err
 
 
 def problem(text: str, answer: str = "1") -> Problem:
@@ -195,6 +305,15 @@ def test_distinct_compares_text_up_to_unicode_form_and_white_space() -> None:
     assert distinct([problem("x-1"), problem("x+1"), problem("X+1")]).duplicates == 0
     result = distinct([problem("p", "1"), problem("p", "2"), problem("p", "1"), problem("q")])
     assert (result.problems, result.conflicting, result.duplicates) == ([problem("q")], 3, 0)
+
+
+def test_answers_that_are_equal_do_not_conflict(tmp_path: Path) -> None:
+    rows = [{"q": q, "a": a} for q, a in (("p", "1/2"), ("p", "0.5"), ("p", r"\frac12"), ("r", "1"), ("r", "2"))]
+    write_rows(tmp_path / "mine.jsonl", rows)
+    assert prepare(own_source(tmp_path / "mine.jsonl", "mine", "train", "q", "a"), tmp_path)["counts"] == {
+        **{"read": 5, "duplicates": 2, "conflicting_answers": 2, "without_answer": 0, "overlap_with_tests": {}},
+        **{"dropped_for_overlap": 0, "written": 1},
+    }
 
 
 def test_tokens_keep_operators_and_drop_formatting() -> None:
@@ -225,11 +344,9 @@ def test_command_line(copies: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     printed = capsys.readouterr().out
     assert "dapo_math_17k: 10 rows read, 3 duplicates, 2 with conflicting answers, 2 overlap" in printed
     assert printed.count("gsm8k_train: 3 rows read, 0 duplicates, 0 with conflicting answers, 1 overlap") == 2
-    with pytest.raises(SystemExit) as ended:
-        main(["prepare", "nonsense", "--out", str(tmp_path)])
-    assert ended.value.code == 2
+    assert main(["prepare", "nonsense", "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert "'nonsense'" in error and all(name in error for name in SOURCES)
+    assert all(part in error for part in ("'nonsense'", "--prompt", "--answer", *SOURCES))
 
 
 def test_a_broken_set_is_named_and_the_others_are_written(
@@ -245,4 +362,4 @@ def test_a_broken_set_is_named_and_the_others_are_written(
 def test_a_file_is_no_folder_for_the_data(copies: Path, tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     with pytest.raises(NotADirectoryError, match=str(tmp_path / "out")):
-        prepare("aime25", tmp_path / "out", copies)
+        prepare(SOURCES["aime25"], tmp_path / "out", copies)

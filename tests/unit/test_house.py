@@ -32,9 +32,12 @@ LAYERS: dict[str, set[str]] = {
 #: folder's records and table. The task: files, names, intervals. So neither knows the other, or the method.
 MAY: dict[str, tuple[str, ...]] = {
     "recipe.runner": (
-        *("fspo.files", "fspo.names", "fspo.reading", "fspo.records", "fspo.table", "fspo.when_imported"),
+        *("fspo.files", "fspo.names", "fspo.reading", "fspo.records", "fspo.row_files", "fspo.table"),
+        "fspo.when_imported",
     ),
-    "recipe.math": ("fspo.fairness.bootstrap", "fspo.files", "fspo.markdown", "fspo.names", "fspo.records"),
+    "recipe.math": (
+        *("fspo.fairness.bootstrap", "fspo.files", "fspo.markdown", "fspo.names", "fspo.records", "fspo.row_files"),
+    ),
 }
 #: What of recipe.fspo may import the runner: commands, a run's trainers, rules in a driver, verl's entry point (for the
 #: CPU platform). Trainer, worker and losses work in verl's own command.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from recipe.math.data.sources import Problem
@@ -35,31 +36,39 @@ class Distinct:
     """Problems without repetitions, and what was left out.
 
     `duplicates` counts rows that repeat an earlier problem with the same answer. `conflicting` counts all rows of
-    problems that appear with different answers: none of these can be trusted.
+    problems that appear with different answers: none of these can be trusted. `empty` counts rows without a problem or
+    an answer.
     """
 
     problems: list[Problem]
     read: int
     duplicates: int
     conflicting: int
+    empty: int = 0
 
 
-def distinct(problems: Iterable[Problem]) -> Distinct:
+def distinct(problems: Iterable[Problem], same: Callable[[str, str], bool] = operator.eq) -> Distinct:
     """Keep the first of problems that are equal up to Unicode form and white space; drop those with several answers.
 
-    Only one copy of each problem is kept in memory: DAPO-Math-17k has every prompt about a hundred times.
+    `same` tells whether two answers are one, such as 1/2 and 0.5. Only one copy of each problem is kept in memory:
+    DAPO-Math-17k has every prompt about a hundred times.
     """
     kept: dict[str, Problem] = {}
     rows: Counter[str] = Counter()
     doubtful: set[str] = set()
+    empty = 0
     for problem in problems:
+        if not (problem.text and problem.answer):
+            empty += 1
+            continue
         key = " ".join(unicodedata.normalize("NFKC", problem.text).split())
         rows[key] += 1
-        if kept.setdefault(key, problem).answer != problem.answer:
+        first = kept.setdefault(key, problem).answer
+        if first != problem.answer and key not in doubtful and not same(first, problem.answer):
             doubtful.add(key)
     conflicting = sum(rows[key] for key in doubtful)
     result = [problem for key, problem in kept.items() if key not in doubtful]
-    return Distinct(result, rows.total(), rows.total() - conflicting - len(result), conflicting)
+    return Distinct(result, rows.total() + empty, rows.total() - conflicting - len(result), conflicting, empty)
 
 
 def without_overlap(

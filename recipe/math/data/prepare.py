@@ -7,31 +7,40 @@ from pathlib import Path
 from typing import Any
 
 from fspo.files import check_folder, check_replaceable, sha256_of, write_json, write_rows
+from recipe.math.answers import MathScorer
 from recipe.math.data.decontaminate import distinct, without_overlap
-from recipe.math.data.sources import SOURCES, Source, local_files, read_problems
+from recipe.math.data.sources import SOURCES, Source, SourceError, columns_of, local_files, read_problems
 
 TEMPLATE = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 """Qwen's request for a box."""
 
 
-def prepare(name: str, out: Path, folder: Path | None = None, against: Sequence[str] = ()) -> dict[str, Any]:
+def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequence[str] = ()) -> dict[str, Any]:
     """Write `out/NAME.parquet` and `out/NAME.manifest.json`; return the manifest.
 
     Args:
-        name: a key of `sources.SOURCES`.
+        source: one of `sources.SOURCES`, or of `sources.own_source`.
         folder: local copies (see `sources.local_files`); None loads from the Hugging Face hub.
         against: test sets whose problems are removed if it is a training set.
 
     Raises:
-        SourceError: the source, or one of `against`, is missing or not in its published schema.
+        SourceError: the source, or one of `against`, is missing or not in its schema.
         ValueError: no problem is left.
         OSError: `out` cannot be written to, or holds rows of that name that this program has not written.
     """
-    source = SOURCES[name]
+    name = source.name
     data, description = out / f"{name}.parquet", out / f"{name}.manifest.json"
     check_folder(out)
     check_replaceable(data)
-    unique = distinct(read_problems(source, folder))
+    with MathScorer(n_workers=1) as scorer:  # it starts no process before two answers to one problem differ
+        unique = distinct(
+            read_problems(source, folder), lambda one, other: scorer.score(f"\\boxed{{{one}}}", other).score == 1
+        )
+    if unique.empty == unique.read:
+        columns = ", ".join(columns_of(source)) or "none"
+        raise SourceError(
+            f"{source.path}: no row has both columns {source.prompt!r} and {source.answer!r}; it has {columns}"
+        )
     others = [SOURCES[other] for other in against if source.role == "train"]
     tests = {other.name: distinct(read_problems(other, folder)).problems for other in others}
     problems, overlaps = without_overlap(unique.problems, tests)
@@ -61,6 +70,7 @@ def prepare(name: str, out: Path, folder: Path | None = None, against: Sequence[
             "read": unique.read,
             "duplicates": unique.duplicates,
             "conflicting_answers": unique.conflicting,
+            "without_answer": unique.empty,
             "overlap_with_tests": overlaps,
             "dropped_for_overlap": len(unique.problems) - len(problems),
             "written": len(rows),
@@ -79,8 +89,9 @@ def describe(manifest: Mapping[str, Any]) -> str:
     """One line for people: rows and what was removed."""
     counts = manifest["counts"]
     by_set = ", ".join(f"{name} {sum(overlap.values())}" for name, overlap in counts["overlap_with_tests"].items())
+    empty = f"{counts['without_answer']} without a problem or an answer, " if counts["without_answer"] else ""
     return (
-        f"{manifest['name']}: {counts['read']} rows read, {counts['duplicates']} duplicates, "
+        f"{manifest['name']}: {counts['read']} rows read, {empty}{counts['duplicates']} duplicates, "
         f"{counts['conflicting_answers']} with conflicting answers, {counts['dropped_for_overlap']} overlapping with "
         f"tests ({by_set or 'not compared'}), {counts['written']} written"
     )
@@ -88,11 +99,15 @@ def describe(manifest: Mapping[str, Any]) -> str:
 
 def _origin(source: Source, folder: Path | None) -> dict[str, Any]:
     origin: dict[str, Any] = {"hub_id": source.hub_id, "split": source.split}
-    if folder is None:
+    if source.path is not None:
+        origin, folder = {"columns": [source.prompt, source.answer]}, source.path.parent
+    elif folder is None:
         return origin | {"revision": source.revision}
+    else:
+        # The revision of a local copy is not known; its checksums identify it.
+        origin |= {"revision": None, "expected_revision": source.revision}
     files = [
         {"name": str(path.relative_to(folder)), "bytes": path.stat().st_size, "sha256": sha256_of(path)}
         for path in local_files(source, folder)
     ]
-    # The revision of a local copy is not known; its checksums identify it.
-    return origin | {"revision": None, "expected_revision": source.revision, "files": files}
+    return origin | {"files": files}

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fspo.names import did_you_mean
+from fspo.row_files import no_rows_in
+from recipe.runner.launch.reward_function import preparation
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,24 +24,46 @@ PAGE: Final = "docs/data-and-rewards.md"
 NO_ROWS: Final = "has no rows, and verl cannot read such a file: leave it out, or make it again"
 #: Under which names other data sets have what verl's columns hold.
 _ALIASES: Final = {
-    "prompt": ("question", "problem", "messages", "conversations", "instruction", "input", "query"),
+    "prompt": ("question", "problem", "messages", "conversations", "instruction", "query", "input", "text"),
     "data_source": ("source", "dataset", "data_set", "task"),
-    "reward_model": ("answer", "solution", "ground_truth", "label", "target", "final_answer"),
+    "reward_model": (
+        *("answer", "final_answer", "ground_truth", "expected_answer", "gold", "target", "label", "solution", "output"),
+        *("response", "completion"),
+    ),
 }
 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
     """Raises ValueError or FileNotFoundError, with the file's name, for a file that verl does not read."""
-    if path.suffix not in (".parquet", ".json", ".jsonl"):
-        raise ValueError(f"{path}: verl reads .parquet, .json and .jsonl only")
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: correct the path, or make it ({PAGE})")
+    if what := no_rows_in(path):
+        way = f"; {_preparation((), 'prompt')}" if path.suffix in (".csv", ".tsv") else f" ({PAGE})"
+        raise (ValueError if path.exists() else FileNotFoundError)(f"{path} {what}{way}")
     try:
-        yield
+        with _quiet_datasets():
+            yield
     except Exception as error:  # of pandas, pyarrow or datasets; the cause says more
         why = " ".join(str(error.__cause__ or error).split())[:300] or type(error).__name__
-        raise ValueError(f"{path} cannot be read as rows ({why}); make it again, JSON in UTF-8") from error
+        way = "copy it again, or write it again"
+        if path.suffix != ".parquet":
+            way = "write it in UTF-8, as one JSON list of records or a record a line"
+        raise ValueError(f"{path} cannot be read as rows ({why}): {way}") from error
+
+
+@contextmanager
+def _quiet_datasets() -> Iterator[None]:
+    """Without the progress bars and messages of `datasets`, which name no file."""
+    import datasets
+
+    level, bars = datasets.logging.get_verbosity(), not datasets.are_progress_bars_disabled()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)
+        if bars:
+            datasets.enable_progress_bars()
 
 
 def columns_and_rows(path: Path) -> tuple[pa.Schema, int]:
@@ -154,19 +178,37 @@ def column_problems(schema: pa.Schema, prompt_key: str = "prompt", text_truth: b
         return bool(pa.types.is_null(kind) or pa.types.is_struct(kind) or _is_json(kind))
 
     types = {"extra_info": pa.null()} | {column.name: column.type for column in schema}
+    absent = [column for column in (prompt_key, "data_source", "reward_model") if column not in types]
+    if absent:
+        probable = {column: _probable(column, schema.names) for column in absent}
+        named = ", ".join(f"{column}{probable[column]}" for column in absent)
+        have = ", ".join(schema.names) or "none"
+        yield f"has no column {named}; it has {have}. {_preparation(types, prompt_key)}"
     for column, is_right, right in (
         (prompt_key, is_messages, 'a list of messages, such as [{"role": "user", "content": TEXT}]'),
         ("data_source", _is_text, "text"),
         ("reward_model", has_truth, 'a record such as {"ground_truth": TEXT}; a reward of yours may read other types'),
         ("extra_info", is_record, "a record, or be left out"),
     ):
-        if column not in types:
-            likely = [name for name in _ALIASES.get(column, ()) if name in schema.names]
-            hint = f": it is probably {likely[0]}" if likely else did_you_mean(column, schema.names)
-            have = ", ".join(schema.names) or "none"
-            yield f"has no column {column}{hint}; it has {have}. verl's schema: {PAGE}"
-        elif not is_right(types[column]):
-            yield f"has a column {column} of type {types[column]}: it must be {right}"
+        if column not in absent and not is_right(types[column]):
+            texts = column in (prompt_key, "reward_model") and _is_text(types[column]) and not absent
+            way = f". {_preparation(types, prompt_key)}" if texts else ""
+            yield f"has a column {column} of type {types[column]}: it must be {right}{way}"
+
+
+def _probable(column: str, names: list[str]) -> str:
+    """The column that probably holds what a missing one should, in brackets; empty if none does."""
+    likely = [name for name in _ALIASES.get(column, ()) if name in names]
+    return f" (probably {likely[0]})" if likely else did_you_mean(column, names)
+
+
+def _preparation(names: Collection[str], prompt_key: str) -> str:
+    """The command that makes verl's columns of a file's two."""
+    prompt = next((name for name in (prompt_key, *_ALIASES["prompt"]) if name in names), "COLUMN")
+    answer = next((name for name in _ALIASES["reward_model"] if name in names), "COLUMN")
+    if "reward_model" in names:
+        answer = "reward_model.ground_truth"
+    return f"`{preparation(prompt, answer)}` writes verl's columns ({PAGE})"
 
 
 def join_problems(schemas: Mapping[str, pa.Schema]) -> Iterator[str]:

@@ -202,13 +202,13 @@ def data_problems(config: DictConfig) -> Iterator[str]:
                 path = Path(file).expanduser()
                 try:
                     schema, more = columns_and_rows(path)
+                    problems = list(column_problems(schema, prompts))
+                    if of_text and not problems and (problem := truth_problem(path)):
+                        problems.append(f"{problem}, which {_REWARD}.path={reward} reads")
                 except (ValueError, FileNotFoundError) as error:
                     kind = MachineProblem if isinstance(error, FileNotFoundError) else str
                     yield kind(f"{key}: {error}")
                     continue
-                problems = list(column_problems(schema, prompts))
-                if of_text and not problems and (problem := truth_problem(path)):
-                    problems.append(f"{problem}, which {_REWARD}.path={reward} reads")
                 problems += [] if more else [NO_ROWS]
                 for problem in problems:
                     yield f"{key}: {file} {problem}"

@@ -32,6 +32,8 @@ ARGUMENTS: Final = ("data_source", "solution_str", "ground_truth", "extra_info")
 SETTINGS_PROBLEM: Final = "settings_problem"
 #: A module with a true value of this name reads ground truths that are text, and no others.
 READS_TEXT: Final = "READS_TEXT"
+#: A command with {prompt} and {answer}, which makes a file in verl's schema of two columns of another file.
+PREPARATION: Final = "PREPARATION"
 _PACKAGE, _FILE = "pkg://", "file://"
 #: Packages whose frames stand between a reward worker and the user's function.
 _CALLERS: Final = ("importlib", "concurrent", "asyncio", "threading", "fspo", "recipe", "verl")
@@ -54,6 +56,17 @@ def load(path: str, name: str) -> Callable[..., Any]:
 def reads_text(path: str) -> bool:
     """Whether the reward's module says so of its ground truths by :data:`READS_TEXT`. Errors as :func:`load`."""
     return bool(getattr(_module(path), READS_TEXT, False))
+
+
+def recipes_reward() -> str:
+    """The ``pkg://`` path of the reward in the recipe that the runner is part of, whose name it does not know."""
+    (module,) = Path(__file__).resolve().parents[2].glob("*/reward.py")
+    return f"{_PACKAGE}recipe.{module.parent.name}.reward"
+
+
+def preparation(prompt: str, answer: str) -> str:
+    """The recipe's command that makes verl's columns of two others (:data:`PREPARATION`)."""
+    return str(getattr(_module(recipes_reward()), PREPARATION)).format(prompt=prompt, answer=answer)
 
 
 def _module(path: str) -> ModuleType:
