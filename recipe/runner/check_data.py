@@ -7,6 +7,7 @@ asks before it starts is :mod:`recipe.runner.launch.data_files`.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fspo.files import local_path
-from recipe.runner.launch.data_files import NO_ROWS, column_problems, join_problems, read_table, record_of, rows_of
+from recipe.runner.launch.data_files import (
+    MEDIA,
+    NO_ROWS,
+    column_problems,
+    join_problems,
+    media_columns,
+    read_table,
+    record_of,
+    rows_of,
+)
+from recipe.runner.launch.inputs import media_problem
 from recipe.runner.launch.reward_function import (
     BadReward,
     call,
@@ -53,13 +64,14 @@ class _Row:
         self.source = values["data_source"]
         self.truth = record_of(values["reward_model"]).get("ground_truth")
         self.info = record_of(values.get("extra_info"))
+        self.media = [values[column] for column in MEDIA.values() if values.get(column)]
 
     def problem(self) -> str | None:
         """Why training stops at the row, or learns nothing from it."""
         contents = [message.get("content") for message in self.messages]
         if any(content and not isinstance(content, str) for content in contents):
             return "a message whose content is not text: write it as text"
-        if not contents or not all(content and content.strip() for content in contents):
+        if not contents or any(map(_is_empty, self.messages)):
             return "an empty prompt or message"
         roles = [message.get("role") for message in self.messages]
         if not set(roles) <= set(ROLES) or roles[-1] == "assistant":
@@ -68,8 +80,20 @@ class _Row:
         return None if str(self.source or "").strip() and has_truth else "no data_source or reward_model.ground_truth"
 
     def text(self) -> str:
-        """The messages as they are compared: contents that are not text (images) by their representation."""
-        return " ".join(f"{message['role']}: {message['content']}" for message in self.messages)
+        """The messages as they are compared, with calls of tools and images by their representation."""
+        parts = [f"{message['role']}: {message.get('content')} {_calls(message) or ''}" for message in self.messages]
+        return " ".join([*parts, *(hashlib.blake2b(repr(media).encode()).hexdigest() for media in self.media)])
+
+
+def _calls(message: Mapping[str, Any]) -> Any:
+    """The calls of tools in a message."""
+    return message.get("tool_calls") or message.get("function_call")
+
+
+def _is_empty(message: Mapping[str, Any]) -> bool:
+    """Whether a message says nothing; beside calls, and of a tool or a system, no text is usual."""
+    text = str(message.get("content") or "").strip()
+    return not (text or _calls(message) or message.get("role") in ("tool", "system"))
 
 
 def _named(rows: Sequence[_Row]) -> str:
@@ -108,6 +132,12 @@ def check(
         findings.lines.append(f"{file}: {table.num_rows} rows")
         wrong = list(column_problems(table.schema, text_truth=reward is None))
         wrong += [] if table.num_rows else [NO_ROWS]
+        if media := media_columns(Path(file)):
+            findings.lines.append(
+                f"note: {file} has {', '.join(media)}, which a model that takes text only cannot take"
+            )
+            if model and (problem := media_problem(Path(file), local_path(model), media)):
+                wrong.append(problem)
         findings.problems += [f"{file} {problem}" for problem in wrong]
         if not wrong:
             rows += [_Row(file, number, values) for number, values in enumerate(rows_of(table))]

@@ -116,6 +116,41 @@ def test_a_row_that_verl_leaves_out_or_stops_at_is_named(write: Callable[..., st
     assert says in problem and "row 2 of " in problem
 
 
+CALLS = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}]
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "train.jsonl"])
+@pytest.mark.parametrize("said", [{"content": ""}, {"content": None}, {}], ids=["empty", "null", "absent"])
+def test_messages_that_call_tools_need_no_text_as_in_verl(tmp_path: Path, name: str, said: Row) -> None:
+    from omegaconf import OmegaConf
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    content = rows(3)
+    for row in content:
+        answer = {"role": "tool", "content": "", "tool_call_id": "c1"}
+        row["prompt"] += [{"role": "assistant", **said, "tool_calls": CALLS}, answer]
+    if name.endswith("parquet"):
+        pq.write_table(pa.Table.from_pylist(content), tmp_path / name)
+    else:
+        (tmp_path / name).write_text("".join(f"{json.dumps(row)}\n" for row in content))
+    file = str(tmp_path / name)
+    assert check([file]).problems == []
+    settings = {"filter_overlong_prompts": False, "cache_dir": str(tmp_path / "cache")}
+    verls = RLHFDataset(file, AutoTokenizer.from_pretrained(shipped_model()), OmegaConf.create(settings))
+    assert [row["raw_prompt"][1]["tool_calls"] is not None for row in verls] == [True] * 3
+
+
+def test_images_are_named_and_compared(write: Callable[..., str]) -> None:
+    content = [{**ROW, "images": [{"bytes": bytes([number]), "path": None}]} for number in range(2)]
+    file = write(content)
+    result = check([file])
+    notes = [line for line in result.lines if line.startswith("note: ")]
+    assert result.problems == [] and len(notes) == 1 and file in notes[0] and "images" in notes[0]  # no duplicates
+    (problem,) = check([file], "pkg://recipe.math.data/assets/demo_model").problems
+    assert file in problem and "images" in problem and "preprocessor_config.json" in problem
+    assert check([write([{**ROW, "images": []}, {**ROW, "images": None}])], str(shipped_model())).problems == []
+
+
 def test_lengths_are_those_by_which_verl_leaves_prompts_out(write: Callable[..., str]) -> None:
     from omegaconf import OmegaConf
     from verl.utils.dataset.rl_dataset import RLHFDataset

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -108,6 +110,40 @@ def test_a_truth_that_is_not_text_is_named_if_the_recipes_reward_reads_it(
     (problem,) = problems(f"data.val_files={tmp_path}/own.parquet")
     says = holds(f"{tmp_path}/own.parquet", f"row {row}", f"ground_truth={truths[row]!r}", "text")
     assert re.search(says, problem), problem
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".json"])
+@pytest.mark.parametrize(
+    ("media", "has"),
+    [
+        ({"images": [[], [{"path": "/a.png"}]]}, "images"),
+        ({"images": [None, ["/a.png"]]}, "images"),
+        ({"audios": [["/a.wav"], []], "videos": [[], []]}, "audios"),
+        ({"images": [[], []]}, None),
+        ({"images": [None, []]}, None),
+        ({"pictures": [["/a.png"], []]}, "pictures"),
+        ({"other": [["/a.png"], []]}, None),
+    ],
+)
+def test_images_need_a_model_with_a_processor(
+    tmp_path: Path, suffix: str, media: dict[str, Any], has: str | None
+) -> None:
+    prompt = [{"role": "user", "content": "<image>1"}]
+    row = {"data_source": "own", "prompt": prompt, "reward_model": {"ground_truth": "1"}}
+    rows = [row | {column: values[number] for column, values in media.items()} for number in range(2)]
+    file = tmp_path / f"own{suffix}"
+    renamed = ["data.image_key=pictures"] if "pictures" in media else []
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    else:
+        file.write_text(json.dumps(rows))
+    refused = problems(f"data.val_files={file}", *renamed)
+    assert len(refused) == (has is not None)
+    assert all(re.search(holds(str(file), f"has {has} ", "model.path"), problem) for problem in refused), refused
+    model = tmp_path / "model"
+    shutil.copytree(inputs.model_folder("recipe/math/data/assets/demo_model") or "", model)
+    (model / "preprocessor_config.json").write_text("{}")
+    assert problems(f"data.val_files={file}", f"actor_rollout_ref.model.path={model}", *renamed) == []
 
 
 FUNCTION, MANAGER = "reward.custom_reward_function", "reward.reward_manager"

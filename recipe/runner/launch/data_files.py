@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: How files are made, and which columns they have.
 PAGE: Final = "docs/data-and-rewards.md"
 NO_ROWS: Final = "has no rows, and verl cannot read such a file: leave it out, or make it again"
+#: verl's columns of what only a model with a processor takes, by the keys of `data` that rename them.
+MEDIA: Final = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}
 #: Under which names other data sets have what verl's columns hold.
 _ALIASES: Final = {
     "prompt": ("question", "problem", "messages", "conversations", "instruction", "query", "input", "text"),
@@ -92,6 +94,28 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
         with tempfile.TemporaryDirectory() as cache:
             table = datasets.Dataset.from_json(str(path), cache_dir=cache, keep_in_memory=True).data.table
             return table if columns is None else table.select(columns)
+
+
+def media_columns(path: Path, columns: Collection[str] = tuple(MEDIA.values())) -> list[str]:
+    """Those of the columns that a file has and that are not empty in every row. Errors as :func:`read_table`."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    def holds(values: pa.Array) -> bool:
+        is_list = pa.types.is_list(values.type) or pa.types.is_large_list(values.type)
+        return bool(pc.max(pc.list_value_length(values)).as_py() if is_list else values.null_count < len(values))
+
+    schema, _ = columns_and_rows(path)
+    present = [column for column in columns if column in schema.names]
+    if not present:
+        return []
+    if path.suffix == ".parquet":
+        with _readable(path), pq.ParquetFile(path) as file:  # images may be large: up to the first one
+            batches = file.iter_batches(batch_size=64, columns=present)
+            return next((some for batch in batches if (some := [c for c in present if holds(batch[c])])), [])
+    table = read_table(path, present)
+    return [column for column in present if any(row[column] for row in rows_of(table.select([column])))]
 
 
 def truth_problem(path: Path) -> str | None:

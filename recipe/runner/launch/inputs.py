@@ -10,9 +10,10 @@ import contextlib
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,11 +22,13 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from fspo.names import did_you_mean
 from recipe.runner.launch.compose import leaves
 from recipe.runner.launch.data_files import (
+    MEDIA,
     NO_ROWS,
     PAGE,
     column_problems,
     columns_and_rows,
     join_problems,
+    media_columns,
     truth_problem,
 )
 from recipe.runner.launch.job import Job
@@ -34,6 +37,7 @@ from recipe.runner.launch.values import MachineProblem, PreflightError
 
 #: A folder with one of these has a tokenizer.
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 #: A file smaller than this in place of weights is the pointer that git-lfs leaves.
 _POINTER_BYTES: Final = 1024
 _CONFIG: Final = "config.json"
@@ -126,6 +130,25 @@ def _absent_files(folder: Path | None) -> str:
     return ", ".join(absent[:3]) or ("" if weights else "weights (*.safetensors or *.bin)")
 
 
+def takes_text_only(model: str) -> bool:
+    """Whether a model on this machine has no processor, without which verl hands it no images, videos or sounds."""
+    folder = model_folder(model)
+    if folder is None or not (folder / _CONFIG).is_file():
+        return False
+    named = re.search("vision|image|video|audio", " ".join(_read_json(folder / _CONFIG)))
+    return not (named or any((folder / file).is_file() for file in _PROCESSOR_FILES))
+
+
+def media_problem(path: Path, model: str, columns: Collection[str]) -> str | None:
+    """What of a file's columns a model that takes text only cannot take; None if nothing."""
+    if takes_text_only(model) and (media := media_columns(path, columns)):
+        return (
+            f"has {', '.join(media)} in its rows, and the model {model!r} takes text only (it has no "
+            f"{_PROCESSOR_FILES[0]}): give a model that takes them, or leave the column out"
+        )
+    return None
+
+
 def download_note(model: str) -> str:
     """That the run's processes will download the model, which preflight cannot try for them; empty if it is here."""
     key = f"{_MODEL}.path"
@@ -187,6 +210,7 @@ def data_problems(config: DictConfig) -> Iterator[str]:
     if OmegaConf.select(config, "data.custom_cls.path"):  # it reads what it likes
         return
     generated, prompts = generated_files(config.data), config.data.get("prompt_key", "prompt")
+    media = [config.data.get(key) or name for key, name in MEDIA.items()]
     reward = config.reward.custom_reward_function.path or ""
     of_text = False
     if reward.startswith(_RECIPES):
@@ -205,6 +229,8 @@ def data_problems(config: DictConfig) -> Iterator[str]:
                     problems = list(column_problems(schema, prompts))
                     if of_text and not problems and (problem := truth_problem(path)):
                         problems.append(f"{problem}, which {_REWARD}.path={reward} reads")
+                    if problem := media_problem(path, config.actor_rollout_ref.model.path, media):
+                        problems.append(f"{problem} ({_MODEL}.path)")
                 except (ValueError, FileNotFoundError) as error:
                     kind = MachineProblem if isinstance(error, FileNotFoundError) else str
                     yield kind(f"{key}: {error}")
