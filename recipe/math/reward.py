@@ -8,19 +8,21 @@ processes, and those only start when a mathematical answer has to be judged.
 from __future__ import annotations
 
 import functools
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_args, get_type_hints
 
 from fspo.names import did_you_mean
 from recipe.math.answers import MathScorer, Status, Verdict, format_reward, soft_overlong_penalty
+from recipe.math.answers.truths import no_answer
 from recipe.math.data import offline_task
 
 #: Statuses that are counted one by one as metrics; the string `status` in verl's dumps names all of them.
 FLAGS = (Status.TIMEOUT, Status.PARSE_FAILED, Status.CRASHED)
 
-#: See `recipe.runner.launch.reward_function`.
-READS_TEXT = True
+#: See `recipe.runner.launch.reward_function`, as for :func:`settings_problem` and :func:`truth_problems`.
 PREPARATION = "python -m recipe.math.data prepare FILE --prompt {prompt} --answer {answer} --out DIR"
 
 _creating = threading.Lock()
@@ -118,6 +120,28 @@ def settings_problem(settings: Mapping[str, Any]) -> str | None:
         MathScorer(values["n_workers"], values["time_limit_s"], values["memory_limit_mb"])  # starts no process yet
     except ValueError as error:
         return str(error)
+    return None
+
+
+def truth_problems(truths: Sequence[tuple[str, Any]], settings: Mapping[str, Any]) -> list[str | None]:
+    """What is wrong with each (data source, ground truth), so that no response can earn anything; None if nothing."""
+    values = (compute_score.__kwdefaults__ or {}) | dict(settings)
+    names = "n_workers", "time_limit_s", "memory_limit_mb", "normalise"
+    with MathScorer(*(values[name] for name in names)) as scorer, ThreadPoolExecutor(os.cpu_count()) as threads:
+        return list(threads.map(lambda truth: _truth_problem(scorer, *truth), truths))
+
+
+def _truth_problem(scorer: MathScorer, data_source: str, truth: Any) -> str | None:
+    if not isinstance(truth, str):
+        return f"is not text ({type(truth).__name__})"
+    if data_source == offline_task.DATA_SOURCE:
+        return None if truth.strip().isdecimal() else "is not a non-negative integer"
+    # Equal texts are equal even if neither can be read, so other answers have to be refused for what they are.
+    unread = all(scorer.score(f"\\boxed{{{other}}}", truth).status is Status.BAD_TRUTH for other in "0A")
+    if what := no_answer(truth, unread):
+        return f"is {what}, and no answer"
+    if unread and not scorer.score(f"\\boxed{{{truth}}}", truth).score:
+        return "cannot be read as an answer"
     return None
 
 

@@ -27,22 +27,15 @@ from recipe.runner.launch.data_files import (
     rows_of,
 )
 from recipe.runner.launch.inputs import media_problem
-from recipe.runner.launch.reward_function import (
-    BadReward,
-    call,
-    call_problem,
-    describe,
-    load,
-    reads_text,
-    result_problem,
-)
+from recipe.runner.launch.reward_function import BadReward, call_problem, load, recipes_reward, truth_reader
+from recipe.runner.launch.reward_trial import Trial, TrialRow, first_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ROLES: Final = ("system", "user", "assistant", "tool")
 _NAMED = 5  # rows that a sentence names
-_CALLS = 3  # rows of each source with which a reward is tried
+_SHOWN = 3  # rows of each source whose scores are printed
 
 
 @dataclass
@@ -118,19 +111,26 @@ def check(
         files: Parquet, JSON or JSON lines.
         model: Folder, hub name or ``pkg://`` path of a model, whose tokenizer and chat template are applied.
         max_prompt_length: ``data.max_prompt_length`` of the run; verl leaves out what is longer.
-        reward: ``FILE:FUNCTION`` or ``pkg://MODULE:FUNCTION``; called with the ground truth as response, and with none.
-            Without one, ground truths have to be what the recipe's own reward reads.
+        reward: ``FILE:FUNCTION`` or ``pkg://MODULE:FUNCTION``, the recipe's own if None; called with the ground truth
+            as response, and with none.
 
     Raises:
         ValueError, OSError: a file, model or reward that cannot be read.
     """
     findings = Findings()
     schemas, rows = {}, []
+    reward = recipes_reward() if reward is None else reward
+    path, name = _named_function(reward)
+    try:
+        reader = truth_reader(path)
+    except BadReward as error:
+        findings.problems.append(f"--reward {reward}: {error}")
+        return findings
     for file in dict.fromkeys(files):
         table = read_table(Path(file))
         schemas[file] = table.schema
         findings.lines.append(f"{file}: {table.num_rows} rows")
-        wrong = list(column_problems(table.schema, text_truth=reward is None))
+        wrong = list(column_problems(table.schema, text_truth=reader is not None))
         wrong += [] if table.num_rows else [NO_ROWS]
         if media := media_columns(Path(file)):
             findings.lines.append(
@@ -154,8 +154,15 @@ def check(
         longer = f"longer than data.max_prompt_length={max_prompt_length} tokens, and verl leaves them out"
         findings.problems.append(f"{len(long)} of {len(good)} prompts {longer}: {_named(long)}")
     findings.lines += _sources(sources, prompts)
-    if reward is not None:
-        _check_reward(sources, reward, findings)
+    if reader is not None:
+        findings.problems += _truths(good, reader)
+    if not findings.problems:
+        trial_rows = [TrialRow(row.place, row.source, row.truth, row.info) for row in good]
+        try:
+            notes = _scores(trial_rows, f"--reward {reward}", load(path, name), findings)
+            findings.lines += [] if reader is not None else notes  # it has judged the truths itself
+        except BadReward as error:
+            findings.problems.append(f"--reward {reward}: {error}")
     return findings
 
 
@@ -210,58 +217,44 @@ def _sources(sources: Mapping[str, list[_Row]], prompts: Mapping[_Row, tuple[str
             yield f"\n{row.place}, {source}, as the model sees it:\n  | {text}\n  ground truth: {row.truth!r}"
 
 
-def _check_reward(sources: Mapping[str, list[_Row]], reward: str, findings: Findings) -> None:
+def _named_function(reward: str) -> tuple[str, str]:
+    """Path and name of ``FILE:FUNCTION``; the function is compute_score if none is named."""
     path, colon, name = reward.rpartition(":")
-    if not colon or name.startswith("//"):  # pkg://module
-        path, name = reward, "compute_score"
-    place = f"--reward {reward}"
-    try:
-        function = load(path, name)
-        if problem := call_problem(function):
-            raise BadReward(problem)
-        findings.lines.append(f"\nreward {path}:{name}    response = ground truth    no response")
-        boxed = reads_text(path)
-        gained: dict[str, bool] = defaultdict(bool)
-        keys: set[str] = set()
-        kinds: dict[str, str] = {}
-        for row in [row for rows in sources.values() for row in rows[:_CALLS]]:
-            scores = []
-            # The recipe's reward reads LaTeX in a box.
-            tries = [str(row.truth), *([f"\\boxed{{{row.truth}}}"] if boxed else [])]
-            for response in (*tries, ""):
-                place = f"--reward {reward}, {row.place} ({row.source}), response {response!r}"
-                result = _result(function, row, response, kinds)
-                here = set(map(str, result))
-                if here != (keys := keys or here):
-                    raise BadReward(f"it returned the keys {sorted(here)}, and before {sorted(keys)}: return the same")
-                scores.append(float(result["score"]))
-            best, nothing = max(scores[:-1]), scores[-1]
-            # Equal texts are equal even if neither can be read, so another answer has to be refused for what it is.
-            is_read = not boxed or _result(function, row, "\\boxed{0}", kinds).get("status") != "bad_truth"
-            gained[row.source] = gained[row.source] or (best > nothing and is_read)
-            findings.lines.append(f"  {row.place}, {row.source}: {best:g}    {nothing:g}")
-        for source in [source for source, gain in gained.items() if boxed and not gain]:
-            rows = sources[source][:_CALLS]
-            findings.problems.append(
-                f"{place.partition(',')[0]}: no ground truth of data_source={source} can be read and scores more than "
-                f"an empty response, such as {rows[0].truth!r} ({_named(rows)}): write the answer alone, as text"
+    return (path, name) if colon and not name.startswith("//") else (reward, "compute_score")  # pkg://module
+
+
+def _truths(rows: Sequence[_Row], reader: Callable[..., list[str | None]]) -> Iterator[str]:
+    """Ground truths with which no response can earn anything, by the reward's own word."""
+    distinct = list({(row.source, str(row.truth)): (row.source, row.truth) for row in rows}.values())
+    problems = dict(zip([(source, str(truth)) for source, truth in distinct], reader(distinct, {}), strict=True))
+    for problem, which in _by(rows, lambda row: problems[row.source, str(row.truth)]).items():
+        if problem is not None:
+            yield (
+                f"{len(which)} row(s) on which no response can earn anything, as the ground truth {problem}: "
+                f"{_short(which[0].truth)} (data_source={which[0].source}): {_named(which)}. Write the answer alone, "
+                "as text, or give a reward that reads this (--reward)"
             )
-    except BadReward as error:
-        findings.problems.append(f"{place}: {error}")
 
 
-def _result(function: Callable[..., Any], row: _Row, response: str, kinds: dict[str, str]) -> Mapping[str, Any]:
-    """What a reward returns, as a record. Raises BadReward if it cannot be used."""
-    result = call(function, row.source, response, row.truth, dict(row.info))
-    try:
-        problem = result_problem(result, kinds)
-    except Exception as error:
-        raise BadReward(f"it returned {type(result).__name__}, and reading that raised {describe(error)}") from error
-    if problem is None and isinstance(result, Mapping) and not 0 <= result.get("acc", 0) <= 1:
-        problem = f"it returned acc={result['acc']!r}, which must lie between 0 and 1"
-    if problem is not None:
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def _scores(rows: Sequence[TrialRow], place: str, function: Callable[..., Any], findings: Findings) -> list[str]:
+    """The scores of the first rows of each source, as lines; notes of what is strange. Raises BadReward."""
+    if problem := call_problem(function):
         raise BadReward(problem)
-    return result if isinstance(result, Mapping) else {"score": result}
+    findings.lines.append(f"\n{place}    response = ground truth    no response")
+    trial, shown = Trial(function), {id(row) for row in first_rows(rows, _SHOWN)}
+    for row in first_rows(rows):
+        if trial.is_over:
+            findings.lines.append("note: not all calls were made, for lack of time")
+            break
+        best, nothing = trial.scores(row)
+        if id(row) in shown:
+            findings.lines.append(f"  {row.place}, {row.data_source}: {best:g}    {nothing:g}")
+    return [f"note: {place}: {note}" for note in trial.notes(rows)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -278,7 +271,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", help="folder or hub name: lengths in tokens, and the chat template applied")
     parser.add_argument("--max-prompt-length", type=int, metavar="N", help="data.max_prompt_length of the run")
     parser.add_argument(
-        "--reward", metavar="FILE[:FUNCTION]", help="call this reward with the ground truth as response, and with none"
+        "--reward",
+        metavar="FILE[:FUNCTION]",
+        help="call this reward (default: the recipe's) with the ground truth as response, and with none",
     )
     args = parser.parse_args(argv)
     try:

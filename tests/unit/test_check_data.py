@@ -80,15 +80,51 @@ def test_content_that_is_not_text_is_named(write: Callable[..., str], content: o
     assert file in problem and "prompt" in problem and "content" in problem
 
 
+def with_truths(*truths: str) -> list[Row]:
+    return [
+        {**row, "reward_model": {"ground_truth": truth}} for row, truth in zip(rows(len(truths)), truths, strict=True)
+    ]
+
+
 def test_truths_that_no_answer_can_match_are_a_problem(write: Callable[..., str]) -> None:
-    reward = "pkg://recipe.math.reward"
-    good = [{**row, "reward_model": {"ground_truth": r"\frac{1}{2}"}} for row in rows(2)]
-    result = check([write(good)], reward=reward)
+    for good in (r"\frac{1}{2}", '["15"]', "#### 15", "Jane Smith"):
+        result = check([write(with_truths(good, good))])
+        assert result.problems == [] and not any("note: " in line for line in result.lines)
+    result = check([write(with_truths(r"\frac{1}{2}"))], reward="pkg://recipe.math.reward")
     assert result.problems == [] and "own/task: 1    0" in "\n".join(result.lines)
-    for truth in ("$$", "He sold 4 and 3. So 7 <<4+3=7>>"):  # the second equals itself, but no answer is read from it
-        bad = [{**row, "reward_model": {"ground_truth": truth}} for row in rows(2)]
-        (problem,) = check([write(bad)], reward=reward).problems
-        assert "own/task" in problem and "row 0" in problem and truth in problem and "empty response" in problem
+    for truth in ("$$", "He sold 4 and 3. So 7 <<4+3=7>>", '{"inputs": ["1"]}'):  # in any row
+        (problem,) = check([write(with_truths(*["18"] * 20, truth))]).problems
+        assert all(part in problem for part in ("own/task", "row 20", truth, "1 row", "--reward")), problem
+    (problem,) = check([write(with_truths("$$"))], reward="pkg://recipe.math.rewards").problems
+    assert "--reward pkg://recipe.math.rewards" in problem
+
+
+def test_a_reward_with_which_no_truth_earns_anything_is_noted(write: Callable[..., str], tmp_path: Path) -> None:
+    reward = tmp_path / "reward.py"
+    file = write(with_truths("18", "19"))
+    for tries, noted in (("solution_str == '<answer>' + ground_truth + '</answer>'", False), ("0.0", True)):
+        reward.write_text(f"def compute_score(solution_str, ground_truth, **_):\n    return float({tries})\n")
+        result = check([file], reward=str(reward))
+        notes = [line for line in result.lines if line.startswith("note: ")]
+        assert result.problems == [] and len(notes) == noted
+        assert all(str(reward) in note and "own/task" in note and "'18'" in note for note in notes)
+
+
+def test_a_reward_gets_what_a_run_adds_to_extra_info(write: Callable[..., str], tmp_path: Path) -> None:
+    reward = tmp_path / "reward.py"
+    uses = "extra_info['index'] * 0 + extra_info['num_turns'] + len(extra_info['rollout_reward_scores'])"
+    reward.write_text(f"def compute_score(extra_info, **_):\n    return {uses} + extra_info['response_length']\n")
+    assert check([write(rows(2))], reward=str(reward)).problems == []
+
+
+def test_a_reward_that_does_not_return_is_named(
+    write: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recipe.runner.launch.reward_trial.LIMIT_S", 0.2)
+    reward = tmp_path / "reward.py"
+    reward.write_text("import time\ndef compute_score(**_):\n    time.sleep(1000)\n")
+    (problem,) = check([write(rows(2))], reward=str(reward)).problems
+    assert str(reward) in problem and "row 0" in problem and "time limit" in problem
 
 
 @pytest.mark.parametrize(

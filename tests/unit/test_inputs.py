@@ -112,6 +112,56 @@ def test_a_truth_that_is_not_text_is_named_if_the_recipes_reward_reads_it(
     assert re.search(says, problem), problem
 
 
+def own_file(tmp_path: Path, *truths: object, source: str = "own") -> str:
+    prompt = [{"role": "user", "content": "1"}]
+    rows = [{"data_source": source, "prompt": prompt, "reward_model": {"ground_truth": truth}} for truth in truths]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "own.parquet")
+    return f"data.val_files={tmp_path}/own.parquet"
+
+
+TESTS = '{"inputs": ["1"], "outputs": ["2"]}'
+
+
+def test_truths_on_which_no_response_can_earn_anything_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (problem,) = problems(own_file(tmp_path, *[TESTS] * 12))
+    says = holds(f"{FUNCTION}.path='pkg://recipe.math.reward'", "data_source=own", "row 0 of ", "own.parquet", "inputs")
+    assert re.search(says, problem), problem
+    capsys.readouterr()
+    for truths, noted in (([TESTS, "18"], True), (["18", r"\frac{1}{2}", '["15"]'], False)):
+        assert problems(own_file(tmp_path, *truths)) == []
+        error = capsys.readouterr().err
+        assert ("note: " in error) == noted and ("data_source=own: on 1 of 2 rows" in error) == noted
+
+
+def test_a_reward_of_the_users_is_tried_on_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = f"{FUNCTION}.path={tmp_path}/reward.py"
+    secret = f"+{FUNCTION}.reward_kwargs.place=a-secret"
+    for body, noted in (
+        ("float(solution_str == ground_truth)", ()),
+        ("print('noise') or float(solution_str == ground_truth)", ()),
+        ("0.0", ("'18'", "own")),
+        ("float('nan')", ("nan", "row 0", "failed")),
+        ("open(place)", ("FileNotFoundError", "row 0", "failed", "***")),
+    ):
+        (tmp_path / "reward.py").write_text(
+            f"def compute_score(solution_str, ground_truth, place='', **_):\n    return {body}\n"
+        )
+        assert problems(own_file(tmp_path, "18", "19"), chosen, secret) == []
+        error = capsys.readouterr().err
+        notes = [line for line in error.splitlines() if line.startswith("note: ")]
+        assert len(notes) == bool(noted) and "a-secret" not in error, error
+        assert all(part in error for part in (*noted, *((f"{tmp_path}/reward.py",) if noted else ()))), error
+
+
+def test_verls_own_reward_is_refused_for_a_data_source_that_it_does_not_know(tmp_path: Path) -> None:
+    chosen = f"{FUNCTION}.path=null"
+    (problem,) = problems(own_file(tmp_path, "18"), chosen)
+    assert re.search(holds(f"{FUNCTION}.path=null", "own", f"give {FUNCTION}.path"), problem), problem
+    assert problems(own_file(tmp_path, "18", source="openai/gsm8k"), chosen) == []
+
+
 @pytest.mark.parametrize("suffix", [".parquet", ".json"])
 @pytest.mark.parametrize(
     ("media", "has"),

@@ -10,10 +10,11 @@ import contextlib
 import copy
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +33,8 @@ from recipe.runner.launch.data_files import (
     truth_problem,
 )
 from recipe.runner.launch.job import Job
-from recipe.runner.launch.reward_function import BadReward, class_problem, problem_of, reads_text
+from recipe.runner.launch.reward_function import BadReward, class_problem, problem_of, truth_reader
+from recipe.runner.launch.reward_trial import TrialRow, first_rows, rows_of_file
 from recipe.runner.launch.values import MachineProblem, PreflightError
 
 #: A folder with one of these has a tokenizer.
@@ -43,6 +45,8 @@ _POINTER_BYTES: Final = 1024
 _CONFIG: Final = "config.json"
 _MODEL: Final = "actor_rollout_ref.model"
 _REWARD: Final = "reward.custom_reward_function"
+#: What verl calls without a reward function of the user's.
+_VERLS: Final = ("pkg://verl.utils.reward_score", "default_compute_score")
 #: verl's reward groups of before 0.7, whose values are null unless a command has one.
 _LEGACY: Final = ("custom_reward_function", "reward_model", "sandbox_fusion")
 _MANAGER: Final = "reward.reward_manager"
@@ -215,7 +219,7 @@ def data_problems(config: DictConfig) -> Iterator[str]:
     of_text = False
     if reward.startswith(_RECIPES):
         with contextlib.suppress(BadReward):  # reward_problems says so
-            of_text = reads_text(reward)
+            of_text = truth_reader(reward) is not None
     for name, needed in (("train_files", config.data.train_batch_size), ("val_files", 1)):
         key, rows, schemas = f"data.{name}", 0, {}
         files = data_files(config.data, name)
@@ -310,18 +314,69 @@ def migrate_rewards(config: DictConfig) -> str | None:
 
 
 def reward_problems(config: DictConfig) -> Iterator[str]:
-    """A reward that verl could not load or call."""
+    """A reward that verl could not load or call, or with which no response could earn anything."""
     if problem := _manager_problem(config.reward.reward_manager):
         yield problem
-    custom = config.reward.custom_reward_function
-    if not custom.path:
-        return
+    custom, model = config.reward.custom_reward_function, config.reward.reward_model.enable
     settings = OmegaConf.to_container(custom.get("reward_kwargs") or OmegaConf.create(), resolve=True)
-    further = ["reward_router_address", "reward_model_tokenizer"] if config.reward.reward_model.enable else []
-    if problem := _problem_of(absolute_path(custom.path), str(custom.name), settings, further):
+    further = ["reward_router_address", "reward_model_tokenizer"] if model else []
+    if custom.path:
+        path, name = absolute_path(custom.path), str(custom.name)
         # Without their values: a text may be from the environment.
         keywords = f", keys of reward_kwargs: {', '.join(map(str, settings))}" if settings else ""
-        yield f"{_REWARD}.path={custom.path!r}, name={custom.name!r}{keywords}: {problem}"
+        setting = f"{_REWARD}.path={custom.path!r}, name={custom.name!r}{keywords}"
+    elif model or OmegaConf.select(config, "reward.sandbox_fusion.url") or problem:
+        return
+    else:
+        path, name, settings = *_VERLS, {}
+        setting = f"{_REWARD}.path=null, verl's own reward by data_source"
+    if path.startswith(_RECIPES):
+        if problem := problem_of(path, name, settings, further):
+            yield f"{setting}: {problem}"
+        elif (reader := truth_reader(path)) is not None:
+            yield from (f"{setting}: {text}" for text in _truth_problems(_rows_to_try(config), reader, settings))
+        return
+    problem, failure, note = _asked(path, name, *further, rows=(settings, _rows_to_try(config)))
+    if problem:
+        yield f"{setting}: {problem}"
+    elif failure and not custom.path:
+        yield f"{setting}: {failure}: give {_REWARD}.path"
+    elif failure or note:
+        how = "was tried on rows of the data, and failed there: " if failure else ""
+        print(f"note: {setting}: {how}{failure or note}", file=sys.stderr, flush=True)
+
+
+def _rows_to_try(config: DictConfig) -> list[TrialRow]:
+    """Rows of each data source of the run's files; none of a file that :func:`data_problems` refuses."""
+    if OmegaConf.select(config, "data.custom_cls.path"):
+        return []
+    files = dict.fromkeys([*data_files(config.data, "train_files"), *data_files(config.data, "val_files")])
+    rows: list[TrialRow] = []
+    for file in files:
+        if "://" not in file and file not in generated_files(config.data):
+            with contextlib.suppress(ValueError, OSError, KeyError):
+                rows += rows_of_file(Path(file).expanduser())
+    return first_rows(rows)
+
+
+def _truth_problems(rows: Sequence[TrialRow], reader: Callable[..., list[str | None]], settings: Any) -> Iterator[str]:
+    """Data sources with whose ground truths no response can earn anything. Those that are no text have been named."""
+    rows = [row for row in rows if isinstance(row.ground_truth, str)]
+    problems = reader([(row.data_source, row.ground_truth) for row in rows], settings) if rows else []
+    for source in dict.fromkeys(row.data_source for row in rows):
+        of_one = [(row, why) for row, why in zip(rows, problems, strict=True) if row.data_source == source]
+        bad = [(row, why) for row, why in of_one if why is not None]
+        if not bad:
+            continue
+        row, why = bad[0]
+        text = (
+            f"data_source={source}: on {len(bad)} of {len(of_one)} rows no response can earn anything, as the ground "
+            f"truth {why} ({row.place}: {row.ground_truth!r:.100})"
+        )
+        if len(bad) == len(of_one):
+            yield f"{text}: write the answer alone, as text, or give {_REWARD}.path=FILE that reads this ({PAGE})"
+        else:
+            print(f"note: {_REWARD}.path: {text}", file=sys.stderr, flush=True)
 
 
 def _manager_problem(manager: DictConfig) -> str | None:
@@ -342,7 +397,7 @@ def _manager_problem(manager: DictConfig) -> str | None:
         return f"{_MANAGER}.source={source}: give {of_verl}, or importlib for a class in {_MANAGER}.module.path"
     elif not path:
         return f"{_MANAGER}.module.path={path} with source=importlib: give the module with {name}, or {of_verl}"
-    elif problem := class_problem(path, name) if path.startswith(_RECIPES) else _asked(path, name):
+    elif problem := class_problem(path, name) if path.startswith(_RECIPES) else _asked(path, name)[0]:
         way = f"correct {_MANAGER}.name or module.path"
         if name in _LIKE_OURS or (path.startswith(_RECIPES) and name not in REWARD_MANAGER):
             way = f"leave {_MANAGER}.name (reward_model.reward_manager) out for the recipe's, or {way}"
@@ -352,28 +407,23 @@ def _manager_problem(manager: DictConfig) -> str | None:
     return None
 
 
-def _problem_of(path: str, name: str, settings: Any, further: list[str]) -> str | None:
-    """What is wrong with a reward function."""
-    if path.startswith(_RECIPES):
-        return problem_of(path, name, settings, further)
-    return _asked(path, name, *further, settings=json.dumps(settings))
+def _asked(*arguments: str, rows: Any = None) -> tuple[str, str, str]:
+    """What is wrong with a function or a class in a module of the user's, in a process of its own (reward_trial).
 
-
-def _asked(*arguments: str, settings: str = "") -> str | None:
-    """What is wrong with a function or a class in a module of the user's, imported in a process of its own.
-
-    ``settings`` may hold secrets, and all users of the machine can read a command line.
+    ``rows`` are a function's settings, which may hold secrets, and rows to try it on: all users of the machine can read
+    a command line.
     """
-    command = [sys.executable, "-m", "recipe.runner.launch.reward_function", *arguments]
+    command = [sys.executable, "-m", "recipe.runner.launch.reward_trial", *arguments]
+    given = b"" if rows is None else pickle.dumps(rows)
     try:
-        ended = subprocess.run(
-            command, input=settings, capture_output=True, text=True, timeout=_LOAD_LIMIT_S, check=False
-        )
+        ended = subprocess.run(command, input=given, capture_output=True, timeout=_LOAD_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        return f"it was not imported within {_LOAD_LIMIT_S} s; every reward worker would have to wait as long"
+        return f"it was not imported within {_LOAD_LIMIT_S} s; every reward worker would have to wait as long", "", ""
     if ended.returncode:
-        return f"the process that imported it ended with status {ended.returncode}: {ended.stderr.strip()[-2000:]}"
-    return ended.stdout or None
+        errors = ended.stderr.decode(errors="replace").strip()[-2000:]
+        return f"the process that imported it ended with status {ended.returncode}: {errors}", "", ""
+    problem, failure, note = json.loads(ended.stdout)
+    return problem or "", failure, note
 
 
 def write_offline_task(job: Job, data: DictConfig) -> None:

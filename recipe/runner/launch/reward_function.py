@@ -1,9 +1,4 @@
-"""A reward function of the user's own: load it as verl does, and say what is wrong with it, its call or its result.
-
-``python -m recipe.runner.launch.reward_function PATH NAME [KEYWORD ...]`` prints what :func:`problem_of` says of it, or
-nothing; the settings, a JSON object, come by standard input. Without them it is a class of a reward manager, and
-:func:`class_problem`. What the module starts while it is imported ends with that process.
-"""
+"""A reward function of the user's own: load it as verl does, and say what is wrong with it, its call or its result."""
 
 from __future__ import annotations
 
@@ -13,9 +8,7 @@ import importlib
 import importlib.util
 import inspect
 import itertools
-import json
 import math
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -30,8 +23,9 @@ from fspo.names import did_you_mean
 ARGUMENTS: Final = ("data_source", "solution_str", "ground_truth", "extra_info")
 #: A module with a function of this name is asked what is wrong with the keywords of its reward function.
 SETTINGS_PROBLEM: Final = "settings_problem"
-#: A module with a true value of this name reads ground truths that are text, and no others.
-READS_TEXT: Final = "READS_TEXT"
+#: A module with a function of this name reads ground truths that are text, and says what is wrong with each of a list:
+#: ``truth_problems([(data_source, ground_truth), ...], reward_kwargs)`` returns a list of sentences and None.
+TRUTH_PROBLEMS: Final = "truth_problems"
 #: A command with {prompt} and {answer}, which makes a file in verl's schema of two columns of another file.
 PREPARATION: Final = "PREPARATION"
 _PACKAGE, _FILE = "pkg://", "file://"
@@ -53,9 +47,9 @@ def load(path: str, name: str) -> Callable[..., Any]:
     return _function(_module(path), name)
 
 
-def reads_text(path: str) -> bool:
-    """Whether the reward's module says so of its ground truths by :data:`READS_TEXT`. Errors as :func:`load`."""
-    return bool(getattr(_module(path), READS_TEXT, False))
+def truth_reader(path: str) -> Callable[..., list[str | None]] | None:
+    """The function :data:`TRUTH_PROBLEMS` of the reward's module; None without one. Errors as :func:`load`."""
+    return getattr(_module(path), TRUTH_PROBLEMS, None)
 
 
 def recipes_reward() -> str:
@@ -121,16 +115,18 @@ def call_problem(function: Callable[..., Any], keywords: Iterable[str] = ()) -> 
     return None
 
 
-def call(function: Callable[..., Any], *values: Any) -> Any:
+def call(
+    function: Callable[..., Any], *values: Any, settings: Mapping[str, Any] | None = None, limit_s: float | None = None
+) -> Any:
     """What a function returns for the values of :data:`ARGUMENTS`, called as a run calls it: in a thread.
 
     Raises:
         BadReward: if it raises anything; the message ends in the traceback of the user's lines, and says so where the
-            thread is the cause.
+            thread is the cause. Or if it has not returned within ``limit_s``.
     """
 
     def result() -> Any:
-        returned = function(**dict(zip(ARGUMENTS, values, strict=True)))
+        returned = function(**dict(zip(ARGUMENTS, values, strict=True)), **(settings or {}))
         return asyncio.run(returned) if inspect.iscoroutinefunction(function) else returned
 
     def run() -> None:
@@ -142,8 +138,10 @@ def call(function: Callable[..., Any], *values: Any) -> Any:
     outcome: Future[Any] = Future()
     threading.Thread(target=run, daemon=True).start()  # a daemon: Ctrl-C does not wait for a call without an end
     try:
-        return outcome.result()
+        return outcome.result(None if limit_s is None else max(limit_s, 0))
     except (Exception, SystemExit) as error:
+        if not outcome.done():
+            raise BadReward(f"it has not returned for {limit_s:.0f} s: set a time limit in what it calls") from error
         cause = ""
         with contextlib.suppress(Exception, SystemExit):
             result()
@@ -252,12 +250,3 @@ def class_problem(path: str, name: str) -> str | None:
 
 def _is_manager(value: Any) -> bool:
     return inspect.isclass(value) and callable(getattr(value, "run_single", None)) and not inspect.isabstract(value)
-
-
-if __name__ == "__main__":
-    # What the user's module prints while it is imported must not be taken for the answer.
-    answer, sys.stdout = sys.stdout, sys.stderr
-    of, called, *more = sys.argv[1:]
-    text = sys.stdin.read()
-    problem = problem_of(of, called, json.loads(text), more) if text else class_problem(of, called)
-    print(problem or "", end="", file=answer)

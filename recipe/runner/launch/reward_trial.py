@@ -1,0 +1,195 @@
+"""A reward function, tried on rows of a run's data before the run: can a response earn anything on them?
+
+``python -m recipe.runner.launch.reward_trial PATH NAME [KEYWORD ...]`` prints what is wrong with a reward function: a
+JSON list of what stops a start, how its calls have failed, and a note. Its settings and the rows to try it on, pickled,
+come by standard input. Without them it is a class of a reward manager, which is not called. What the user's module
+starts ends with that process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from recipe.runner.launch.data_files import columns_and_rows, read_table, record_of, rows_of
+from recipe.runner.launch.reward_function import (
+    BadReward,
+    call,
+    class_problem,
+    describe,
+    load,
+    problem_of,
+    result_problem,
+)
+
+#: Rows of each data source with which a reward is tried.
+ROWS: Final = 10
+#: Of all calls together; a judge that is asked over a network takes seconds for each.
+LIMIT_S: Final = 60.0
+#: What the manager adds to a row's extra_info.
+_OF_A_RUN: Final = {"num_turns": 2, "rollout_reward_scores": {}}
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """What a reward gets of a row, and its place in words."""
+
+    place: str
+    data_source: str
+    ground_truth: Any
+    extra_info: dict[str, Any]
+
+
+@dataclass
+class Trial:
+    """Calls of one reward function, whose results have to agree in their keys and kinds.
+
+    Attributes:
+        function, settings: The function, and what it gets besides the row.
+        earned: By data source, whether a response has scored more than an empty one.
+        seconds: The longest call.
+    """
+
+    function: Callable[..., Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    earned: dict[str, bool] = field(default_factory=dict)
+    seconds: float = 0.0
+    _keys: set[str] = field(default_factory=set)
+    _kinds: dict[str, str] = field(default_factory=dict)
+    _until: float = field(default_factory=lambda: time.monotonic() + LIMIT_S)
+
+    def scores(self, row: TrialRow) -> tuple[float, float]:
+        """The best score of the ground truth, written in the common ways, and that of an empty response.
+
+        Raises:
+            BadReward: a call that raises, or a result that cannot be used; the message begins with the row.
+        """
+        first, *others = responses(row.ground_truth)
+        best, nothing = self._score(row, first), self._score(row, "")
+        for response in others:
+            if best > nothing:
+                break
+            best = max(best, self._score(row, response))
+        self.earned[row.data_source] = self.earned.get(row.data_source, False) or best > nothing
+        return best, nothing
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() > self._until
+
+    def _score(self, row: TrialRow, response: str) -> float:
+        info = dict(row.extra_info) | _OF_A_RUN | {"response_length": len(response)}
+        begun = time.monotonic()
+        try:
+            values = row.data_source, response, row.ground_truth, info
+            result = call(self.function, *values, settings=self.settings, limit_s=self._until - begun)
+            try:
+                problem = result_problem(result, self._kinds)
+            except Exception as error:
+                raise BadReward(
+                    f"it returned {type(result).__name__}, and reading that raised {describe(error)}"
+                ) from error
+            values = result if isinstance(result, Mapping) else {"score": result}
+            if problem is None and not 0 <= values.get("acc", 0) <= 1:
+                problem = f"it returned acc={values['acc']!r}, which must lie between 0 and 1"
+            here = set(map(str, values)) if problem is None else set()
+            if problem is None and here != (self._keys or here):
+                problem = f"it returned the keys {sorted(here)}, and before {sorted(self._keys)}: return the same"
+            if problem is not None:
+                raise BadReward(problem)
+        except BadReward as error:
+            raise BadReward(f"{row.place} ({row.data_source}), response {response!r}: {error}") from error
+        self._keys, self.seconds = here, max(self.seconds, time.monotonic() - begun)
+        return float(values["score"])
+
+    def notes(self, rows: Sequence[TrialRow]) -> Iterator[str]:
+        """What is not wrong, and strange."""
+        for source in [source for source, earned in self.earned.items() if not earned]:
+            (row, *_) = [row for row in rows if row.data_source == source]
+            forms = ", ".join(repr(response) for response in responses(row.ground_truth)[:3])
+            yield (
+                f"no response that holds the ground truth of data_source={source} has scored more than an empty one "
+                f"({row.place}: tried {forms}, ...): the reward may want another form, or cannot read these truths"
+            )
+        if self.seconds > 1:
+            yield f"a call took {self.seconds:.1f} s, and a run calls it for every response"
+
+
+def responses(truth: Any) -> list[str]:
+    """A ground truth, or the first text in a record or list, as responses write it: alone, in a box, behind a sign."""
+    if isinstance(truth, str) and truth[:1] in ("[", "{"):
+        with contextlib.suppress(ValueError):
+            truth = json.loads(truth) or truth
+    while isinstance(truth, Mapping | list | tuple) and truth:
+        truth = next(iter(truth.values())) if isinstance(truth, Mapping) else truth[0]
+    text = str(truth)
+    return [text, f"\\boxed{{{text}}}", f"#### {text}", f"Answer: {text}", f"<answer>{text}</answer>"]
+
+
+def first_rows(rows: Sequence[TrialRow], number: int = ROWS) -> list[TrialRow]:
+    """The first rows of each data source."""
+    by_source: dict[str, list[TrialRow]] = {}
+    for row in rows:
+        by_source.setdefault(row.data_source, []).append(row)
+    return [row for of_one in by_source.values() for row in of_one[:number]]
+
+
+def tried(function: Callable[..., Any], settings: Mapping[str, Any], rows: Sequence[TrialRow]) -> tuple[str, str]:
+    """How calls of a reward on the first rows of each source fail, and a note; without the values of its settings."""
+    trial, failure = Trial(function, settings), ""
+    try:
+        for row in first_rows(rows):
+            if not trial.is_over:
+                trial.scores(row)
+    except BadReward as error:
+        failure = str(error)
+    note = "" if failure else "; ".join(trial.notes(rows))
+    for value in settings.values():
+        if isinstance(value, str) and len(value) > 3:  # it may be from the environment
+            failure, note = failure.replace(value, "***"), note.replace(value, "***")
+    return failure, note
+
+
+def rows_of_file(path: Path) -> list[TrialRow]:
+    """The first rows of each data source of a file. Raises ValueError or OSError for one that cannot be read so."""
+    schema, _ = columns_and_rows(path)
+    columns = [name for name in ("data_source", "reward_model", "extra_info") if name in schema.names]
+    table = read_table(path, columns)
+    numbers: dict[str, list[int]] = {}
+    for number, source in enumerate(table["data_source"].to_pylist()):
+        if len(of_one := numbers.setdefault(source, [])) < ROWS:
+            of_one.append(number)
+    chosen = sorted(number for of_one in numbers.values() for number in of_one)
+    return [
+        TrialRow(
+            f"row {number} of {path}",
+            str(row["data_source"]),
+            record_of(row["reward_model"]).get("ground_truth"),
+            record_of(row.get("extra_info")),
+        )
+        for number, row in zip(chosen, rows_of(table.take(chosen)), strict=True)
+    ]
+
+
+if __name__ == "__main__":
+    # What the user's module prints while it is imported must not be taken for the answer.
+    answer = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    of, called, *more = sys.argv[1:]
+    failed = noted = ""
+    if of_function := sys.stdin.buffer.read():
+        its_settings, its_rows = pickle.loads(of_function)
+        problem = problem_of(of, called, its_settings, more)
+        if not problem and not more:  # further keywords are not known before the run
+            failed, noted = tried(load(of, called), its_settings, its_rows)
+    else:
+        problem = class_problem(of, called)
+    print(json.dumps([problem, failed, noted]), file=answer)
