@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import re
 
+from recipe.math.answers.reading import unescaped, unglued
+from recipe.math.answers.units import NUMBER_WORD
+
 MAX_RESPONSE_CHARS = 50_000
 """Longer responses are judged by their last MAX_RESPONSE_CHARS characters (about 12,000 tokens) and their last box."""
 
@@ -19,10 +22,10 @@ _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 def closing_brace(text: str, opening: int) -> int | None:
     """Index of the brace that closes the one at `opening`, None if the text ends before."""
     depth = 0
-    for match in re.compile(r"(?<!\\)[{}]").finditer(text, opening):
-        depth += 1 if match.group() == "{" else -1
+    for match in re.compile(r"(?<!\\)(?:\\\\)*[{}]").finditer(text, opening):
+        depth += 1 if match[0][-1] == "{" else -1
         if depth == 0:
-            return match.start()
+            return match.end() - 1
     return None
 
 
@@ -36,7 +39,15 @@ def sole_box(response: str) -> str | None:
     close = closing_brace(text, boxes[0].end() - 1) if len(boxes) == 1 else None
     if close is None or re.compile(r"\s{0,9}\\?%").match(text, close + 1):
         return None
-    return text[boxes[0].end() : close].strip() or None
+    if _DENIED_BOX.match(text, close + 1) or _STATED.search(text, close + 1):
+        return None
+    return _content(text, boxes[0], close) or None
+
+
+def _content(text: str, box: re.Match[str], close: int | None) -> str:
+    """What stands in a box; without doubled backslashes if the box has them."""
+    content = text[box.end() : close].strip()
+    return unescaped(content) if text[: box.start()].endswith("\\") else content
 
 
 def decide_exactly(content: str, truth: str) -> bool | None:
@@ -82,8 +93,24 @@ _ANCHORED = re.compile(
 )
 
 
+#: A chat template's end of a turn.
+_TURN = re.compile(r"<\|(?:im_end|eot_id|end_of_text|endoftext)\|>|<\|im_start\|>\s*user")
+#: Behind a box: "is wrong", "cannot be right".
+_DENIED_BOX = re.compile(
+    r"[\s$)\]\\]*(?:,\s*)?(?:(?:is|was|are)\s+)?(?:wrong|incorrect|false|(?:not|cannot\s+be|n['’]t)\s+(?:right|correct|true|the\s+answer))\b",
+    re.IGNORECASE,
+)
+#: Behind the last box: "The final answer is $5$."
+_STATED = re.compile(
+    r"(?:\bfinal\s+answer|(?:\A|[.\n])[*\s]*(?:(?:so|thus|hence|therefore),?\s+)?the\s+answer)\s*(?:is|:)[:*\s]*"
+    r"(?P<answer>\$[^$\n]*\d[^$\n]*\$|-?\d[\d,]*(?:\.\d+)?)(?=[*\s]*(?:[.!\n]|\Z))",
+    re.IGNORECASE,
+)
+
+
 def after_thought(text: str) -> str:
-    """What stands behind a thought, which is no answer; the whole text if nothing does."""
+    """What stands behind a thought, which is no answer, and before another turn; the whole text if nothing does."""
+    text = next((turn for turn in _TURN.split(text) if turn.strip()), text)
     _thought, end, rest = text.rpartition("</think>")
     return rest if end and rest.strip() else text
 
@@ -95,10 +122,14 @@ def answer_texts(text: str) -> list[str]:
     boxes: list[tuple[int, int, str]] = []  # start, end, content
     for match in _BOXES.finditer(text):
         close = closing_brace(text, match.end() - 1)
-        content = text[match.end() : close].strip()
+        content = _content(text, match, close)
         if close is not None and content and not (boxes and match.start() < boxes[-1][1]):
             percent = re.match(r"\s*\\?%", text[close + 1 :])
             boxes.append((match.start(), close + 1, content + (percent[0] if percent else "")))
+    if boxes and (stated := list(_STATED.finditer(text, boxes[-1][1]))):
+        return [stated[-1]["answer"]]
+    if boxes and _DENIED_BOX.match(text, boxes[-1][1]):
+        return []
     if boxes:
         last = len(boxes) - 1
         while last and boxes[last][0] - boxes[last - 1][1] <= _LONGEST_SEPARATOR:
@@ -108,7 +139,7 @@ def answer_texts(text: str) -> list[str]:
         return [", ".join(content for *_, content in boxes[first:]) for first in dict.fromkeys((last, 0))]
     if tagged := _TAGGED.findall(text):
         return [re.sub(r"(?is).*\b(?:is|:)\s", "", tagged[-1]).strip() or tagged[-1]]
-    if anchored := list(_ANCHORED.finditer(text)):
+    if anchored := [match for match in _ANCHORED.finditer(text) if not _DOUBTED.search(text[: match.start()])]:
         sentence = next(part for part in anchored[-1].groups() if part)
         end = re.search(r"(?:(?<=\w)|(?<=[)}$\]]))\.\s", sentence)
         if end and _TAKEN_BACK.match(sentence, end.end()):
@@ -119,13 +150,25 @@ def answer_texts(text: str) -> list[str]:
 
 #: A sentence that takes a number back by another one: "The answer is 17. Or rather 18."
 _TAKEN_BACK = re.compile(
-    r"\W*(?:or|no(?=,|\s+wait)|wait|actually|rather|sorry|correction|hmm)\b[^.\n]*\d", re.IGNORECASE
+    rf"\W*(?:or|no(?=,|\s+wait)|wait|actually|rather|sorry|correction|hmm)\b[^.\n]*(?:\d|{NUMBER_WORD})", re.IGNORECASE
+)
+#: A number that a sentence denies before or behind the one that it gives: "not 17, but 18", "17, not 18".
+_DENIED = re.compile(
+    r"(?:,\s*)?(?:\bnot\s+(?=it['’]?s?\s))?(?:\b(?:it['’]s|it\s+is|is|are)\s+)?(?:\bnot|n['’]t)\s+(?:be\s+)?[-$\\(]*\d[\d.,]*(?<!,)\)?\$?"
+    r"(?=[\s,;.]*(?:but|it|which|rather|the|\Z)\b|[\s,;.]*\Z)",
+    re.IGNORECASE,
+)
+#: Before "the answer is": "It is not the case that".
+_DOUBTED = re.compile(
+    r"\b(?:not|false|untrue|wrong|doubt\w*|unlikely)\b[^.,;\n]*\bthat\s+(?:the\s+)?(?:final\s+)?\Z", re.IGNORECASE
 )
 #: With one of these a sentence does not say that its number is the answer.
 _HEDGE = re.compile(
-    r"\b(?:not|cannot|never|nor|neither|unlikely|doubt|false|wrong|nearly|exclude|anything but|rule out)\b|n['’]t\b|不"
+    r"\b(?:not|cannot|never|nor|neither|nobody|no one|unlikely|doubt\w*|false|wrong|nearly|exclude"
+    r"|anything but|rule out|too (?:large|small|big|much|many|few|high|low))\b|n['’]t\b|不"
+    r"|\bfrom\s[^.]*\d\W*\s(?:to|through|until)\s\W*\d"
     r"|\d\W*\b(?:or|and)\s+(?:more|less|fewer|above|over|greater|below|so)\b"
-    r"|\b(?:than|least|most|up to|over|under|above|below|between|from|either|except|instead of|without|or|possibly"
+    r"|\b(?:than|least|most|up to|over|under|above|below|between|either|except|instead of|without|or|possibly"
     r"|perhaps|maybe|half|twice|double|multiple|divisible by|square|cube|reciprocal|one|number after|close to)"
     r"\s+(?:of\s+)?[-$\\({]*\d|\d\W*\s(?:divided by|choose|to the power|point \w|and (?:a|one|two|three) \w|less \d)",
     re.IGNORECASE,
@@ -142,8 +185,22 @@ def said(text: str) -> str:
     """The last sentence with a number or a formula, where it says it plainly; else nothing."""
     text = _FORMULA.sub(lambda match: match[0].replace("\n", " "), after_thought(text))
     sentences = re.split(r"(?<=[a-zA-Z\d)}$\]])[.!?](?:\s|\Z)|\n", text)
-    last = next((part for part in reversed(sentences) if re.search(r"\d", part) or _FORMULA.search(part)), "")
-    return "" if _HEDGE.search(last) else last
+    numbered = [number for number, part in enumerate(sentences) if re.search(r"\d", part) or _FORMULA.search(part)]
+    if not numbered or any(map(_TAKEN_BACK.match, sentences[numbered[-1] + 1 :])):
+        return ""
+    last = sentences[numbered[-1]]
+    undenied = _DENIED.sub(" ", last)
+    last = undenied if re.search(r"\d", undenied) else last
+    last = re.sub(r"(?<=\d)(?=[\u4e00-\u9fff])|(?<=[\u4e00-\u9fff])(?=\d)", " ", last)
+    return "" if _HEDGE.search(last) else re.sub(r"\A\W*(?:final\s+)?answer\W*:", "", last, flags=re.IGNORECASE)
+
+
+def bare(text: str) -> list[str]:
+    """A text of one formula without words, such as "x=1, y=2"."""
+    is_formula = "=" in text and not re.search(
+        r"\n|[$\u4e00-\u9fff]|(?<![\\a-zA-Z])(?!and\b|or\b)[a-zA-Z]{2}", unglued(text.strip())
+    )
+    return [text] if is_formula else []
 
 
 def formula(text: str) -> list[str]:

@@ -7,10 +7,11 @@ import itertools
 import re
 import string
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from recipe.math.answers.extraction import answer_texts, formula, is_sentence, said
+from recipe.math.answers.extraction import answer_texts, bare, formula, is_sentence, said
 from recipe.math.answers.limits import MAX_EXPRESSION_CHARS, Refused
 from recipe.math.answers.reading import (
     DOMAIN,
@@ -30,7 +31,7 @@ from recipe.math.answers.reading import (
     cleaned,
     read,
     trusted,
-    unescaped,
+    unglued,
 )
 from recipe.math.answers.sets import real_set
 from recipe.math.answers.units import unit
@@ -110,9 +111,11 @@ def _parse_truth(truth: str) -> tuple[Any, ...]:
 
 def by_kind(text: str, truth: str) -> Status:
     """Whether the answer of a text is the truth: of the same kind, or of one of the pairs in :func:`same`."""
+    if text.strip("$ ") == truth.strip("$ "):
+        return Status.CORRECT
     truth = trusted(truth)
     target_text = next(iter(answer_texts(truth)), truth)
-    texts = [unescaped(part) for part in answer_texts(text)]
+    texts = [unglued(part) for part in answer_texts(text) or bare(text)]
     if not texts:
         sentence = said(text)
         texts = _last_numbers(sentence) or formula(sentence)
@@ -130,7 +133,8 @@ def by_kind(text: str, truth: str) -> Status:
     if len({re.sub(r"(?<!\d) | (?!\d)", "", re.sub(r"\s+", " ", side)) for side in (target_text, answers[0])}) == 1:
         return Status.CORRECT
     letters = choice(target_text)
-    chosen = choice(answers[0].upper() if letters and len(answers[0]) < 4 else answers[0], with_text=True)
+    is_letter = letters and re.fullmatch(r"\W*\w\W*", answers[0])
+    chosen = choice(answers[0].upper() if is_letter else answers[0], with_text=True)
     if chosen and (letters := letters or choice(target_text, with_text=True)):
         return Status.CORRECT if letters == chosen else Status.WRONG
     domains = [
@@ -146,8 +150,8 @@ def by_kind(text: str, truth: str) -> Status:
     readings = [read(answer) for answer in (answers if target.kind == LIST else answers[:1])]
     if chosen:
         readings.append(read(re.sub("\\A\\(?\x02?\\(?[A-Z][).:\x03]+", "", answers[0])))
-    says_nothing = readings[0].kind == UNREAD or not re.search(r"[\d$\\]", texts[0])
-    if is_sentence(text) and target.kind != WORDS and says_nothing:
+    is_said = _says(readings[0]) and (re.search(r"[\d$\\]", texts[0]) or readings[0].text.isdigit())
+    if is_sentence(text) and target.kind != WORDS and not is_said:
         readings = [read(cleaned(number)) for number in _last_numbers(said(text))]
     readable = [answer for answer in readings if _readable(answer)]
     are_sets = bool(readable) and _has_solutions(target, readable[0])
@@ -164,14 +168,23 @@ def by_kind(text: str, truth: str) -> Status:
 
 _HALF_OF_A_DAY = re.compile(r"\b([ap])(?:\\?\.)?\s?m\b", re.IGNORECASE)
 #: A sum of letters, or lengths, areas and their ratios: "m + n", "|AB| + |CD|", "NO / BO".
-_ASKS = r"\s*(?:[a-zA-Z](?:\s*\+\s*[a-zA-Z])+|(?:[A-Z|+:/{}()\s-]|\\[dt]?frac)+)\s*"
+_ASKS = (
+    r"\s*(?:[a-zA-Z](?:\s*\+\s*[a-zA-Z])+|(?:[A-Z|+:/{}()\s-]|\\(?:[dt]?frac|cdot|times))+"
+    r"|\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\\angle\s*)?(?:\\[a-z]+|[A-Z]+))\s*"
+)
 
 
 def _right_side(target: Answer) -> list[Answer]:
     """What a truth such as "NO / BO = 2" asks for: its right side, where the left one only names something."""
     left, _, right = target.text.partition("= ")
-    asks = re.fullmatch(_ASKS, re.sub(r"_\{[^{}]*\}", "", left))
-    if target.kind != RELATION or target.form != "=" or _is_assignment(target) or not asks:
+    if target.kind == RELATION and re.fullmatch("=(?: =)+", target.form):
+        right = right.rpartition("= ")[2]  # a chain
+    elif (
+        target.kind != RELATION
+        or target.form != "="
+        or _is_assignment(target)
+        or not re.fullmatch(_ASKS, re.sub(r"_\{[^{}]*\}", "", left))
+    ):
         return []
     side = read(right)
     values = [_parsed(part.text) for part in (side.parts or (side,))]
@@ -203,6 +216,7 @@ def _computed(text: str) -> str:
 def _last_numbers(text: str) -> list[str]:
     """What math-verify finds in a text that names no answer, with the percent sign that it leaves out."""
     readings = [reading for reading in _parse_response(text.replace(r"\$", " ")) if isinstance(reading, str)]
+    readings = [reading for reading in readings if "\\" not in reading or reading in text]  # not "\\\\le" as "\\le"
     percent = re.compile(r"\s*(?:\\?%|per\s?cent)")
     return [f"{reading}%" if percent.match(text.rpartition(reading)[2]) else reading for reading in readings]
 
@@ -211,6 +225,14 @@ def _readable(answer: Answer) -> bool:
     if answer.kind == LEAF:
         return answer.text == "..." or based(answer.text) is not None or _parsed(answer.text) is not None
     return answer.kind != UNREAD and (answer.kind == RELATION or all(map(_readable, answer.parts)))
+
+
+def _says(answer: Answer) -> bool:
+    """Whether a sentence was read whole: a value, not words, and no relation of words around a formula."""
+    if answer.kind in (UNREAD, WORDS):
+        return False
+    parts = answer.parts[1:] if _is_assignment(answer) else answer.parts
+    return all(map(_says, parts)) and not (answer.kind == RELATION and "\x02" in answer.text and not answer.words)
 
 
 def _is_assignment(answer: Answer) -> bool:
@@ -312,6 +334,15 @@ def _same_list(target: Answer, answer: Answer, inside: bool) -> bool:
     sides = (target, answer)
     if max(len(side.parts) for side in sides) > _MAX_ITEMS:
         raise Refused
+    indexed = [any("_" in part.words for part in side.parts if _is_assignment(part)) for side in sides]
+    if indexed == [False, True]:  # x_1 and x_2 of a truth without an index are two values of x
+        answer = replace(
+            answer,
+            parts=tuple(
+                replace(part, words=part.words.partition("_")[0]) if part.words else part for part in answer.parts
+            ),
+        )
+        sides = (target, answer)
     # Values of several names have an order, which a tuple or a list without names has to have.
     named = sum(len({part.words for part in side.parts if _is_assignment(part)}) > 1 for side in sides)
     if {side.kind for side in sides} == {LIST, TUPLE} or named == 1:
@@ -370,6 +401,9 @@ def _same_leaf(target: Answer, answer: Answer) -> bool:
     gold, value = (_parsed(side.text) for side in sides)
     if gold is None or value is None:
         return False
+    if re.fullmatch(r"-?\d*\.\d+", answer.text) and len(re.sub(r"\A[-0.]+|\.", "", answer.text)) >= _DIGITS_OF_A_FLOAT:
+        places = len(answer.text.partition(".")[2])  # what a program printed
+        value = gold if gold.is_Rational and abs(gold - value) * 2 * sympy.Integer(10) ** places <= 1 else value
     of_gold, of_value = (unit(side.words) for side in sides)
     gold, value = gold * of_gold.scale, value * of_value.scale
     if of_gold.percent != of_value.percent and any(of.dimension or of.degrees for of in (of_gold, of_value)):
@@ -390,6 +424,7 @@ def _same_leaf(target: Answer, answer: Answer) -> bool:
     return _equal(gold, value / 100) or (bool(abs(gold) > 1) and _equal(gold, value))
 
 
+_DIGITS_OF_A_FLOAT = 15
 _DECIMAL = re.compile(r"(?<!\d)(\d*)\.(\d+)")
 
 
@@ -426,7 +461,10 @@ def _equal(gold: Any, value: Any) -> bool:
     from math_verify import verify
 
     if gold.free_symbols or value.free_symbols:
-        return not _apart(gold, value) and bool(verify(gold, value, timeout_seconds=None, raise_on_error=True))
+        gold, value = _renamed(gold, value)
+        return gold == value or (
+            not _apart(gold, value) and bool(verify(gold, value, timeout_seconds=None, raise_on_error=True))
+        )
     gold, value = (side.doit() for side in (gold, value))
     if (gold.is_Rational and value.is_Rational) or gold == value:
         return bool(gold == value)
@@ -435,6 +473,18 @@ def _equal(gold: Any, value: Any) -> bool:
     difference = abs(sympy.N(gold - value, 60, maxn=400))
     largest = max(abs(sympy.N(gold, 30)), abs(sympy.N(value, 30)))
     return bool(difference.is_number and difference <= largest * sympy.Float("1e-50"))
+
+
+def _renamed(gold: Any, value: Any) -> tuple[Any, Any]:
+    """Both with one name for the integer of a family: pi / 3 + 2 k pi and pi / 3 + 2 pi n; k of a sum is bound, too."""
+    import sympy
+
+    names = [list(side.free_symbols) for side in (gold, value)]
+    letters = {name.name for side in names for name in side}
+    if list(map(len, names)) == [1, 1] and letters <= {"k", "l", "m", "n"} and gold.has(sympy.pi):
+        return gold, value.subs(names[1][0], names[0][0])
+    bound = [sorted(side.atoms(sympy.Symbol) - side.free_symbols, key=str) for side in (gold, value)]
+    return gold, value.xreplace(dict(zip(bound[1], bound[0], strict=False)))
 
 
 def _is_endless(*sides: Any) -> bool:
@@ -472,6 +522,15 @@ def _same_relation(target: Answer, answer: Answer) -> bool:
     """Relations whose sides differ by a constant factor; by a function for an assignment of the same name."""
     if _is_assignment(target) and target.words == answer.words and same(_value(target), _value(answer)):
         return True
+    if _is_assignment(target) and _is_assignment(answer):
+        functions = [re.fullmatch(r"([a-zA-Z])\(([a-zA-Z])\)", side.words) for side in (target, answer)]
+        if all(functions) and functions[0][1] == functions[1][1] and functions[0][2] != functions[1][2]:
+            gold, value = (_parsed(_value(side).text) for side in (target, answer))
+            if gold is None or value is None:
+                return False
+            names = {name.name: name for side in (gold, value) for name in side.free_symbols}
+            renamed = [names.get(function[2]) for function in functions]
+            return _equal(gold, value if None in renamed else value.subs(renamed[1], renamed[0]))
     left, right = _steps(target), _steps(answer)
     if left is None or right is None or len(left) != len(right):
         return re.sub(r"\s", "", target.text) == re.sub(r"\s", "", answer.text)
@@ -492,7 +551,7 @@ def _same_step(one: tuple[str, Any], other: tuple[str, Any]) -> bool:
     if _apart(ratio, ratio.subs({symbol: symbol + 1 for symbol in ratio.free_symbols}, simultaneous=True)):
         return False
     ratio = sympy.simplify(ratio)
-    return not ratio.free_symbols and bool(ratio != 0) and (one[0] in ("=", "\\ne") or bool(ratio > 0))
+    return ratio.is_number and bool(ratio != 0) and (one[0] in ("=", "\\ne") or bool(ratio > 0))
 
 
 def _computes(relation: Answer) -> bool:

@@ -17,14 +17,11 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
+from recipe.math.answers.units import bare_units, cardinal, unit
+
 LEAF, WORDS, LIST, TUPLE, REGION = "leaf", "words", "list", "tuple", "region"
 RELATION, RESIDUE, UNREAD = "relation", "residue", "unread"
 
-#: Units that stand behind a number without a text command.
-_UNITS: Final = (
-    r"(?:cm|mm|km|kg|mg|ml|mi|ft|in|lb|lbs|oz|hr|hrs|min|sec|mph|deg|USD|EUR|GBP|Hz|kPa|Pa|kJ|MeV|eV|\\Omega"
-    r"|(?<=\s)[mgsLNJWVK](?=\s*(?:/|\Z)))(?![a-zA-Z])(?:\s*/\s*[a-zA-Z]+)?"
-)
 _CURRENCIES: Final = {
     r"\$": "dollars", r"\yen": "yen", "¥": "yen", r"\pounds": "GBP", "£": "GBP", r"\euro": "euros", "€": "euros",
     "₹": "rupees",
@@ -32,7 +29,7 @@ _CURRENCIES: Final = {
 #: Connecting words, by the sign that they spell.
 _SPELLED: Final = {
     r"\land": "and", r"\lor": "or", "=": "is are be was were equals equal", r"\approx": "about approximately roughly",
-    "+": "plus", "-": "minus negative", r"\cdot": "times", "^2": "squared", "^3": "cubed", r"\bmod": "mod modulo",
+    "+": "plus", "-": "minus negative", r"\cdot": "times", "^{2}": "squared", "^{3}": "cubed", r"\bmod": "mod modulo",
 }  # fmt: skip
 _SIGN_OF: Final = {word: sign for sign, words in _SPELLED.items() for word in words.split()}
 #: A condition of the answer begins with one of them: "where n = 3".
@@ -48,8 +45,6 @@ _WORD: Final = r"(?:[^\W\d_]{3,}|a[nt]|by|i[fns]|be|o[fr]|so|to|a(?=\s+\w{3}))"
 _CJK: Final = r"[\u4e00-\u9fff]+"
 _BARE_WORDS: Final = rf"{_CJK}|(?<![^\s(\"'\x03]){_WORD}(?:[\s'/-]+{_WORD})*(?=[\s.,:;!?)\"'\x02-]|\Z)"
 _BASES: Final = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-
-_NUMBER_WORDS: Final = [*_BASES.split(), "seventeen", "eighteen", "nineteen", "twenty"]
 #: One phrase a line, in several wordings.
 PHRASES: Final = tuple(
     tuple(line.split(", "))
@@ -59,9 +54,32 @@ PHRASES: Final = tuple(
         "does not exist, dne, undefined, not exist, limit does not exist, not defined",
     )
 )
+_SETS: Final = {"real": r"\mathbb{R}", "rational": r"\mathbb{Q}", "integer": r"\mathbb{Z}", "natural": r"\mathbb{N}"}
+_MONTHS: Final = "january february march april may june july august september october november december".split()  # noqa: SIM905
+#: With one of them beside it a number is not given as the answer.
+_DENIAL: Final = re.compile(
+    "\x02(?:[^\x03]*\\b(?:never|wrong|false|incorrect|maybe|perhaps|possibly|doubt\\w*|too)\\b|(?:no|not)\\W*\x03)",
+    re.IGNORECASE,
+)
 #: Words that say of what kind a named thing is: "isosceles triangle", "Bob wins".
 FILLERS: Final = frozenset(
-    ("a", "an", "the", "triangle", "function", "number", "integer", "win", "won", "is", "it", "they", "are")
+    (
+        "a",
+        "an",
+        "the",
+        "real",
+        "there",
+        "triangle",
+        "function",
+        "number",
+        "integer",
+        "win",
+        "won",
+        "is",
+        "it",
+        "they",
+        "are",
+    )
 )
 
 _CHUNK: Final = re.compile("\x02([^\x03]*)\x03")
@@ -79,7 +97,7 @@ _SIGNS: Final = str.maketrans(
     | {"−": "-", "。": ".", "、": ",", "或": r" \lor ", "和": r" \land ", "ℝ": r"\mathbb{R}"}
 )  # fmt: skip
 _Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
-_FUNCTIONS: Final = r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp"
+_FUNCTIONS: Final = r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|cis"
 #: Commands with one argument whose meaning is more than the argument's.
 _MEANING: Final = re.compile(
     rf"{_FUNCTIONS}|over(?:line|rightarrow)|bar|dot|vec|(?:wide)?hat|mathbb|[bp]?mod|begin|end|\w*cancel|sout|max|min"
@@ -103,7 +121,9 @@ _SYNONYMS: Final = {
     r"\log_{10}": "lg", " ": "quad qquad enspace",
 }  # fmt: skip
 _COMMANDS: Final = {name: sign for sign, names in _SYNONYMS.items() for name in names.split()}
-_ENVIRONMENT: Final = r"\\(?:begin|end)\s*\{(?:equation|align|aligned|gather|math|displaymath|center)\*?\}"
+_ENVIRONMENT: Final = (
+    r"\\(?:begin|end)\s*\{(?:equation|align|aligned|gather|gathered|split|math|displaymath|center)\*?\}"
+)
 _SPELLINGS: Final[_Rules] = (
     (r"\\([a-zA-Z]+)", lambda m: _COMMANDS.get(m[1], m[0])),
     (r"\\not\s*=|!=", r"\\ne "), (r"\\not\s*\\in(?![a-z])", r"\\notin "), ("<=", r"\\le "), (">=", r"\\ge "),
@@ -111,7 +131,7 @@ _SPELLINGS: Final[_Rules] = (
     (r"(?<!\\)\$|\\[()\[\]](?!\d+pt)|`|</?[a-zA-Z]\w*>|<\|\w+\|>", ""),
     (r"\A(?:[\s*]|__)+|(?:[\s*]|__)+\.?\s*\Z|\*\*(?=\W)", ""), (r"\*\*", "^"), (_ENVIRONMENT, " "),
     (r"\\\\\s*\[\s*\d+(?:\.\d+)?\s*\w\w\]", r"\\\\"), (r"(?<!\\)\\[,;: ]|~", " "),
-    (r"\\!\s*|\\n\Z|(?<![a-zA-Z}])\{\}", ""), (r"\{,\}", ","),
+    (r"\\!\s*|\\n\Z|(?<![a-zA-Z}])\{\}", ""), (r"\s*\{\s*,\s*\}\s*", ","), (r"&\s*=", "="),
     (rf"(?:\b(?:US|USD)\s*)?({'|'.join(map(re.escape, _CURRENCIES))})(?![a-zA-Z])\s*((?:\d|[.,]\d)*)",
      lambda m: f"{m[2]}\\text{{ {_CURRENCIES[m[1]]} }}" if m[2] else " "),
     (r"(?:\\mu\s*|[μµ])(?=\\(?:text|mathrm)\s*\{)\\\w+\s*\{\s*", r"\\text{mu"),
@@ -128,10 +148,12 @@ _VECTOR: Final = re.compile(
 )
 _ANGLE: Final = r"(-?\d{1,4}(?:\.\d{1,4})?)\s*°"
 _NUMBERS: Final[_Rules] = (
-    (rf"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{{-?\d+\}})?)\s*(?:\({_ANGLE}\s*\)|\{{{_ANGLE}\s*\}}|{_ANGLE})",
+    (rf"(\\(?:sin|cos|tan|cot|sec|csc|cis)(?:\^\{{-?\d+\}})?)\s*(?:\({_ANGLE}\s*\)|\{{{_ANGLE}\s*\}}|{_ANGLE})",
      lambda m: f"{m[1]}({_latex(Fraction(m[2] or m[3] or m[4]) / 180)}\\pi)"),
+    (r"\\cis\s*(\((?:[^()]|\([^()]*\))*\)|\{[^{}]*\}|\w+)", r"(\\cos\1+i\\sin\1)"),
     (r"°", " \x02degrees\x03 "), (r"%", " \x02percent\x03 "),
     (r"(?<![\w.,(\[{])([1-9]\d{0,2}(?:([, '])\d{3})(?:\2\d{3})*)(?![\d])", lambda m: re.sub(r"[, ']", "", m[1])),
+    (r"(?<![\w.,(\[{])[1-9]\d{0,2}(?:\.\d{3}){2,}(?![\d.])", lambda m: m[0].replace(".", "")),
     (r"(?<=\d) ?[eE]([+-]?)0*(\d+)(?!\d|\.\d)", lambda m: f" \\cdot 10^{{{m[1].strip('+')}{m[2]}}}"),
     (r"(?<![a-zA-Z\\])(?:C|\x02C\x03)_(\{\d+\})\^(\{\d+\})|_(\{\d+\})C_(\{\d+\})",
      lambda m: "\\binom" + "".join(filter(None, m.groups()))),
@@ -141,8 +163,9 @@ _NUMBERS: Final[_Rules] = (
     (r"(?<![\w.])(\d*)\.(\d*?)(\d{1,6}?)\3{2,}(?:\.\.\.)", r"\1.\2\\overline{\3}"),
     (r"(?<![\d.])(\d{0,9})\.(\d{0,6})\\(?:overline|bar|dot)\s*\{?(\d{1,6})\}?(?:\.\.\.)?(?!\d)",
      lambda m: _latex(_repeating(*m.groups()))),
-    (r"(?<=\d)(?:\.\.\.)", ""), (r"(?<=[\d)])\s*(?=\\binom)", r" \\cdot "),
-    (rf"(?<=[\d.}}])\s*({_UNITS})", "\x02\\1\x03"),
+    (r"(?<=\.)(\d+)\.\.\.", r"\1"), (r"(?<=[\d)])\s*(?=\\binom)", r" \\cdot "),
+    ("(?<=[\\d.}])\\s*(?:\x02([kMG])\x03\\s*)?\\\\Omega(?![a-z])", "\x02\\1ohm\x03"),
+    (rf"(?<=[\d.}}])\s*({bare_units()})", "\x02\\1\x03"),
 )  # fmt: skip
 
 
@@ -182,8 +205,12 @@ def cleaned(text: str) -> str:
         text = re.sub(pattern, by, text)
     text = re.sub(rf"\x02[^\x03]*\x03|\\[a-zA-Z]+|({_BARE_WORDS})", _mark, text, flags=re.IGNORECASE)
     text = re.sub("\\\\frac\\{\x02([^\x03]*)\x03\\}\\{\x02([^\x03]*)\x03\\}", "\x02\\1/\\2\x03", text)
-    text = re.sub("\x03(\\^\\{-?\\d\\})", "\\1\x03", text)
-    return stripped(re.sub(r"\x03((?:\s|[./-]|\\cdot)*)\x02", lambda m: "/" if "/" in m[1] else " ", text))
+    text = re.sub("\x03\\s*(\\^\\{-?\\d\\})", "\\1\x03", text)
+    text = stripped(re.sub(r"\x03((?:\s|[./-]|\\cdot)*)\x02", lambda m: "/" if "/" in m[1] else " ", text))
+    if match := _WHOLE_SET.fullmatch(text):
+        without = rf" \setminus \{{{match['without']}\}}" if match["without"] else ""
+        return _SETS[match["set"].lower()] + without
+    return text
 
 
 def _coordinates(text: str) -> str:
@@ -218,9 +245,18 @@ def trusted(truth: str) -> str:
     """A ground truth as its author meant it: without escapes and quotes of a file format, and glued words apart."""
     truth = unescaped(truth)
     truth = re.sub(r"\\(q?quad)(?=[a-zA-Z])", r"\\\1 ", truth)
-    if match := re.fullmatch(r"\s*(\[?)\s*(?P<quote>[\"'])([^\"']*)(?P=quote)\s*(\]?)\s*", truth):
-        truth = match[3] if bool(match[1]) == bool(match[4]) else truth
-    return re.sub(r"(?<=[\d)\]}])(or|and)(?=[-\d(\[{\\]|[a-zA-Z]\s*=)", r" \\text{ \1 } ", truth)
+    quoted = r"\"[^\"]*\"|'[^']*'"
+    if re.fullmatch(rf"\s*(?:{quoted}|\[\s*(?:{quoted})(?:\s*,\s*(?:{quoted}))*\s*\])\s*", truth):
+        truth = ", ".join(part[1:-1] for part in re.findall(quoted, truth))
+    truth = re.sub(r"(?<=\})[^\w{}\\.]*(?:[a-z]+[^\w{}\\.]+){0,3}(?=\\boxed)", ", ", truth)
+    if truth.count("{") > truth.count("}"):  # a box that is not closed
+        truth = re.sub(r"\A\s*\\boxed\s*\{", "", truth)
+    return unglued(truth)
+
+
+def unglued(text: str) -> str:
+    """A text whose "or" and "and" stand apart from numbers and names: "x=3ory=4"."""
+    return re.sub(r"(?<=[\d)\]}])(or|and)(?=[-\d(\[{\\]|[a-zA-Z](?:\([a-zA-Z]\))?\s*=)", r" \\text{ \1 } ", text)
 
 
 def _plain_sign(match: re.Match[str]) -> str:
@@ -266,9 +302,11 @@ def _unit(tokens: list[str], script: bool) -> str:
     if _SWITCH.fullmatch(name):
         return " "
     if _TEXT.fullmatch(name):
-        return _text(_argument(tokens, script=script), script)
+        content = _argument(tokens, script=script)
+        is_name = name != "operatorname" or re.search(r"[a-zA-Z\x02\\]|\A\W*\Z", content)
+        return _text(content, script) if is_name else f"{token}{{{content}}}"
     if _next(tokens) != "{":
-        return token
+        return f"{token} " if _next(tokens).isalpha() else token
     dressed = _argument(tokens)
     if "color" in name:
         return _argument(tokens) if _next(tokens) == "{" else ""
@@ -311,6 +349,8 @@ def _text(content: str, script: bool) -> str:
 
 def _mark(match: re.Match[str]) -> str:
     """Words between marks; those that spell a sign as the sign. Whatever is no group is left as it is."""
+    if match[1] and cardinal(match[1]) is not None:
+        return f"\x02{match[1]}\x03"
     parts = re.split(rf"\b({'|'.join(_SIGN_OF)})\b", match[1] or "", flags=re.IGNORECASE)
     marked = [f"\x02{part.strip()}\x03" if part.strip() else "" for part in parts]
     marked[1::2] = [f" {_SIGN_OF[part.lower()]} " for part in parts[1::2]]
@@ -342,31 +382,57 @@ def _closes(text: str, opening: int) -> int | None:
 
 _SEPARATOR: Final = re.compile(r"[,;&]|\\l(?:and|or)(?![a-z])")
 SIGN: Final = re.compile(
-    r"\\(?:le|ge|ne|in|notin|equiv|approx|sim|lesssim|gtrsim|ll|gg|subset\w*|to|propto)(?![a-zA-Z])|[=<>]"
+    r"(?<!\\)\\(?:le|ge|ne|in|notin|equiv|approx|sim|lesssim|gtrsim|ll|gg|subset\w*|to|propto)(?![a-zA-Z])|[=<>]"
 )
 _FLIPPED: Final = {">": "<", r"\ge": r"\le", r"\gg": r"\ll"}
-_COUNTS: Final = re.compile(r"[-\d=<>+*/^|]|\\(?!Omega)")  # what may not be left unread
+_COUNTS: Final = re.compile(r"[-\d=<>+*/^|\\]")  # what may not be left unread
 DOMAIN: Final = re.compile(
     rf"(?:[,;(]|\x02{_CONDITION}[^\x03]*\x03)\s*(?:[\w,{{}} ]|\\(?!in\b)[a-z]+)+?\\in\s*(\\mathbb.*?)[\s)]*\Z"
 )
 _NAME: Final = re.compile(
     rf"(?!\\(?:{_FUNCTIONS}|sqrt|frac|pi)(?![a-zA-Z])|e\Z)"
-    r"(?:\\?#|\\(?:angle|triangle|det|dim|deg|bar|overline|vec|hat|Delta)\s*\{?\s*)?"
+    r"(?:\\?#|\\(?:angle|triangle|det|dim|deg|bar|overline|vec|overrightarrow|hat|Delta)\s*\{?\s*)?"
     r"(?:[a-zA-Z]+|\\[a-zA-Z]+|\|[A-Z]{2}\||[a-zA-Z]\^\{?-1\}?|\([a-zA-Z](?:,\s*[a-zA-Z])+\))\}?"
     r"(?:_\{?\w+\}?|_\{[^{}]*\})?'*\s*(?:\((?:[^()]|\([^()]*\))*\)|\[[^\[\]]*\])?"
 )
 _MATRIX: Final = re.compile(r"\\begin\s*\{([pbBvV]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
 _RESIDUE: Final = re.compile(r"(.+?)\s*\(?\s*\\[bp]?mod(?![a-z])\s*\{?\s*(\d+)\s*\}?\s*\)?")
+_WHOLE_SET: Final = re.compile(
+    f"(?:[a-zA-Z]\\s*(?:=|\\\\in)\\s*)?\x02(?:(?:all|any|every|the|set|of)\\s+)+(?P<set>{'|'.join(_SETS)})s?(?:\\s+numbers?)?"
+    "(?:\x03|\\s+(?:except|other\\s+than)\\s*(?:for)?\x03\\s*(?:[a-zA-Z]\\s*=)?(?P<without>[^\x02]+))",
+    re.IGNORECASE,
+)
+_DAY: Final = r"0?(?P<day>\d{1,2})\s*(?:st|nd|rd|th)?"
+_MONTH: Final = rf"(?P<month>{'|'.join(_MONTHS)})"
+_YEAR: Final = r"(?:[\s,]+(?P<year>\d{4}))?"
+_DATES: Final = (
+    re.compile(rf"(?:the\s+)?{_DAY}\s+(?:of\s+)?{_MONTH}{_YEAR}", re.IGNORECASE),
+    re.compile(rf"{_MONTH}\s+(?:the\s+)?{_DAY}{_YEAR}", re.IGNORECASE),
+)
 
 
 def read(text: str, inner: bool = False) -> Answer:
     """The kind of a cleaned text; ``inner`` of a part that holds no list."""
     text = stripped(text)
+    if match := next(
+        filter(None, (date.fullmatch(" ".join(_CHUNK.sub(r" \1 ", text).split())) for date in _DATES)), None
+    ):
+        return Answer(WORDS, " ".join(filter(None, (match["day"], match["month"], match["year"]))))
     if match := _MATRIX.fullmatch(text):
         rows = [re.split("&", row) for row in re.split(r"\\\\", match[2].strip().removesuffix("\\\\"))]
+        if match[1] == "array" and len(rows) == len(rows[0]) == 1:
+            return read(rows[0][0])
         cells = tuple(Answer(TUPLE, parts=tuple(read(cell, True) for cell in row)) for row in rows)
         return Answer(TUPLE, text, cells, "determinant" if match[1] == "vmatrix" else "matrix")
     if not inner:
+        if _DENIAL.search(text) and re.search(r"\d", text):
+            return Answer(UNREAD, text)
+        systems = [item for item, _ in split(text, re.compile(r";|\\lor(?![a-z])"))]
+        if len(systems) > 1 and all(re.search(r"=.*(?:,|\\land).*=", system) for system in systems):
+            solutions = [read(system) for system in systems]
+            names = {tuple(part.words for part in solution.parts) for solution in solutions}
+            if len(names) == 1 and all(names := next(iter(names))) and len(set(names)) > 1:  # x=1, y=2 or x=2, y=1
+                return Answer(LIST, text, tuple(_values(solution) for solution in solutions))
         text = DOMAIN.sub("", text) or text
         text = re.sub(r"[,;]\s*(?=\\l(?:and|or)(?![a-z]))", "", text)
         pieces = list(split(text, _SEPARATOR))
@@ -382,6 +448,9 @@ def read(text: str, inner: bool = False) -> Answer:
         text = items[0]
     if (match := _RESIDUE.fullmatch(text)) and "," not in match[1]:
         return Answer(RESIDUE, parts=(read(re.split(r"\\equiv|=", match[1])[-1], True), read(match[2])))
+    name, _, value = text.partition("=")
+    if "|" in name and value and _is_name(stripped(name)):  # |A \cup B| = 5
+        return _relation([(name, ""), (value, "=")])
     if re.search(r"\\(?:cup|cap|setminus|mathbb|emptyset)(?![a-z])|\\\{.*[|:].*\\\}|\A\\\{\s*\\\}\Z", text):
         return Answer(REGION, re.sub(r"\A\s*[a-zA-Z]\s*\\in ", "", text).strip())
     if re.search(r"\\(?:pm|mp)(?![a-z])", text):
@@ -397,7 +466,11 @@ def read(text: str, inner: bool = False) -> Answer:
             return _list([item for item, _ in split(text[2:-2], _SEPARATOR)], "{}")
         items = split_tuple(text)
         if len(items) > 1:
-            return Answer(TUPLE, text, tuple(read(item, True) for item in items), text[0] + text[-1])
+            rows = tuple(read(item, True) for item in items)
+            is_matrix = text[0] == "[" and all(row.kind == TUPLE and row.form == "[]" for row in rows)
+            if is_matrix:
+                return Answer(TUPLE, text, tuple(replace(row, form="") for row in rows), "matrix")
+            return Answer(TUPLE, text, rows, text[0] + text[-1])
         if text[0] + text[-1] in ("()", "[]"):
             return read(text[1:-1])
     if re.match(r"\s*\d+(?:\s*:\s*(?:\d+|\.\.\.))+", text):
@@ -444,6 +517,11 @@ def _is_words(item: str) -> bool:
     return "\x02" in item and not re.search(r"\w|\.\.\.", _CHUNK.sub("", item))
 
 
+def _values(solution: Answer) -> Answer:
+    """The values of several names as a tuple."""
+    return Answer(TUPLE, solution.text, tuple(equation.parts[1] for equation in solution.parts), "()")
+
+
 def _list(items: list[str], form: str = "") -> Answer:
     """A list or set; words beside its items do not count."""
     items = [item for item in map(stripped, items) if item]
@@ -452,7 +530,7 @@ def _list(items: list[str], form: str = "") -> Answer:
     parts: list[Answer] = []
     for part in map(read, items):
         if part.words == "names":  # of several solutions: "(x, y) = (5, 8) and (8, 5)"
-            part = Answer(TUPLE, part.text, tuple(equation.parts[1] for equation in part.parts), "()")
+            part = _values(part)
         parts += part.parts if part.kind == LIST and not part.form else [part]
     if all(labels) and len(set(labels)) == len(parts) > 1:  # "Ann: 2, Bob: 3"
         parts = [
@@ -467,7 +545,12 @@ def _relation(sides: list[tuple[str, str]]) -> Answer:
     if len(texts) > 2 and signs[-1] == "=" and _is_words(texts[-1]):  # "x = 40 is the answer"
         return _relation(sides[:-1])
     if signs[-1] in ("\\approx", "\\sim"):  # an approximation behind the exact value does not count
+        numbers = [float(side) for side in texts if re.fullmatch(r"-?\d+(?:\.\d+)?", side)]
+        if len(numbers) == len(texts) == 2 and abs(numbers[0] - numbers[1]) > 0.02 * abs(numbers[0]):  # 5 \approx 6
+            return Answer(UNREAD, "".join(texts))
         return read(texts[-1] if len(texts) == 2 and _is_name(texts[0]) else "=".join(texts[:-1]))
+    if len(texts) > 2 and set(signs) == {"="} and all(map(_is_name, texts[:-1])):  # x = y = 5
+        return _relation(sides[-2:])
     if signs == ["\\in"] and _is_name(texts[0]):
         return read(texts[1])
     is_equation = signs == ["="] and all(texts)
@@ -492,7 +575,8 @@ def _is_name(text: str) -> bool:
     name = _CHUNK.sub(" ", text).strip() or "x"
     terms = re.split(r"\s*\+\s*", name)
     is_sum = len(set(terms)) == len(terms) and (len(terms) > 1 or name[0] == "|")
-    if is_sum and all(re.fullmatch(r"[a-wA-W]|\|[A-Z]+\|", term) for term in terms):
+    measure = r"\|[A-Z](?:[A-Z]|\s*\\(?:cup|cap|setminus)\s*[A-Z])*\|"
+    if is_sum and all(re.fullmatch(rf"\d*[a-wA-W]|[A-Z]{{2}}|{measure}", term) for term in terms):
         return True
     return bool(_NAME.fullmatch(name))
 
@@ -504,8 +588,8 @@ def _leaf(text: str) -> Answer:
     maths = [piece.strip(" .,:;!?'\"") if words else piece.strip() for piece in pieces[::2]]
     places = [number for number, run in enumerate(maths) if re.search(r"[^\W_]|[-+=<>^*/\\|.]", run)]
     counts = [number for number in places if _COUNTS.search(maths[number])]
-    if not places and len(words) == 1 and words[0].lower() in _NUMBER_WORDS:
-        return Answer(LEAF, str(_NUMBER_WORDS.index(words[0].lower())))
+    if not places and words and (spelled := _spelled(" ".join(words))):
+        return spelled
     if (words and not counts) or not places:
         return Answer(WORDS if words else UNREAD, " ".join(text.split()))
     number = places[0]
@@ -516,10 +600,20 @@ def _leaf(text: str) -> Answer:
     return Answer(LEAF, maths[number], words=after)
 
 
+def _spelled(words: str) -> Answer | None:
+    """A number in words, with a unit of the table behind it."""
+    names = words.split()
+    for end in range(len(names), 0, -1):
+        value, rest = cardinal(" ".join(names[:end])), unit(" ".join(names[end:]))
+        if value is not None and (end == len(names) or rest.dimension or rest.percent):
+            return Answer(LEAF, str(value), words=" ".join(names[end:]))
+    return None
+
+
 def choice(text: str, with_text: bool = False) -> str:
     """The letters of a choice, such as C, (C) or A, C; with its text, as in (C) 12, if ``with_text``. Empty if none."""
     text = re.sub("[\x02\x03]", "", text).replace(r"\land", "and").strip()
-    text = re.sub(r"\A(?:option|choice|answer)s?\s*:?\s*(?=\(?[A-Z])", "", text, flags=re.IGNORECASE)
+    text = re.sub(r"\A(?:(?:option|choice|answer)s?|故?选|答案?是?)\s*:?\s*(?=\(?[A-Z])", "", text, flags=re.IGNORECASE)
     match = re.match(r"\(?([A-Z](?:\s*(?:,|and|,\s*and)?\s*[A-Z])*)(?![\w'])(\)?[.:)]*)\s*", text)
     if match is None or len(match[1]) > 20:
         return ""
