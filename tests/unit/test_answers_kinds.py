@@ -10,7 +10,8 @@ import pytest
 from messages import unpadded
 
 from benchmarks.rewards import KINDS, PAIRS, SIBLINGS, Pair, load, read_pairs, score_all, table
-from recipe.math.answers import MathScorer, Status
+from recipe.math.answers import MathScorer, Status, reading
+from recipe.math.answers import judge as judging
 from recipe.math.answers.extraction import answer_texts
 from recipe.math.answers.reading import cleaned
 
@@ -63,7 +64,6 @@ def test_all_pairs_of_the_classes(scorer: MathScorer) -> None:
     [
         (r"１２,\!０００", "12000"),
         (r"\textcolor{red}{\mathbf{7}}", "7"),
-        (r"2\tfrac13", r"\frac{7}{3}"),
         (r"0.1\overline{6}", r"\frac{1}{6}"),
         (r"\sin 30^\circ", r"\sin(\frac{1}{6}\pi)"),
         ("2.5e-3", r"2.5 \cdot 10^{-3}"),
@@ -88,7 +88,30 @@ def test_one_spelling(text: str, expected: str) -> None:
     ],
 )
 def test_where_the_answer_is(response: str, answers: list[str]) -> None:
-    assert answer_texts(response) == answers
+    assert answer_texts(response).texts == answers
+
+
+@pytest.mark.parametrize("table", ["_SPELLINGS", "_NUMBERS"])
+def test_every_rule_of_spelling_makes_its_example_equal(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = getattr(reading, table)
+    for rule in rules:
+        answer, truth = rule[2].split(" || ")
+        monkeypatch.setattr(reading, table, rules)
+        assert judging.judge(f"\\boxed{{{answer}}}", truth, True) is Status.CORRECT, rule
+        monkeypatch.setattr(reading, table, tuple(other for other in rules if other is not rule))
+        assert judging.judge(f"\\boxed{{{answer}}}", truth, True) is not Status.CORRECT, rule
+
+
+@pytest.mark.parametrize(("table", "verdict"), [("REFUSALS", Status.WRONG), ("ACCEPTANCES", Status.CORRECT)])
+def test_every_rule_of_judging_decides_its_example(
+    table: str, verdict: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = getattr(judging, table)
+    for rule in rules:
+        monkeypatch.setattr(judging, table, rules[::-1])
+        assert judging.judge(rule.response, rule.truth, True) is verdict, rule
+        monkeypatch.setattr(judging, table, tuple(other for other in rules if other is not rule))
+        assert judging.judge(rule.response, rule.truth, True) is not verdict, rule
 
 
 def test_a_part_that_is_not_read_is_no_answer_and_no_truth(scorer: MathScorer) -> None:

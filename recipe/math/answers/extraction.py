@@ -4,6 +4,7 @@ r"""Where a response has its answer: its last box, answer tags, or the end of a 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from recipe.math.answers.reading import unescaped, unglued
 from recipe.math.answers.units import NUMBER_WORD
@@ -102,8 +103,8 @@ _DENIED_BOX = re.compile(
 )
 #: Behind the last box: "The final answer is $5$."
 _STATED = re.compile(
-    r"(?:\bfinal\s+answer|(?:\A|[.\n])[*\s]*(?:(?:so|thus|hence|therefore),?\s+)?the\s+answer)\s*(?:is|:)[:*\s]*"
-    r"(?P<answer>\$[^$\n]*\d[^$\n]*\$|-?\d[\d,]*(?:\.\d+)?)(?=[*\s]*(?:[.!\n]|\Z))",
+    r"(?:\bfinal\s+answer|(?:\A|[.\n])[*\s]{0,9}(?:(?:so|thus|hence|therefore),?\s+)?the\s+answer)\s*(?:is|:)[:*\s]*"
+    r"(?P<answer>\$(?=[^$\n]{0,200}\d)[^$\n]{1,200}\$|-?\d[\d,]{0,40}(?:\.\d{1,40})?)(?=[*\s]{0,9}(?:[.!\n]|\Z))",
     re.IGNORECASE,
 )
 
@@ -115,7 +116,14 @@ def after_thought(text: str) -> str:
     return rest if end and rest.strip() else text
 
 
-def answer_texts(text: str) -> list[str]:
+class Extract(NamedTuple):
+    """The answer of a text, then that with all of its boxes; and whether it is a sentence, not in a box or in tags."""
+
+    texts: list[str]
+    in_sentence: bool
+
+
+def answer_texts(text: str) -> Extract:
     r"""The answer of a text: its last box, or the last boxes that are one list, then all boxes as a list; else what
     stands in answer tags, after `####` or after the last "answer is". Empty if it has none of these."""
     text = after_thought(text)
@@ -127,25 +135,27 @@ def answer_texts(text: str) -> list[str]:
             percent = re.match(r"\s*\\?%", text[close + 1 :])
             boxes.append((match.start(), close + 1, content + (percent[0] if percent else "")))
     if boxes and (stated := list(_STATED.finditer(text, boxes[-1][1]))):
-        return [stated[-1]["answer"]]
+        return Extract([stated[-1]["answer"]], False)
     if boxes and _DENIED_BOX.match(text, boxes[-1][1]):
-        return []
+        return Extract([], True)
     if boxes:
         last = len(boxes) - 1
         while last and boxes[last][0] - boxes[last - 1][1] <= _LONGEST_SEPARATOR:
             if not _JOINED.fullmatch(text, boxes[last - 1][1], boxes[last][0]):
                 break
             last -= 1
-        return [", ".join(content for *_, content in boxes[first:]) for first in dict.fromkeys((last, 0))]
+        return Extract(
+            [", ".join(content for *_, content in boxes[first:]) for first in dict.fromkeys((last, 0))], False
+        )
     if tagged := _TAGGED.findall(text):
-        return [re.sub(r"(?is).*\b(?:is|:)\s", "", tagged[-1]).strip() or tagged[-1]]
-    if anchored := [match for match in _ANCHORED.finditer(text) if not _DOUBTED.search(text[: match.start()])]:
+        return Extract([re.sub(r"(?is).*\b(?:is|:)\s", "", tagged[-1]).strip() or tagged[-1]], False)
+    if anchored := [match for match in _ANCHORED.finditer(text) if not _DOUBTED.search(text[: match.start()][-200:])]:
         sentence = next(part for part in anchored[-1].groups() if part)
         end = re.search(r"(?:(?<=\w)|(?<=[)}$\]]))\.\s", sentence)
         if end and _TAKEN_BACK.match(sentence, end.end()):
-            return [sentence]
-        return [sentence[: end.start()] if end else sentence]
-    return []
+            return Extract([sentence], True)
+        return Extract([sentence[: end.start()] if end else sentence], True)
+    return Extract([], True)
 
 
 #: A sentence that takes a number back by another one: "The answer is 17. Or rather 18."
@@ -166,7 +176,7 @@ _DOUBTED = re.compile(
 _HEDGE = re.compile(
     r"\b(?:not|cannot|never|nor|neither|nobody|no one|unlikely|doubt\w*|false|wrong|nearly|exclude"
     r"|anything but|rule out|too (?:large|small|big|much|many|few|high|low))\b|n['’]t\b|不"
-    r"|\bfrom\s[^.]*\d\W*\s(?:to|through|until)\s\W*\d"
+    r"|\bfrom\s[^.]{0,40}\d\W{0,9}\s(?:to|through|until)\s\W*\d"
     r"|\d\W*\b(?:or|and)\s+(?:more|less|fewer|above|over|greater|below|so)\b"
     r"|\b(?:than|least|most|up to|over|under|above|below|between|either|except|instead of|without|or|possibly"
     r"|perhaps|maybe|half|twice|double|multiple|divisible by|square|cube|reciprocal|one|number after|close to)"
@@ -174,11 +184,6 @@ _HEDGE = re.compile(
     re.IGNORECASE,
 )
 _FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-
-
-def is_sentence(text: str) -> bool:
-    """Whether the answer of a text is a sentence of it, neither in a box nor in tags."""
-    return not _BOXES.search(after_thought(text)) and not _TAGGED.search(text)
 
 
 def said(text: str) -> str:

@@ -6,12 +6,12 @@ import functools
 import itertools
 import re
 import string
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-from recipe.math.answers.extraction import answer_texts, bare, formula, is_sentence, said
+from recipe.math.answers.extraction import answer_texts, bare, formula, said
 from recipe.math.answers.limits import MAX_EXPRESSION_CHARS, Refused
 from recipe.math.answers.reading import (
     DOMAIN,
@@ -110,61 +110,146 @@ def _parse_truth(truth: str) -> tuple[Any, ...]:
 
 
 def by_kind(text: str, truth: str) -> Status:
-    """Whether the answer of a text is the truth: of the same kind, or of one of the pairs in :func:`same`."""
-    if text.strip("$ ") == truth.strip("$ "):
-        return Status.CORRECT
-    truth = trusted(truth)
-    target_text = next(iter(answer_texts(truth)), truth)
-    texts = [unglued(part) for part in answer_texts(text) or bare(text)]
-    if not texts:
-        sentence = said(text)
-        texts = _last_numbers(sentence) or formula(sentence)
+    """Whether the answer of a text is the truth: by REFUSALS and ACCEPTANCES, whose order does not matter."""
+    extract = answer_texts(text)
+    sentence = said(text) if extract.in_sentence else ""
+    texts = [unglued(part) for part in extract.texts or bare(text)] or _last_numbers(sentence) or formula(sentence)
     if not texts:
         return Status.NO_ANSWER
-    if max(map(len, (target_text, texts[0]))) > MAX_EXPRESSION_CHARS:
-        return Status.CORRECT if texts[0].strip() == truth.strip() else Status.REFUSED
-    target_text = _computed(cleaned(target_text))
-    answers = [_computed(cleaned(part)) for part in texts if len(part) <= MAX_EXPRESSION_CHARS]
-    if not target_text:
-        return Status.BAD_TRUTH
-    for one, other in itertools.permutations((truth.strip("$ "), texts[0].strip("$ "))):
-        if re.fullmatch(r"-?\d+\.\d+", one) and one.replace(".", ",") == other:  # a decimal comma
-            return Status.CORRECT
-    if len({re.sub(r"(?<!\d) | (?!\d)", "", re.sub(r"\s+", " ", side)) for side in (target_text, answers[0])}) == 1:
-        return Status.CORRECT
-    letters = choice(target_text)
-    is_letter = letters and re.fullmatch(r"\W*\w\W*", answers[0])
-    chosen = choice(answers[0].upper() if is_letter else answers[0], with_text=True)
-    if chosen and (letters := letters or choice(target_text, with_text=True)):
-        return Status.CORRECT if letters == chosen else Status.WRONG
-    domains = [
-        re.sub(r"[\s{}.)]", "", match[1]) for side in (target_text, answers[0]) if (match := DOMAIN.search(side))
-    ]
-    halves = [match[1].lower() for side in (target_text, answers[0]) if (match := _HALF_OF_A_DAY.search(side))]
-    if len(set(domains)) > 1 or len(set(halves)) > 1:
+    gold = trusted(truth)
+    gold = next(iter(answer_texts(gold).texts), gold)
+    if max(map(len, (gold, texts[0]))) > MAX_EXPRESSION_CHARS:
+        return Status.CORRECT if texts[0].strip() == trusted(truth).strip() else Status.REFUSED
+    sides = _Sides(text, truth, texts, _computed(cleaned(gold)), sentence)
+    if any(rule.applies(sides) for rule in REFUSALS):
         return Status.WRONG
-    target = read(target_text)
-    if not _readable(target):
-        return Status.BAD_TRUTH
-    # All boxes are the answer only where the truth is a list.
-    readings = [read(answer) for answer in (answers if target.kind == LIST else answers[:1])]
-    if chosen:
-        readings.append(read(re.sub("\\A\\(?\x02?\\(?[A-Z][).:\x03]+", "", answers[0])))
-    is_said = _says(readings[0]) and (re.search(r"[\d$\\]", texts[0]) or readings[0].text.isdigit())
-    if is_sentence(text) and target.kind != WORDS and not is_said:
-        readings = [read(cleaned(number)) for number in _last_numbers(said(text))]
-    readable = [answer for answer in readings if _readable(answer)]
-    are_sets = bool(readable) and _has_solutions(target, readable[0])
-    joined = [set(re.findall(r"\\l(?:and|or)(?![a-z])", side)) for side in (target_text, answers[0])]
-    by_sets = are_sets and all(joined) and joined[0] != joined[1]  # x<1 and x>2 is not x<1 or x>2
-    if not by_sets and any(same(side, answer) for side in (target, *_right_side(target)) for answer in readable):
+    if any(rule.applies(sides) for rule in ACCEPTANCES):
         return Status.CORRECT
-    if are_sets:
-        gold, value = (real_set(side, _parsed) for side in (target_text, answers[0]))
-        one_name = len({names for side in (target_text, answers[0]) if (names := _variables(side))}) < 2
-        return Status.CORRECT if gold is not None and gold == value and one_name else Status.WRONG
-    return Status.WRONG if readable else Status.PARSE_FAILED
+    if not _readable(sides.target):
+        return Status.BAD_TRUTH
+    return Status.WRONG if sides.readable else Status.PARSE_FAILED
 
+
+@dataclass(frozen=True)
+class _Sides:
+    """A response and its truth, as far as they are read."""
+
+    text: str
+    truth: str
+    texts: list[str]  # the answer of the response; then that with all of its boxes
+    target_text: str  # cleaned
+    sentence: str  # the last one with a number, if the answer is neither in a box nor in tags
+
+    @functools.cached_property
+    def answers(self) -> list[str]:
+        return [_computed(cleaned(part)) for part in self.texts if len(part) <= MAX_EXPRESSION_CHARS]
+
+    @functools.cached_property
+    def both(self) -> tuple[str, str]:
+        return self.target_text, self.answers[0]
+
+    @functools.cached_property
+    def target(self) -> Answer:
+        return read(self.target_text)
+
+    @functools.cached_property
+    def choices(self) -> tuple[str, str]:
+        """The letters of truth and answer; two empty ones, unless both are choices."""
+        letters = choice(self.target_text)
+        is_letter = letters and re.fullmatch(r"\W*\w\W*", self.answers[0])
+        chosen = choice(self.answers[0].upper() if is_letter else self.answers[0], with_text=True)
+        letters = letters or choice(self.target_text, with_text=True)
+        return (letters, chosen) if letters and chosen else ("", "")
+
+    @functools.cached_property
+    def readable(self) -> list[Answer]:
+        """The readings of the answer. All boxes are the answer only where the truth is a list."""
+        readings = [read(answer) for answer in (self.answers if self.target.kind == LIST else self.answers[:1])]
+        if choice(self.answers[0], with_text=True):
+            readings.append(read(re.sub("\\A\\(?\x02?\\(?[A-Z][).:\x03]+", "", self.answers[0])))
+        has_value = re.search(r"[\d$\\]", self.texts[0]) or readings[0].text.isdigit()
+        if self.sentence and self.target.kind != WORDS and not (has_value and _says(readings[0])):
+            readings = [read(cleaned(number)) for number in _last_numbers(self.sentence)]
+        return [answer for answer in readings if _readable(answer)]
+
+    @functools.cached_property
+    def are_sets(self) -> bool:
+        return bool(self.readable) and _readable(self.target) and _has_solutions(self.target, self.readable[0])
+
+
+def _is_another_choice(sides: _Sides) -> bool:
+    return sides.choices[0] != sides.choices[1]
+
+
+def _has_another_domain(sides: _Sides) -> bool:
+    return _differ([re.sub(r"[\s{}.)]", "", match[1]) for side in sides.both if (match := DOMAIN.search(side))])
+
+
+def _is_another_half_of_a_day(sides: _Sides) -> bool:
+    return _differ([match[1].lower() for side in sides.both if (match := _HALF_OF_A_DAY.search(side))])
+
+
+def _differ(values: list[str]) -> bool:
+    return len(set(values)) > 1
+
+
+def _has_a_decimal_comma(sides: _Sides) -> bool:
+    pair = (trusted(sides.truth).strip("$ "), sides.texts[0].strip("$ "))
+    return any(
+        re.fullmatch(r"-?\d+\.\d+", one) and one.replace(".", ",") == other
+        for one, other in itertools.permutations(pair)
+    )
+
+
+def _is_spelled_alike(sides: _Sides) -> bool:
+    texts = {re.sub(r"(?<!\d) | (?!\d)", "", re.sub(r"\s+", " ", side)) for side in sides.both}
+    return len(texts) == 1 and texts != {""}
+
+
+def _is_the_same_choice(sides: _Sides) -> bool:
+    return sides.choices[0] == sides.choices[1] != ""
+
+
+def _reads_the_same(sides: _Sides) -> bool:
+    if not _readable(sides.target):
+        return False
+    joined = [set(re.findall(r"\\l(?:and|or)(?![a-z])", side)) for side in sides.both]
+    if sides.are_sets and all(joined) and joined[0] != joined[1]:
+        return False  # x<1 and x>2 is not x<1 or x>2
+    targets = (sides.target, *_right_side(sides.target))
+    return any(same(target, answer) for target in targets for answer in sides.readable)
+
+
+def _is_the_same_set(sides: _Sides) -> bool:
+    if not sides.are_sets:
+        return False
+    gold, value = (real_set(side, _parsed) for side in sides.both)
+    one_name = len({names for side in sides.both if (names := _variables(side))}) < 2
+    return gold is not None and gold == value and one_name
+
+
+class Rule(NamedTuple):
+    """One way to decide, with a response and a truth that no other rule decides so."""
+
+    applies: Callable[[_Sides], bool]
+    response: str
+    truth: str
+
+
+#: If one of them applies, an answer is wrong.
+REFUSALS: Final = (
+    Rule(_is_another_choice, r"\boxed{A. B}", "B"),
+    Rule(_has_another_domain, r"\boxed{x=k, k\in\mathbb{Z}}", r"x=k, k\in\mathbb{N}"),
+    Rule(_is_another_half_of_a_day, r"\boxed{5\text{ p.m.}}", r"5\text{ a.m.}"),
+)
+#: Else an answer is correct, if one of them applies.
+ACCEPTANCES: Final = (
+    Rule(_has_a_decimal_comma, r"\boxed{3,5}", "3.5"),
+    Rule(_is_spelled_alike, r"\boxed{5 \text{ of } 6}", r"5\text{ of }6"),
+    Rule(_is_the_same_choice, r"\boxed{(C)\ 5}", "C"),
+    Rule(_reads_the_same, r"\boxed{\frac{2}{4}}", "0.5"),
+    Rule(_is_the_same_set, r"\boxed{x>2}", r"(2,\infty)"),
+)
 
 _HALF_OF_A_DAY = re.compile(r"\b([ap])(?:\\?\.)?\s?m\b", re.IGNORECASE)
 #: A sum of letters, or lengths, areas and their ratios: "m + n", "|AB| + |CD|", "NO / BO".

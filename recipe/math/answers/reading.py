@@ -96,7 +96,7 @@ _SIGNS: Final = str.maketrans(
     | dict.fromkeys("º˚", "°") | dict.fromkeys("÷∕⁄", "/") | dict.fromkeys("…⋯", "...") | dict.fromkeys("‘’′", "'")
     | {"−": "-", "。": ".", "、": ",", "或": r" \lor ", "和": r" \land ", "ℝ": r"\mathbb{R}"}
 )  # fmt: skip
-_Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
+_Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...]
 _FUNCTIONS: Final = r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|cis"
 #: Commands with one argument whose meaning is more than the argument's.
 _MEANING: Final = re.compile(
@@ -124,22 +124,33 @@ _COMMANDS: Final = {name: sign for sign, names in _SYNONYMS.items() for name in 
 _ENVIRONMENT: Final = (
     r"\\(?:begin|end)\s*\{(?:equation|align|aligned|gather|gathered|split|math|displaymath|center)\*?\}"
 )
+#: Pattern, replacement, and an answer and a truth, between bars, that are equal by this rule only.
 _SPELLINGS: Final[_Rules] = (
-    (r"\\([a-zA-Z]+)", lambda m: _COMMANDS.get(m[1], m[0])),
-    (r"\\not\s*=|!=", r"\\ne "), (r"\\not\s*\\in(?![a-z])", r"\\notin "), ("<=", r"\\le "), (">=", r"\\ge "),
-    (r"\\(?:text|mathrm)\s*\{\s*(\\(?:\$|euro|yen|pounds)|[¥£€₹])\s*\}", r"\1"),
-    (r"(?<!\\)\$|\\[()\[\]](?!\d+pt)|`|</?[a-zA-Z]\w*>|<\|\w+\|>", ""),
-    (r"\A(?:[\s*]|__)+|(?:[\s*]|__)+\.?\s*\Z|\*\*(?=\W)", ""), (r"\*\*", "^"), (_ENVIRONMENT, " "),
-    (r"\\\\\s*\[\s*\d+(?:\.\d+)?\s*\w\w\]", r"\\\\"), (r"(?<!\\)\\[,;: ]|~", " "),
-    (r"\\!\s*|\\n\Z|(?<![a-zA-Z}])\{\}", ""), (r"\s*\{\s*,\s*\}\s*", ","), (r"&\s*=", "="),
+    (r"\\([a-zA-Z]+)", lambda m: _COMMANDS.get(m[1], m[0]), r"x\leqslant 5 || x\le 5"),
+    (r"\\not\s*=|!=", r"\\ne ", r"x\not=5 || x\ne 5"),
+    (r"\\not\s*\\in(?![a-z])", r"\\notin ", r"x\not\in A || x\notin A"),
+    ("<=", r"\\le ", r"x<=5 || x\le 5"),
+    (">=", r"\\ge ", r"x>=5 || x\ge 5"),
+    (r"(?<!\\)\$|\\[()\[\]](?!\d+pt)|`|</?[a-zA-Z]\w*>|<\|\w+\|>", "", r"$\frac12$ || 0.5"),
+    (r"\A(?:[\s*]|__)+|(?:[\s*]|__)+\.?\s*\Z|\*\*(?=\W)", "", "__12__ || 12"),
+    (r"\*\*", "^", "x**2 || x^2"),
+    (_ENVIRONMENT, " ", r"\begin{aligned}5\end{aligned} || 5"),
+    (r"\\\\\s*\[\s*\d+(?:\.\d+)?\s*\w\w\]", r"\\\\",
+     r"\begin{pmatrix}1\\[4pt]2\end{pmatrix} || \begin{pmatrix}1\\2\end{pmatrix}"),
+    (r"(?<!\\)\\[,;: ]|~", " ", r"12\,000 || 12000"),
+    (r"\\!\s*|\\n\Z|(?<![a-zA-Z}])\{\}", "", r"12,\!000 || 12000"),
+    (r"\s*\{\s*,\s*\}\s*", ",", "12{,}000 || 12000"),
+    (r"&\s*=", "=", r"\begin{aligned}x&=5\end{aligned} || 5"),
     (rf"(?:\b(?:US|USD)\s*)?({'|'.join(map(re.escape, _CURRENCIES))})(?![a-zA-Z])\s*((?:\d|[.,]\d)*)",
-     lambda m: f"{m[2]}\\text{{ {_CURRENCIES[m[1]]} }}" if m[2] else " "),
-    (r"(?:\\mu\s*|[μµ])(?=\\(?:text|mathrm)\s*\{)\\\w+\s*\{\s*", r"\\text{mu"),
-    (r"\\([%_])", r"\1"), (r"\bper\s+cent", "percent"),
-    (r"\{\s*\\rm(?![a-z])([^{}]*)\}", r"\\text{\1}"), (r"\\sqrt\s+(\d+)", r"\\sqrt{\1}"),
-    (r"\^\s*\{?\s*(?:\\circ|\\degree|(?:\\text)?\{?o(?!\w)\}?)\s*\}?|\\degree", "°"),
-    (rf"(?<![\\a-zA-Z])(sqrt|pi|infty|{_FUNCTIONS})(?![a-zA-Z])", r"\\\1 "),
-    (r"(?:\{|\A)([^{}]*)\\choose(?![a-z])([^{}]*)(?:\}|\Z)", r"\\binom{\1}{\2}"),
+     lambda m: f"{m[2]}\\text{{ {_CURRENCIES[m[1]]} }}" if m[2] else " ", "€12 || 12"),
+    (r"(?:\\mu\s*|[μµ])(?=\\(?:text|mathrm)\s*\{)\\\w+\s*\{\s*", r"\\text{mu", r"5\ \mu\text{m} || 5"),
+    (r"\\([%_])", r"\1", r"50\% || 0.5"),
+    (r"\bper\s+cent", "percent", r"50\text{ per cent} || 0.5"),
+    (r"\{\s*\\rm(?![a-z])([^{}]*)\}", r"\\text{\1}", r"5{\rm cm} || 5"),
+    (r"\\sqrt\s+(\d+)", r"\\sqrt{\1}", r"\sqrt 12 || 2\sqrt{3}"),
+    (r"\^\s*\{?\s*(?:\\circ|\\degree|(?:\\text)?\{?o(?!\w)\}?)\s*\}?|\\degree", "°", r"\sin 30^\circ || 0.5"),
+    (rf"(?<![\\a-zA-Z])(sqrt|pi|infty|{_FUNCTIONS})(?![a-zA-Z])", r"\\\1 ", r"2pi || 2\pi"),
+    (r"(?:\{|\A)([^{}]*)\\choose(?![a-z])([^{}]*)(?:\}|\Z)", r"\\binom{\1}{\2}", r"{5 \choose 2} || 10"),
 )  # fmt: skip
 #: Unit vectors, before their dress is taken off: 3\\mathbf{i} - 2\\hat{j}.
 _VECTOR: Final = re.compile(
@@ -149,23 +160,24 @@ _VECTOR: Final = re.compile(
 _ANGLE: Final = r"(-?\d{1,4}(?:\.\d{1,4})?)\s*°"
 _NUMBERS: Final[_Rules] = (
     (rf"(\\(?:sin|cos|tan|cot|sec|csc|cis)(?:\^\{{-?\d+\}})?)\s*(?:\({_ANGLE}\s*\)|\{{{_ANGLE}\s*\}}|{_ANGLE})",
-     lambda m: f"{m[1]}({_latex(Fraction(m[2] or m[3] or m[4]) / 180)}\\pi)"),
-    (r"\\cis\s*(\((?:[^()]|\([^()]*\))*\)|\{[^{}]*\}|\w+)", r"(\\cos\1+i\\sin\1)"),
-    (r"°", " \x02degrees\x03 "), (r"%", " \x02percent\x03 "),
-    (r"(?<![\w.,(\[{])([1-9]\d{0,2}(?:([, '])\d{3})(?:\2\d{3})*)(?![\d])", lambda m: re.sub(r"[, ']", "", m[1])),
-    (r"(?<![\w.,(\[{])[1-9]\d{0,2}(?:\.\d{3}){2,}(?![\d.])", lambda m: m[0].replace(".", "")),
-    (r"(?<=\d) ?[eE]([+-]?)0*(\d+)(?!\d|\.\d)", lambda m: f" \\cdot 10^{{{m[1].strip('+')}{m[2]}}}"),
+     lambda m: f"{m[1]}({_latex(Fraction(m[2] or m[3] or m[4]) / 180)}\\pi)", r"\sin 30^\circ || 0.5"),
+    (r"\\cis\s*(\((?:[^()]|\([^()]*\))*\)|\{[^{}]*\}|\w+)", r"(\\cos\1+i\\sin\1)", r"\operatorname{cis}(\pi) || -1"),
+    (r"°", " \x02degrees\x03 ", r"45^\circ || 45"),
+    (r"%", " \x02percent\x03 ", r"50\% || 0.5"),
+    (r"(?<![\w.,(\[{])([1-9]\d{0,2}(?:([, '])\d{3})(?:\2\d{3})*)(?![\d])", lambda m: re.sub(r"[, ']", "", m[1]),
+     "12,000 || 12000"),
+    (r"(?<![\w.,(\[{])[1-9]\d{0,2}(?:\.\d{3}){2,}(?![\d.])", lambda m: m[0].replace(".", ""), "1.234.567 || 1234567"),
+    (r"(?<=\d) ?[eE]([+-]?)0*(\d+)(?!\d|\.\d)", lambda m: f" \\cdot 10^{{{m[1].strip('+')}{m[2]}}}", "2.5e3 || 2500"),
     (r"(?<![a-zA-Z\\])(?:C|\x02C\x03)_(\{\d+\})\^(\{\d+\})|_(\{\d+\})C_(\{\d+\})",
-     lambda m: "\\binom" + "".join(filter(None, m.groups()))),
-    (r"(?<![\w.}])(\d{1,9})\s+(\d{1,9})/([1-9]\d{0,8})(?![\d/])", r"\1\\frac{\2}{\3}"),
-    (r"(?<![\w.}])(\d{1,9})\s*\\frac\s*\{(\d{1,9})\}\s*\{([1-9]\d{0,8})\}",
-     lambda m: f"\\frac{{{int(m[1]) * int(m[3]) + int(m[2])}}}{{{m[3]}}}"),
-    (r"(?<![\w.])(\d*)\.(\d*?)(\d{1,6}?)\3{2,}(?:\.\.\.)", r"\1.\2\\overline{\3}"),
+     lambda m: "\\binom" + "".join(filter(None, m.groups())), "C_5^2 || 10"),
+    (r"(?<![\w.}])(\d{1,9})\s+(\d{1,9})/([1-9]\d{0,8})(?![\d/])", r"\1\\frac{\2}{\3}", "1 1/2 || 1.5"),
+    (r"(?<![\w.])(\d*)\.(\d*?)(\d{1,6}?)\3{2,}(?:\.\.\.)", r"\1.\2\\overline{\3}", r"0.333\ldots || \frac13"),
     (r"(?<![\d.])(\d{0,9})\.(\d{0,6})\\(?:overline|bar|dot)\s*\{?(\d{1,6})\}?(?:\.\.\.)?(?!\d)",
-     lambda m: _latex(_repeating(*m.groups()))),
-    (r"(?<=\.)(\d+)\.\.\.", r"\1"), (r"(?<=[\d)])\s*(?=\\binom)", r" \\cdot "),
-    ("(?<=[\\d.}])\\s*(?:\x02([kMG])\x03\\s*)?\\\\Omega(?![a-z])", "\x02\\1ohm\x03"),
-    (rf"(?<=[\d.}}])\s*({bare_units()})", "\x02\\1\x03"),
+     lambda m: _latex(_repeating(*m.groups())), r"0.\overline{3} || \frac13"),
+    (r"(?<=\.)(\d+)\.\.\.", r"\1", r"0.25\ldots || 0.25"),
+    (r"(?<=[\d)])\s*(?=\\binom)", r" \\cdot ", r"2\binom{5}{2} || 20"),
+    ("(?<=[\\d.}])\\s*(?:\x02([kMG])\x03\\s*)?\\\\Omega(?![a-z])", "\x02\\1ohm\x03", r"5\ \Omega || 5"),
+    (rf"(?<=[\d.}}])\s*({bare_units()})", "\x02\\1\x03", "5cm || 5"),
 )  # fmt: skip
 
 
@@ -196,12 +208,12 @@ def _repeating(whole: str, fixed: str, cycle: str) -> Fraction:
 def cleaned(text: str) -> str:
     """One spelling of an answer."""
     text = re.sub("[⁰¹²³⁴-⁹⁺⁻]+|[₀-₉]+|[^\x00-\x7f]", _plain_sign, text.translate(_SIGNS))
-    for pattern, by in _SPELLINGS:
+    for pattern, by, _ in _SPELLINGS:
         text = re.sub(pattern, by, text)
     text = _coordinates(text)
     text = _undressed(re.findall(r"\\[a-zA-Z]+\*?|\\.|.", text, re.DOTALL)[::-1])
     text = re.sub(r"(?<=(?<!\\)\{)\s+|\s+(?=\}|[\^_])", "", text)
-    for pattern, by in _NUMBERS:
+    for pattern, by, _ in _NUMBERS:
         text = re.sub(pattern, by, text)
     text = re.sub(rf"\x02[^\x03]*\x03|\\[a-zA-Z]+|({_BARE_WORDS})", _mark, text, flags=re.IGNORECASE)
     text = re.sub("\\\\frac\\{\x02([^\x03]*)\x03\\}\\{\x02([^\x03]*)\x03\\}", "\x02\\1/\\2\x03", text)
