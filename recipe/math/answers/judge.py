@@ -608,13 +608,13 @@ def _same_relation(target: Answer, answer: Answer) -> bool:
     if _is_assignment(target) and target.words == answer.words and same(_value(target), _value(answer)):
         return True
     if _is_assignment(target) and _is_assignment(answer):
-        functions = [re.fullmatch(r"([a-zA-Z])\(([a-zA-Z])\)", side.words) for side in (target, answer)]
-        if all(functions) and functions[0][1] == functions[1][1] and functions[0][2] != functions[1][2]:
+        one, other = (re.fullmatch(r"([a-zA-Z])\(([a-zA-Z])\)", side.words) for side in (target, answer))
+        if one and other and one[1] == other[1] and one[2] != other[2]:
             gold, value = (_parsed(_value(side).text) for side in (target, answer))
             if gold is None or value is None:
                 return False
             names = {name.name: name for side in (gold, value) for name in side.free_symbols}
-            renamed = [names.get(function[2]) for function in functions]
+            renamed = [names.get(function[2]) for function in (one, other)]
             return _equal(gold, value if None in renamed else value.subs(renamed[1], renamed[0]))
     left, right = _steps(target), _steps(answer)
     if left is None or right is None or len(left) != len(right):

@@ -442,8 +442,8 @@ def read(text: str, inner: bool = False) -> Answer:
         systems = [item for item, _ in split(text, re.compile(r";|\\lor(?![a-z])"))]
         if len(systems) > 1 and all(re.search(r"=.*(?:,|\\land).*=", system) for system in systems):
             solutions = [read(system) for system in systems]
-            names = {tuple(part.words for part in solution.parts) for solution in solutions}
-            if len(names) == 1 and all(names := next(iter(names))) and len(set(names)) > 1:  # x=1, y=2 or x=2, y=1
+            names = [tuple(part.words for part in solution.parts) for solution in solutions]
+            if len(set(names)) == 1 and all(names[0]) and len(set(names[0])) > 1:  # x=1, y=2 or x=2, y=1
                 return Answer(LIST, text, tuple(_values(solution) for solution in solutions))
         text = DOMAIN.sub("", text) or text
         text = re.sub(r"[,;]\s*(?=\\l(?:and|or)(?![a-z]))", "", text)
@@ -478,11 +478,11 @@ def read(text: str, inner: bool = False) -> Answer:
             return _list([item for item, _ in split(text[2:-2], _SEPARATOR)], "{}")
         items = split_tuple(text)
         if len(items) > 1:
-            rows = tuple(read(item, True) for item in items)
-            is_matrix = text[0] == "[" and all(row.kind == TUPLE and row.form == "[]" for row in rows)
+            entries = tuple(read(item, True) for item in items)
+            is_matrix = text[0] == "[" and all(row.kind == TUPLE and row.form == "[]" for row in entries)
             if is_matrix:
-                return Answer(TUPLE, text, tuple(replace(row, form="") for row in rows), "matrix")
-            return Answer(TUPLE, text, rows, text[0] + text[-1])
+                return Answer(TUPLE, text, tuple(replace(row, form="") for row in entries), "matrix")
+            return Answer(TUPLE, text, entries, text[0] + text[-1])
         if text[0] + text[-1] in ("()", "[]"):
             return read(text[1:-1])
     if re.match(r"\s*\d+(?:\s*:\s*(?:\d+|\.\.\.))+", text):
