@@ -8,17 +8,34 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from fspo.audit.description import describe
+from fspo.audit.description import NO_LIMIT, describe
 from fspo.audit.expected import USAGE, expected
 from fspo.audit.reading import read_audit
 from fspo.clip import ACCEPT
 from fspo.conclusion import Override
 from fspo.files import piped
+from fspo.types import SequenceLossSettings
 
 
 def installed_override() -> Override | None:
     """The function of the first entry point ``fspo.overrides``; None if no installed package has one."""
     return next((point.load() for point in entry_points(group="fspo.overrides")), None)
+
+
+def band_of(word: str) -> SequenceLossSettings:
+    """The band of ``EXPONENT,LOW,HIGH``: -LOW <= S / L**EXPONENT <= HIGH, in nats per token**exponent.
+
+    Raises:
+        argparse.ArgumentTypeError: If the word is no such band, or LOW or HIGH is 0.
+    """
+    try:
+        exponent, low, high = (float(part) for part in word.split(","))
+        band = SequenceLossSettings(exponent=exponent, c_low=min(low, NO_LIMIT), c_high=min(high, NO_LIMIT))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{word}: give EXPONENT,LOW,HIGH, such as 1,0.01,0.01 ({error})") from None
+    if min(band.c_low, band.c_high) <= 0:
+        raise argparse.ArgumentTypeError(f"{word}: LOW and HIGH must be above 0; inf is no limit")
+    return band
 
 
 def _expected(words: Sequence[str]) -> int:
@@ -45,6 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--accept", type=float, help=f"share that is to lie inside (default: the run's own, or {ACCEPT})"
     )
+    parser.add_argument(
+        "--band",
+        type=band_of,
+        action="append",
+        default=[],
+        metavar="EXPONENT,LOW,HIGH",
+        help="what another band or mask keeps of these responses by length: -LOW <= S / L^EXPONENT <= HIGH in nats "
+        "(inf: no limit); may be repeated",
+    )
     chosen = parser.parse_args(words)
     if chosen.accept is not None and not 0 < chosen.accept < 1:
         parser.error(f"--accept {chosen.accept:g}: must lie between 0 and 1, such as 0.85")
@@ -58,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{'warning' if readable else 'error'}: {problem}", file=sys.stderr)
     if not readable:
         return 2
-    print(describe(records, chosen.accept, installed_override()))
+    print(describe(records, chosen.accept, installed_override(), chosen.band))
     return 1 if records.problems else 0
 
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from fspo.audit.reading import AuditRecords
+from fspo.clip import needed_scale, scale_for, scaled
 from fspo.conclusion import Override, conclude
 from fspo.diagnostics import removed
-from fspo.fairness.lre import Array, is_informative, lre_in_words, merge_bins, plain_lre
+from fspo.fairness.lre import (
+    Array,
+    is_informative,
+    length_reweighting_error,
+    lre_in_words,
+    merge_bins,
+    plain_lre,
+)
 from fspo.markdown import markdown_table
 from fspo.responses import Responses
 from fspo.table import OCTAVES
+from fspo.types import SequenceLossSettings, shape, unit_of
 
 
 def _spread(responses: Responses) -> tuple[Array, Array, Array, Array]:
@@ -78,6 +88,8 @@ def _position_columns(columns: Any, moved_B: Any) -> dict[str, list[str]]:
     return table
 
 
+#: Stands for no limit on one side of a band: clip values are finite.
+NO_LIMIT: Final = 1e9
 NOT_MOVED: Final = (
     "no mini-batch in which a weight had moved before: the audit needs two optimizer steps per rollout batch"
 )
@@ -90,13 +102,49 @@ def what_follows(records: AuditRecords, accept: float | None = None, override: O
     return conclude(records.responses.moved(), records.loss, accept, records.wrong(), override, records.settings)
 
 
-def describe(records: AuditRecords, accept: float | None = None, override: Override | None = None) -> str:
+def _lre_of(responses: Responses) -> str:
+    inside_CJ = responses.by_cluster(responses.inside_B.astype(np.float64))
+    error = length_reweighting_error(inside_CJ, responses.by_cluster(np.ones_like(responses.s_B)))
+    lre = error.debiased
+    return f"LRE {lre_in_words(lre.value, lre.low, lre.high)}" if error.is_informative else "no LRE"
+
+
+def _of_bands(
+    moved: Responses, bands: Sequence[SequenceLossSettings], accept: float
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Share inside each band by length, a column each; and a line each: how much it keeps, and how evenly.
+
+    At its own limits, and with both multiplied so that ``accept`` of the responses lie inside.
+    """
+    starts = moved.starts()
+    count_J = merge_bins(moved.count_K, starts)
+    table = {"mean length": [f"{x:.0f}" for x in moved.by_bin(moved.length_B, starts) / count_J]}
+    lines = []
+    for band in bands:
+        low, high = ("inf" if c == NO_LIMIT else f"{c:.4g}" for c in (band.c_low, band.c_high))
+        name = f"{shape(band.exponent)}, -{low} to {high}"
+        inside = moved.judged_by(band)
+        table[name] = [f"{x:.1%}" for x in inside.by_bin(inside.inside_B, starts) / count_J]
+        line = f"{name} {unit_of(band.exponent)}: {inside.inside_B.mean():.1%} inside, {_lre_of(inside)}"
+        if (scale := scale_for(needed_scale(moved.s_B, moved.length_B, band), accept)) > 0:
+            line += f"; both times {scale:.3g}: {accept:.0%} inside, {_lre_of(moved.judged_by(scaled(band, scale)))}"
+        lines.append(line)
+    return table, lines
+
+
+def describe(
+    records: AuditRecords,
+    accept: float | None = None,
+    override: Override | None = None,
+    bands: Sequence[SequenceLossSettings] = (),
+) -> str:
     """Tables by length and by position of all mini-batches in which the policy had moved, and what follows from them.
 
     Args:
         records: Of :func:`read_audit`.
         accept: Share of the responses for whose acceptance clip values are wanted; by default the run's.
         override: Of :func:`fspo.conclusion.conclude`.
+        bands: Other bands or masks on S and L, each with what it keeps of these responses.
     """
     moved, notes = records.responses.moved(), [f"note: {note}" for note in records.notes()]
     name = records.loss or "not named"
@@ -131,6 +179,10 @@ def describe(records: AuditRecords, accept: float | None = None, override: Overr
             else f"nothing was {'clipped' if error.rate else 'accepted'}, so there is no LRE"
         )
     tables = [columns]
+    if bands:
+        of_bands, more = _of_bands(moved, bands, records.accept if accept is None else accept)
+        tables.append(of_bands)
+        lines += more
     if "Q" in records.columns:
         number_B, s_B = (np.asarray(records.columns[name], dtype=np.float64) for name in ("minibatch", "S"))
         tables += [table for table in [_position_columns(records.columns, (number_B > 0) & np.isfinite(s_B))] if table]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from audited_loop import GSPO, MINI_BATCHES, RANKS, STEPS, micro_batch, spoiled, train
@@ -23,6 +24,8 @@ from fspo.losses import ALGORITHMS
 from fspo.report.runs import load_runs
 from fspo.responses import Responses
 from fspo.table import FOLDER, TableWriter
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_an_audit_of_two_ranks_adds_up(tmp_path: Path) -> None:
@@ -129,6 +132,38 @@ def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun/_responses-r-00000-000000.arrow").touch()
     assert any("no mini-batch" in problem for problem in read_audit(tmp_path / "begun").problems)
+
+
+@pytest.mark.parametrize("word", ["1,0,2", "1,2", "one,1,1", "9,1,1", "0.5,-1,1", "0.5,nan,1"])
+def test_a_band_that_is_none_is_named(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["nowhere", "--band", word])
+    assert holds(capsys.readouterr().err, f"--band: {word}")
+
+
+def test_the_page_on_masks_shows_what_bands_keep_of_recorded_responses(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs/masks.md").read_text()
+    ((command, table),) = re.findall(r"^python -m fspo\.audit (.*?)```\n\n(.*?)\n\n", page, re.M | re.S)[:1]
+    words = command.replace("\\\n", " ").split()
+    bands = [[float(part) for part in word.split(",")] for word in words[2::2]]
+    assert main(words) == 0
+    printed = unpadded(capsys.readouterr().out)
+    rows = pq.read_table(words[0])
+    s_B, length_B = (rows[name].to_numpy() for name in "SL")
+    shown = re.findall(r"^\| [^|]+ \| [^|]+ \| (.+) \|$", table, re.M)[2:]
+    assert len(shown) == len(bands)
+    # The second row of each length is that of the bands' table.
+    by_length = [re.findall(rf"^\| {length} \| (.*%) \|$", printed, re.M)[0].split(" | ") for length in (18, 83, 1024)]
+    for (exponent, low, high), cells, *shares in zip(bands, shown, *by_length, strict=True):
+        x_B = s_B / length_B**exponent
+        inside_B = (x_B >= -low) & (x_B <= high)
+        (line,) = re.findall(rf"^.*, -{low:.4g} to {high:.4g} nats.*$", printed, re.M)
+        assert f"{inside_B.mean():.1%} inside" in line
+        percent = [f"{float(share.rstrip('%')):.0f}%" for share in shares]
+        assert cells.split(" | ") == [*percent, f"{inside_B.mean():.0%}", *re.findall(r"LRE ([^;]+)", line)]
 
 
 def test_a_reader_that_goes_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
