@@ -14,7 +14,7 @@ from typing import Any
 import ray
 import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
-from recipe.fspo.accounting.outcomes import kl_to_start, read_outcomes, read_responses, send_rows
+from recipe.fspo.accounting.outcomes import for_workers, kl_to_start, read_outcomes, read_responses, send_rows
 from recipe.fspo.accounting.replay_buffer import clear_trained, counting, training_prompts
 from recipe.fspo.accounting.steps import StepAccounts
 from recipe.fspo.config import GROUP_ESTIMATORS, complete_settings
@@ -171,7 +171,7 @@ class FSPOHooks(PPOTrainer):
             self._padding.put(batch, rewards, lengths, self.tokenizer.eos_token_id)
         reduced = self._padding.in_place(batch)
         if self.config.fspo.pi_old == "actor":
-            computed = super()._compute_old_log_prob(reduced, metrics)
+            computed = super()._compute_old_log_prob(for_workers(reduced), metrics)
             return computed if reduced is batch else batch
         where = {"keys": reduced.keys, "partition_id": reduced.partition_id}
         data = tq.kv_batch_get(**where, select_fields=["rollout_log_probs"])
@@ -195,10 +195,10 @@ class FSPOHooks(PPOTrainer):
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         accounts, outcomes = self._accounts, self._outcomes
         accounts.loss_scale.measure(outcomes.length_B)
-        reduced = send_rows(self._padding.in_place(batch), outcomes, accounts.rows)
+        sent = send_rows(self._padding.in_place(batch), outcomes, accounts.rows)
         scale = accounts.loss_scale.factor
         self.actor_rollout_wg.begin_update(accounts.band_state, self.global_steps, loss_scale=scale)
-        updated = super()._update_actor(reduced, metrics)
+        super()._update_actor(for_workers(sent), metrics)
         per_rank = self.actor_rollout_wg.pop_mini_batches()
         mini_batches = with_rows_left_out(
             join_ranks(per_rank),
@@ -211,7 +211,7 @@ class FSPOHooks(PPOTrainer):
             epochs=self.config.actor_rollout_ref.actor.ppo_epochs,
             longest=self.config.data.max_response_length,
         )
-        batch = batch if self._left_out else updated
+        batch = batch if self._left_out else sent
         accounts.add(batch, outcomes, mini_batches, self.global_steps)
         if self.local_trigger_step == self.parameter_sync_step - 1:
             read = functools.partial(read_responses, batch.partition_id, self.tokenizer)

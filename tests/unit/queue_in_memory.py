@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from tensordict import NonTensorStack, TensorDict
-from transfer_queue import KVBatchMeta
+from transfer_queue import BatchMeta, KVBatchMeta
 
 
 class Queue:
@@ -35,6 +35,14 @@ class Queue:
         names = sorted(set.intersection(*(set(self.rows[key]) for key in keys)))
         self.tags |= dict(zip(keys, tags, strict=True)) if tags else {}
         return KVBatchMeta(keys, [self.tags.get(key, {}) for key in keys], partition_id, names)
+
+    def get_client(self) -> Queue:
+        return self
+
+    def kv_retrieve_meta(self, keys: list[str], partition_id: str) -> BatchMeta:
+        columns = self.kv_batch_get(keys, partition_id)
+        schema = {name: {"is_non_tensor": not torch.is_tensor(columns[name])} for name in columns.keys()}  # noqa: SIM118
+        return BatchMeta([*range(len(keys))], [partition_id] * len(keys), schema)
 
     def kv_clear(self, keys: list[str], partition_id: str) -> None:
         for key in keys:

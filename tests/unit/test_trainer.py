@@ -17,6 +17,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from recipe.fspo import trainer as trainer_module
 from recipe.fspo.accounting import outcomes
 from recipe.fspo.in_runner.trainer import RunTrainer
 from recipe.fspo.in_runner.worker import GuardedWorker
@@ -191,6 +192,7 @@ def test_a_gradient_scale_counts_the_models_tokens_and_responses_that_are_reject
 
     monkeypatch.setattr(outcomes.tq, "kv_batch_get", read)
     monkeypatch.setattr(outcomes.tq, "kv_batch_put", lambda **_: KVBatchMeta([*masks], tags, "train"))
+    monkeypatch.setattr(trainer_module, "for_workers", lambda batch: batch)
     for name in ("_compute_old_log_prob", "_update_actor"):
         monkeypatch.setattr(PPOTrainerSync, name, lambda self, batch, metrics: batch)
     sent: list[dict[str, Any]] = []

@@ -86,6 +86,9 @@ NAMES: dict[str, dict[str, str]] = {
         "verl.workers.rollout.replica:RolloutReplicaRegistry.register(name, loader)": PUBLIC,
         f"{_TRACKING}:Tracking.logger": "the run folder is added to verl's loggers",
     },
+    "recipe/fspo/accounting/outcomes.py": {
+        "transfer_queue.client:TransferQueueClient.kv_retrieve_meta(keys, partition_id)": "which columns are tensors",
+    },
     "recipe/runner/response_watch.py": {
         f"{_BUFFER}:ReplayBuffer._wait_for_next_poll(partition_id, last_debug_time)": "notes progress; counts its rows",
     },
@@ -243,6 +246,8 @@ TEXTS: dict[str, dict[str, str]] = {
     "recipe/fspo/accounting/outcomes.py": {
         f'{_QUEUE}: {{uid}}_{{session_id}}_{{i}}"': "keys of responses",
         f"{_QUEUE}: reward_extra_info": "what a reward returned",
+        'transfer_queue.metadata: "is_non_tensor": not is_tensor': "which columns are tensors",
+        'verl.workers.engine.fsdp.transformer_impl: micro_batch.get("multi_modal_inputs"': "the others are tensors",
     },
     "recipe/fspo/import_hook.py": {
         "verl.trainer.main_ppo: from verl.trainer.ppo.v1 import get_trainer_cls": "looked up when it is called",

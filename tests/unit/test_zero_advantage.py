@@ -126,6 +126,7 @@ class Workers:
     def update_actor(self, batch: KVBatchMeta) -> dict[str, Any]:
         read = self.queue.kv_batch_get(batch.keys, "train", batch.fields)
         self.updates.append((batch.keys, {name: read[name] for name in ("input_ids", "loss_mask", "fspo_rows")}))
+        self.columns = batch.fields
         return {"metrics": {"mfu": 0.0}}
 
     def pop_mini_batches(self) -> list[list[MiniBatch]]:
@@ -176,6 +177,8 @@ def test_padding_takes_the_places_of_rows_without_a_gradient(queue: Queue, tmp_p
     assert sorted(batch.keys) == sorted(f"{prompt}_{i}_0" for prompt in FOUR for i in range(4))
     (passed,), ((updated, columns),) = workers.passes, workers.updates
     assert passed == updated and len(updated) == 16
+    # Without a selection, verl would send what describes the prompt, and copy it for every micro-batch.
+    assert not {"extra_fields", "data_source", "uid"} & {*workers.columns} and "advantages" in workers.columns
     left_out = [place for place, key in enumerate(batch.keys) if key not in updated]
     assert [batch.keys[place][0] for place in left_out].count("a") == 0 and len(left_out) == 12
     lengths = [len(row) for row in columns["input_ids"].unbind()]

@@ -22,6 +22,8 @@ from transfer_queue import KVBatchMeta
 from fspo.diagnostics import LengthDiagnostics
 from fspo.records import RESPONSE_DIGEST
 
+#: The one column without tensors that verl's engines read.
+_IMAGES: Final = "multi_modal_inputs"
 #: Characters of a response in a warning: about two lines.
 _SHOWN: Final = 200
 
@@ -220,6 +222,16 @@ def send_rows(batch: KVBatchMeta, outcomes: Outcomes, first_row: int) -> KVBatch
     column_B1 = torch.tensor([[row.get(key, -1)] for key in batch.keys])  # -1: padding, which has no token
     column = TensorDict({ROWS: column_B1}, [len(batch.keys)])
     return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=column)
+
+
+def for_workers(batch: KVBatchMeta) -> KVBatchMeta:
+    """The batch with the columns that a worker's engine reads: tensors, and the inputs of images.
+
+    Without a selection verl sends every column of the data set to the workers, and copies it for each micro-batch.
+    """
+    stored = tq.get_client().kv_retrieve_meta(keys=batch.keys, partition_id=batch.partition_id)
+    columns = [name for name, column in stored.field_schema.items() if not column["is_non_tensor"] or name == _IMAGES]
+    return KVBatchMeta(batch.keys, batch.tags, batch.partition_id, columns, batch.extra_info)
 
 
 def outcome_columns(outcomes: Outcomes, row_B: npt.NDArray[np.int64]) -> dict[str, Any]:

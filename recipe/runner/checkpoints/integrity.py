@@ -192,8 +192,9 @@ def remove_old(root: Path, step: int, keep: int) -> None:
     """
     old = [checkpoint for checkpoint in checkpoints(root) if checkpoint.step < step]
     whole = [checkpoint for checkpoint in old if not (checkpoint.noted or checkpoint.damage)]
+    kept = (*whole[: keep - 1], latest(root))
     for checkpoint in old if whole else ():
-        if checkpoint not in (*whole[: keep - 1], latest(root)):
+        if checkpoint not in kept:
             remove_folder(checkpoint.folder, ignore_errors=True)
 
 

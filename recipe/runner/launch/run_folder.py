@@ -185,10 +185,11 @@ def end(run_dir: str, status: str, error: str | None = None) -> None:
         OSError, ValueError: if ``run.json`` cannot be read or written.
     """
     folder = Path(run_dir)
-    if not (starts := (run_info(folder) or {}).get("starts")):
+    if not (info := run_info(folder)) or not info.get("starts"):
         raise FileNotFoundError(f"{folder / INFO_FILE} is not that of a run any more")
-    starts[-1] |= {"ended": _now(), "status": status} | ({"error": masked_text(error).splitlines()[0]} if error else {})
-    note(run_dir, status=status, starts=starts)
+    why = {"error": masked_text(error).splitlines()[0]} if error else {}
+    info["starts"][-1] |= {"ended": _now(), "status": status} | why
+    write_json(folder / INFO_FILE, info | {"status": status}, allow_nan=True)
 
 
 def _earlier_starts(folder: Path, earlier: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -121,7 +121,7 @@ def _run(start: Start, run_id: str) -> None:
             raise Preempted(NOTHING_TO_SAVE) from None
         raise
     finally:
-        supervisor.stand_down()
+        supervisor.stand_down()  # while the follower still asks the trainer
         over.set()
         follower.join(timeout=30)
         supervisor.close()

@@ -141,8 +141,9 @@ def _advantages(config: DictConfig, estimator: str, batch: dict[str, Any]) -> An
     from verl.trainer.ppo.utils import need_critic
 
     function = ADV_ESTIMATOR_REGISTRY[estimator]
-    config = copy.deepcopy(config)
-    config.algorithm.adv_estimator = estimator
+    if estimator != config.algorithm.adv_estimator:
+        config = copy.deepcopy(config)
+        config.algorithm.adv_estimator = estimator
     settings = config.algorithm
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl's, for every estimator but GAE
