@@ -22,6 +22,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
+from recipe.runner.agent_failures import keep_failures, last_failure
 from recipe.runner.checkpoints.disk import room_for_save
 from recipe.runner.checkpoints.integrity import (
     DAMAGE_FILE,
@@ -218,12 +219,16 @@ class RunnerHooks(PPOTrainer):
         self._enter("start-up")
 
     def fit(self, agent_loop_manager: Any) -> None:
+        workers = getattr(agent_loop_manager, "agent_loop_workers", ())
         try:
+            keep_failures(workers)
             self._reseed_sampling()
             super().fit(agent_loop_manager)
-        except Exception:
-            if self._phase.phase in ("generation", "validation"):  # without any reward verl stops for another reason
+        except Exception as error:
+            if self._phase.phase in ("generation", "validation"):  # without any response verl stops for another reason
                 self.raise_failure()
+                if failure := last_failure(workers):
+                    raise ExplainedError(f"{error}\nthe last failure of an agent loop: {failure}") from error
             raise
         finally:
             self._ending()

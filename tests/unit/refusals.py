@@ -205,6 +205,8 @@ CHECKS: tuple[Row, ...] = (
         "algorithm.use_kl_in_reward=true algorithm.kl_ctrl.kl_coef=0.0",
         *("kl_ctrl.kl_coef=0.0 ", "use_kl_in_reward=true", "0.001"),
     ),
+    (f"{ROLLOUT}.agent.default_agent_loop=tool_agnet", "=tool_agnet ", "did you mean tool_agent?"),
+    (f"{MODEL}.lora_rank=8 {MODEL}.target_modules=[q_projj]", "target_modules=['q_projj']", "did you mean q_proj?"),
     # the method
     *(
         (f"algo={algo} {ONE_UPDATE}", f"{ONE_UPDATE} ", "data.train_batch_size=32", "algo=unclipped")
@@ -342,6 +344,10 @@ DISABLED: tuple[Row, ...] = (
     (f"{FILTER}.metric=acc", "metric=acc", f"{FILTER}.enable=false", f"{FILTER}.enable=true"),
     ("reward.reward_model.model_path=/rm", "model_path=/rm", "reward_model.enable=false", "reward_model.enable=true"),
     (f"{MODEL}.lora_alpha=32", "lora_alpha=32", "lora_rank=0", "lora_rank"),
+    *(
+        (f"{ROLLOUT}.multi_turn.{key}", key, "default_agent_loop=single_turn_agent", "default_agent_loop=tool_agent")
+        for key in ("max_user_turns=4", "max_assistant_turns=4", "function_tool_path=calculator.py")
+    ),
     (f"{BUFFER}.enable=true {BUFFER}.len=512", "enable=true", "len=512", OURS),
     ("+reward.reward_kwargs.mine=1", "mine=1", OURS),
     (f"{Q8B} {OPTIM}.min_lr_ratio=0.1", "min_lr_ratio=0.1", "scheduler_type=constant", "scheduler_type=cosine"),
@@ -353,6 +359,7 @@ DISABLED: tuple[Row, ...] = (
     (f"{ACTOR}.freeze_vision_tower=true", "freeze_vision_tower=true", "leave it out"),
     ("algorithm.use_pf_ppo=true", "use_pf_ppo=true", "leave it out"),
     (f"{MODEL}.lora.rank=8", "lora.rank=8", "model.lora_rank"),
+    (f"{MODEL}.lora_adapter_path=/adapter", "lora_adapter_path=/adapter", "lora_rank"),
     *(  # no loss of this repository reads the clip range of verl's
         (f"{LOSS}.loss_mode={loss} {ACTOR}.clip_ratio_high=0.28", f"loss_mode={loss}", "policy_loss.c_low")
         for loss in ALGORITHMS
@@ -394,6 +401,11 @@ TOGETHER: Final = (KEYS, VALUES, DISABLED)
 
 #: What only the run's machine can settle; a dry run for another machine lists it.
 UNSETTLED: tuple[Row, ...] = (
+    *(
+        (f"{ROLLOUT}.agent.default_agent_loop=tool_agent {ROLLOUT}.{key}=/no/such", f"{key}=/no/such", "correct")
+        for key in ("multi_turn.tool_config_path", "multi_turn.function_tool_path", "agent.agent_loop_config_path")
+    ),
+    (f"{MODEL}.lora_rank=8 {MODEL}.lora_adapter_path=./none", f"{MODEL}.lora_adapter_path=./none", "adapter_config"),
     (f"{MODEL}.path=/no/such/model", "model.path='/no/such/model'", "hub"),
     (f"+{MODEL}.tokenizer_path=./none", "model.tokenizer_path='./none'", "copy its files"),
     ("data.val_files=file:///no/such.parquet", "data.val_files", "/no/such.parquet"),
@@ -433,7 +445,7 @@ NOTED: tuple[tuple[str, str], ...] = (
     (f"{ROLLOUT}.val_kwargs.do_sample=true", f"{ROLLOUT}.val_kwargs.do_sample"),
     (f"{ROLLOUT}.val_kwargs.n=2 trainer.test_freq=-1 trainer.val_before_train=false", f"{ROLLOUT}.val_kwargs.n"),
     ("trainer.log_val_generations=10", "trainer.log_val_generations"),
-    (f"{ROLLOUT}.multi_turn.max_user_turns=4", f"{ROLLOUT}.multi_turn.max_user_turns"),
+    (f"{ROLLOUT}.multi_turn.max_parallel_calls=4", f"{ROLLOUT}.multi_turn.max_parallel_calls"),
     (f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.nnodes"),
     (f"{ROLLOUT}.layered_summon=true", f"{ROLLOUT}.layered_summon"),
     ("trainer.balance_batch=false", "trainer.balance_batch"),

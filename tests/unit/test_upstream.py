@@ -32,6 +32,7 @@ WATCHED = ("verl", "vllm", "transfer_queue", "transformers", "hydra", "ray")
 _BASE = "verl.trainer.ppo.v1.trainer_base"
 _SEPARATE = "verl.trainer.ppo.v1.trainer_separate_async"
 _BUFFER = "verl.trainer.ppo.v1.replay_buffer"
+_AGENTS = "verl.experimental.agent_loop.agent_loop"
 _QUEUE = "verl.trainer.ppo.v1.agent_loop_tq"
 _CORRECTION = "verl.trainer.ppo.rollout_corr_helper"
 _WORKERS = "verl.workers.engine_workers"
@@ -214,6 +215,14 @@ NAMES: dict[str, dict[str, str]] = {
     "recipe/runner/cpu/fork_server.py": {
         "ray._private.workers.default_worker:parser as ray._private.workers.default_worker": "imported before a fork",
     },
+    "recipe/runner/launch/agents.py": {
+        f"{_AGENTS}:_agent_loop_registry": "the loops that a worker knows",
+        "verl.experimental.agent_loop.tool_parser:ToolParser._registry": "the parsers of tool calls",
+        "verl.tools.tool_registry:get_tool_class(cls_name)": "wrapped: names a class that cannot be imported",
+    },
+    "recipe/runner/agent_failures.py": {
+        f"{_QUEUE}:logger": "a worker's log alone has what an agent loop raised",
+    },
     "recipe/runner/launch/trial.py": {
         "ray._private.auto_init_hook:enable_auto_connect": "no Ray starts in a trial",
     },
@@ -237,6 +246,15 @@ NAMES: dict[str, dict[str, str]] = {
 
 #: By our file, ``module: text``, text of a source upstream that our code looks for or a value that it repeats, and why.
 TEXTS: dict[str, dict[str, str]] = {
+    "recipe/runner/agent_failures.py": {
+        "ray.actor: def __ray_call__(": "asks an agent loop worker; Ray's DeveloperAPI",
+        f"{_QUEUE}: exc_info=(type(error), error, error.__traceback__)": "what is logged of a session",
+        f"{_AGENTS}: self.agent_loop_workers = []": "the workers' handles",
+    },
+    "recipe/runner/launch/agents.py": {
+        f"{_QUEUE}: default_agent_loop = config.agent.default_agent_loop": "rows without a name",
+        f"{_AGENTS}: _agent_loop_registry[agent_loop_config.name] = agent_loop_config": "what a YAML file adds",
+    },
     "recipe/runner/hooks.py": {
         "ray.actor: def __ray_call__(": "runs a function in a rank's process, whatever its class; public in Ray",
         "verl.utils.dataset.rl_dataset: self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)": "rows",

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner import SUPPORTED_VERL
 from recipe.runner.faults import node
-from recipe.runner.launch import inputs, loggers, trial
+from recipe.runner.launch import adapters, agents, inputs, loggers, trial
 from recipe.runner.launch.machine import ray_folder, ray_parent, starts_ray
 from recipe.runner.launch.values import MachineProblem, PreflightError
 from recipe.runner.ray_worker import HOOK
@@ -311,6 +311,8 @@ RULES: Final[tuple[Rule, ...]] = (
     package_problems,
     *inputs.MODEL_AND_DATA,
     inputs.reward_problems,
+    agents.agent_problems,
+    adapters.adapter_problems,
     room_problems,
     hook_problems,
     node_problems,

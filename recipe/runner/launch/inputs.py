@@ -41,7 +41,7 @@ from recipe.runner.launch.values import MachineProblem, PreflightError
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 #: A file smaller than this in place of weights is the pointer that git-lfs leaves.
-_POINTER_BYTES: Final = 1024
+POINTER_BYTES: Final = 1024
 _CONFIG: Final = "config.json"
 _MODEL: Final = "actor_rollout_ref.model"
 _REWARD: Final = "reward.custom_reward_function"
@@ -68,14 +68,14 @@ def absolute_path(path: str) -> str:
 # ---------------------------------------------------------------- the model
 
 
-def _looks_like_a_path(model: str) -> bool:
+def looks_like_a_path(model: str) -> bool:
     return model.startswith(("/", ".", "~")) or model.count("/") > 1 or Path(model).exists()
 
 
 def model_folder(model: str) -> Path | None:
     """The folder of a model on this machine, the local hub cache included; None if it is not there."""
     folder = Path(model).expanduser()
-    if folder.is_dir() or _looks_like_a_path(model):
+    if folder.is_dir() or looks_like_a_path(model):
         return folder if folder.is_dir() else None
     from huggingface_hub import try_to_load_from_cache
 
@@ -103,7 +103,7 @@ def _weight_problems(model: str) -> Iterator[str]:
     key = f"{_MODEL}.path"
     if not (absent := _absent_files(model_folder(model))):
         return
-    if not _looks_like_a_path(model):
+    if not looks_like_a_path(model):
         if _offline():
             yield MachineProblem(
                 f"{key}={model!r}: {absent} is not in the local hub cache and HF_HUB_OFFLINE=1: download it, or give a "
@@ -130,7 +130,7 @@ def _absent_files(folder: Path | None) -> str:
         return _CONFIG
     weights = {file.name: file.stat().st_size for file in (*folder.glob("*.safetensors"), *folder.glob("*.bin"))}
     shards = set(_read_json(folder / "model.safetensors.index.json").get("weight_map", {}).values())
-    absent = sorted(name for name in shards | weights.keys() if weights.get(name, 0) < _POINTER_BYTES)
+    absent = sorted(name for name in shards | weights.keys() if weights.get(name, 0) < POINTER_BYTES)
     return ", ".join(absent[:3]) or ("" if weights else "weights (*.safetensors or *.bin)")
 
 
@@ -156,7 +156,7 @@ def media_problem(path: Path, model: str, columns: Collection[str]) -> str | Non
 def download_note(model: str) -> str:
     """That the run's processes will download the model, which preflight cannot try for them; empty if it is here."""
     key = f"{_MODEL}.path"
-    if _looks_like_a_path(model) or not (absent := _absent_files(model_folder(model))):
+    if looks_like_a_path(model) or not (absent := _absent_files(model_folder(model))):
         return ""
     return (
         f"{key}={model!r}: {absent} is not in the local hub cache. Every node downloads the model after the start, and "
@@ -169,10 +169,10 @@ def _tokenizer_problems(model: DictConfig) -> Iterator[str]:
     """A tokenizer that is missing, or has no chat template: verl hands it every prompt, a list of messages."""
     name = "tokenizer_path" if model.get("tokenizer_path") else "path"
     key, folder = f"{_MODEL}.{name}={model[name]!r}", model_folder(model[name])
-    if folder is None and not (name == "tokenizer_path" and _looks_like_a_path(model[name])):
+    if folder is None and not (name == "tokenizer_path" and looks_like_a_path(model[name])):
         return  # on the hub, or said of the model
     if folder is None or not any((folder / file).is_file() for file in _TOKENIZER_FILES):
-        if not (_looks_like_a_path(model[name]) or _offline()):
+        if not (looks_like_a_path(model[name]) or _offline()):
             return  # the hub's cache has other files of it
         files = ", ".join(_TOKENIZER_FILES)
         yield MachineProblem(f"{key} has no tokenizer: copy its files ({files}) there, or give a name on the hub")
@@ -336,7 +336,7 @@ def reward_problems(config: DictConfig) -> Iterator[str]:
         elif (reader := truth_reader(path)) is not None:
             yield from (f"{setting}: {text}" for text in _truth_problems(_rows_to_try(config), reader, settings))
         return
-    problem, failure, note = _asked(path, name, *further, rows=(settings, _rows_to_try(config)))
+    problem, failure, note = _tried(path, name, further, (settings, _rows_to_try(config)))
     if problem:
         yield f"{setting}: {problem}"
     elif failure and not custom.path:
@@ -397,7 +397,7 @@ def _manager_problem(manager: DictConfig) -> str | None:
         return f"{_MANAGER}.source={source}: give {of_verl}, or importlib for a class in {_MANAGER}.module.path"
     elif not path:
         return f"{_MANAGER}.module.path={path} with source=importlib: give the module with {name}, or {of_verl}"
-    elif problem := class_problem(path, name) if path.startswith(_RECIPES) else _asked(path, name)[0]:
+    elif problem := class_problem(path, name) if path.startswith(_RECIPES) else _tried(path, name)[0]:
         way = f"correct {_MANAGER}.name or module.path"
         if name in _LIKE_OURS or (path.startswith(_RECIPES) and name not in REWARD_MANAGER):
             way = f"leave {_MANAGER}.name (reward_model.reward_manager) out for the recipe's, or {way}"
@@ -407,23 +407,33 @@ def _manager_problem(manager: DictConfig) -> str | None:
     return None
 
 
-def _asked(*arguments: str, rows: Any = None) -> tuple[str, str, str]:
-    """What is wrong with a function or a class in a module of the user's, in a process of its own (reward_trial).
-
-    ``rows`` are a function's settings, which may hold secrets, and rows to try it on: all users of the machine can read
-    a command line.
-    """
-    command = [sys.executable, "-m", "recipe.runner.launch.reward_trial", *arguments]
+def _tried(path: str, name: str, further: Sequence[str] = (), rows: Any = None) -> tuple[str, str, str]:
+    """What is wrong with a function or a class of the user's; ``rows``: a function's settings, and rows to try it on."""
     given = b"" if rows is None else pickle.dumps(rows)
+    answer, problem = asked("recipe.runner.launch.reward_trial", path, name, *further, given=given)
+    if problem is not None:
+        return problem, "", ""
+    problem, failure, note = json.loads(answer)
+    return problem or "", failure, note
+
+
+def asked(module: str, *arguments: str, given: bytes = b"") -> tuple[str, str | None]:
+    """What a module of this package prints of code of the user's, which it imports in a process of its own.
+
+    ``given``, its input, may hold secrets, and all users of the machine can read a command line.
+
+    Returns:
+        What it printed; and why it ended before it could answer, or None.
+    """
+    command = [sys.executable, "-m", module, *arguments]
     try:
         ended = subprocess.run(command, input=given, capture_output=True, timeout=_LOAD_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        return f"it was not imported within {_LOAD_LIMIT_S} s; every reward worker would have to wait as long", "", ""
+        return "", f"it was not imported within {_LOAD_LIMIT_S} s; every worker would have to wait as long"
     if ended.returncode:
         errors = ended.stderr.decode(errors="replace").strip()[-2000:]
-        return f"the process that imported it ended with status {ended.returncode}: {errors}", "", ""
-    problem, failure, note = json.loads(ended.stdout)
-    return problem or "", failure, note
+        return "", f"the process that imported it ended with status {ended.returncode}: {errors}"
+    return ended.stdout.decode(errors="replace"), None
 
 
 def write_offline_task(job: Job, data: DictConfig) -> None:

@@ -21,7 +21,7 @@ import yaml
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from recipe.runner.launch import inputs
+from recipe.runner.launch import agents, inputs
 from recipe.runner.launch.compose import (
     CONF_DIR,
     HANDED_ON,
@@ -81,6 +81,10 @@ def _estimator_leaves_out(config: DictConfig, key: str) -> bool:
 _SENTENCES: Final[Mapping[str, tuple[str, Callable[[DictConfig, str], bool]]]] = {
     "the steps end the run": ("trainer.total_training_steps", lambda config, key: _steps_end_it(config)),
     "the epochs end the run": ("trainer.total_epochs", lambda config, key: _epochs_end_it(config)),
+    "every response has one turn": (
+        "actor_rollout_ref.rollout.agent.default_agent_loop",
+        lambda config, key: agents.takes_one_turn(config),
+    ),
     "no logger shows texts": ("trainer.logger", lambda config, key: _shows_no_texts(config)),
     "the loss does not read it": ("actor_rollout_ref.actor.policy_loss.loss_mode", _loss_leaves_out),
     "the estimator does not read it": ("algorithm.adv_estimator", _estimator_leaves_out),

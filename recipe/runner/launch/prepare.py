@@ -26,7 +26,7 @@ from fspo.files import local_path
 from fspo.records import CONFIG_FILE
 from recipe.runner.checkpoints import integrity
 from recipe.runner.faults.resources import needs_of
-from recipe.runner.launch import checks, inputs, masking, run_settings
+from recipe.runner.launch import adapters, agents, checks, inputs, masking, run_settings
 from recipe.runner.launch.compose import defaults, former_keys, unexpected_key
 from recipe.runner.launch.end_of_turn import SETTING, add_stop_token
 from recipe.runner.launch.inputs import absolute_path
@@ -144,8 +144,9 @@ def on_this_machine(
                 model[key] = absolute_path(folder) if Path(folder).expanduser().is_dir() else folder
         for key in ("train_files", "val_files"):
             config.data[key] = [absolute_path(file) for file in inputs.data_files(config.data, key)]
-        if (own := OmegaConf.select(config, SETTING)) and Path(str(own)).expanduser().is_dir():
-            OmegaConf.update(config, SETTING, absolute_path(str(own)))
+        for key in (SETTING, *agents.FILES, adapters.PATH):
+            if (own := OmegaConf.select(config, key)) and Path(local_path(str(own))).expanduser().exists():
+                OmegaConf.update(config, key, absolute_path(local_path(str(own))))
         if config.trainer.resume_from_path:
             config.trainer.resume_from_path = absolute_path(str(config.trainer.resume_from_path))
         for holder in (config.reward.custom_reward_function, config.reward.reward_manager.module):

@@ -30,7 +30,7 @@ TRUTH_PROBLEMS: Final = "truth_problems"
 PREPARATION: Final = "PREPARATION"
 _PACKAGE, _FILE = "pkg://", "file://"
 #: Packages whose frames stand between a reward worker and the user's function.
-_CALLERS: Final = ("importlib", "concurrent", "asyncio", "threading", "fspo", "recipe", "verl")
+_CALLERS: Final = ("importlib", "concurrent", "asyncio", "threading", "fspo", "recipe", "verl", "ray", "__main__")
 
 
 class BadReward(ValueError):
