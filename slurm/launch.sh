@@ -53,14 +53,14 @@ export FSPO_RAY_TMP="${FSPO_RAY_TMP:-/tmp}"
 mounts="$FSPO_ROOT:$FSPO_ROOT,$FSPO_RUN_DIR:$FSPO_RUN_DIR${FSPO_MOUNTS:+,$FSPO_MOUNTS}"
 case "${FSPO_CONTAINER:+${FSPO_CONTAINER_RUNTIME:-apptainer}}" in
     '') ;;
-    apptainer)
-        container_command=(apptainer exec --bind "$mounts" --pwd "$FSPO_ROOT" ${SLURM_GPUS_ON_NODE:+--nv} "$FSPO_CONTAINER") ;;
+    apptainer | singularity)
+        container_command=("${FSPO_CONTAINER_RUNTIME:-apptainer}" exec --bind "$mounts" --pwd "$FSPO_ROOT" ${SLURM_GPUS_ON_NODE:+--nv} "$FSPO_CONTAINER") ;;
     pyxis) # By its name all steps on a node use one container, and the image is unpacked once; a requeued job takes a new
         # one, because a half-made one may be left. Its /tmp is private, and every step needs Ray's sockets.
         container_srun=(--container-name="fspo-$SLURM_JOB_ID-$restart" --container-image="$FSPO_CONTAINER"
             --container-workdir="$FSPO_ROOT" --container-mounts="$mounts,$FSPO_RAY_TMP:$FSPO_RAY_TMP")
         ready_within="${FSPO_READY_TIMEOUT:-900}" ;;
-    *) fail "FSPO_CONTAINER_RUNTIME=$FSPO_CONTAINER_RUNTIME: choose apptainer or pyxis" ;;
+    *) fail "FSPO_CONTAINER_RUNTIME=$FSPO_CONTAINER_RUNTIME: choose apptainer, singularity or pyxis" ;;
 esac
 
 # ------------------------------------------------------------------- job steps

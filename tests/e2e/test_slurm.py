@@ -140,13 +140,14 @@ def test_two_jobs_on_the_same_nodes_run_in_containers_and_end_with_their_command
     program.parent.mkdir()
     program.write_text(APPTAINER)
     program.chmod(0o755)
+    program.with_name("singularity").symlink_to(program)
     container = {"FSPO_CONTAINER": "image.sif", "FSPO_MOUNTS": "/data:/data", "APPTAINER_CALLS": str(calls)}
     container["PATH"] = f"{program.parent}:{os.environ['PATH']}"
     jobs = []
-    for name in ("a", "b"):
+    for name, runtime in (("a", "apptainer"), ("b", "singularity")):
         (tmp_path / name).mkdir()
         command = ("--overcommit", f"--output={tmp_path}/{name}.out", bare_job(tmp_path), "python", str(look))
-        jobs.append(submit(*command, FSPO_RUN_DIR=str(tmp_path / name), **container)[0])
+        jobs.append(submit(*command, FSPO_RUN_DIR=str(tmp_path / name), FSPO_CONTAINER_RUNTIME=runtime, **container)[0])
     ports = set()
     for name, job in zip(("a", "b"), jobs, strict=True):
         log, run_dir = tmp_path / f"{name}.out", tmp_path / name
