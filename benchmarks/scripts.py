@@ -20,7 +20,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -65,7 +65,18 @@ _FREE: Final = re.compile(
 _SILENT: Final = "without a word: "
 _MOST_EDITS: Final = 10
 #: Today's key for another: a whole one, and no setting with its value.
-_TODAY: Final = re.compile(r"did you mean ([\w.]+)\?|; use ([\w.]+\.[\w.]+)$")
+_TODAY: Final = re.compile(r"did you mean ([\w.]+)\?|; use ([\w.]+\.[\w.]+)(?:;|$)")
+#: Where the remedy of an error begins.
+_REMEDY: Final = re.compile(
+    r"(?:^|[:;,.] |[)] |please )(?:give|set|write|leave|choose|use|change|correct|raise|name|add|make)\b"
+    r"|; [\w.]+=\w+ takes ",
+    re.IGNORECASE,
+)
+_GIVEN: Final = re.compile(r"(?<![\w.+@/=])(\+{0,2}[a-z][\w.@]*=(?:\[[^\]]*\]|[-\w./:+]*[\w/+]))")
+_PLACEHOLDER: Final = re.compile(r"=(?:FOLDER|FILE|NAME|VALUE|RUN|\[FOLDER\]|\[\.\.\.\])")
+#: Keys that stand in no group of the error's: choices of groups, and whole keys.
+_CHOICES: Final = ("algo", "mode", "experiment", "seed")
+_ROOTS: Final = ("actor_rollout_ref.", "algorithm.", "critic.", "data.", "fspo.", "reward.", "run.", "trainer.")
 _TOKENS: Final = "16"  # of a response in every script; the length itself decides nothing here
 
 
@@ -188,48 +199,109 @@ def _answer(words: Sequence[str], out: TextIO) -> None:
     os._exit(status)
 
 
-def edited(words: Sequence[str], errors: Sequence[str]) -> list[str]:
-    """The command as the errors want it: with ``algo=``, today's key, a setting that takes a value, or without a ``+``.
+@dataclass(frozen=True)
+class Remedy:
+    """What one alternative of an error asks for.
 
-    Otherwise without the keys that they name as wrong, and what lies below them, which is not always the remedy.
+    Attributes:
+        takes_out: Keys to leave out, with all below them.
+        renames: Today's key by the one that is given.
+        gives: Overrides to give, in place of those of the same keys.
     """
-    named: set[str] = set()
-    more, plain, renamed = [], [], dict[str, str]()
+
+    takes_out: tuple[str, ...] = ()
+    renames: tuple[tuple[str, str], ...] = ()
+    gives: tuple[str, ...] = ()
+
+
+def remedies(error: str) -> list[Remedy]:
+    """The alternatives that an error offers, in its order; those that a person has to judge are left out."""
+    what, _, way = error.partition(": ")
+    keys = _keys(what)
+    if what.startswith("verl refuses") and (of_dataclass := re.search(r"([\w.]+); leave it out$", way)):
+        return [Remedy((of_dataclass[1],))]
+    if what.startswith("+") and "leave the + out" in way:
+        return [Remedy(renames=((keys[0], keys[0]),))]
+    if today := _TODAY.search(error):
+        if "there is no" not in way:
+            value = re.match(r"(?:there is no )?([\w.]+)=[^,()]*[(]did you mean", error)
+            return [Remedy(gives=(f"{value[1]}={today[1]}",))] if value else [Remedy(tuple(keys))]
+        old = re.search(r"there is no ([\w.]+);", way)
+        return [Remedy(renames=((old[1] if old else keys[0], today[1] or today[2]),))]
+    start = _REMEDY.search(error)
+    if start is None:
+        return [Remedy(tuple(keys))] if keys else []
+    parts = re.split(r"(?:,? or |; |[.] )(?=\w+=|[a-zA-Z]+ |[+\w]+[.])", error[start.start() :])
+    asked = [_asked(part, keys) for part in parts]
+    gone = tuple(keys) if "there is no" in way else ()  # whatever stands in its place
+    return list(dict.fromkeys(replace(remedy, takes_out=remedy.takes_out + gone) for remedy in asked if remedy))
+
+
+def _keys(what: str) -> list[str]:
+    """The keys that an error is about, in its order."""
+    keys = [key for part in what.split(", ") for key in re.findall(r"^'?[+~]?([-\w.@]+)(?:=|$| )", part)]
+    keys += re.findall(r"(?:^|[ ,])([\w.]+)(?==)", what)
+    groups = [key.rpartition(".")[0] for key in keys if "." in key]
+    # A name without its group, beside a key that has one, is in that group.
+    return list(dict.fromkeys(key if "." in key or not groups else f"{groups[0]}.{key}" for key in keys))
+
+
+def _asked(text: str, keys: Sequence[str]) -> Remedy | None:
+    """What one alternative asks for, of a list of choices the last; None if a person has to judge."""
+    if keys and text.startswith("leave it out"):
+        return Remedy(tuple(keys))
+    gives = [word.replace("TOKENS", _TOKENS) for word in _GIVEN.findall(text) if not _PLACEHOLDER.search(word)]
+    if gives:
+        return Remedy(gives=tuple(_whole(word, keys) for word in gives))
+    if keys and (value := re.search(r"\bset it to ([\w.]+)", text)):
+        return Remedy(gives=(f"{keys[0]}={value[1].rstrip('.')}",))
+    if keys and (choices := re.search(r"choose (?:one of )?(.+)", text)):
+        return Remedy(gives=(f"{keys[0]}={choices[1].split(', ')[-1].strip(chr(39))}",))
+    if named := re.search(r"leave ([\w.]+)(?: \([\w.]+\))? out", text):
+        return Remedy(tuple(keys) if named[1] == "it" else (named[1],))
+    return None
+
+
+def _whole(word: str, keys: Sequence[str]) -> str:
+    """An override with the groups of its key: those of a key that the error names, or those of the first one."""
+    name = word.lstrip("+").partition("=")[0]
+    roots = (*_ROOTS, *(f"{key.partition('.')[0]}." for key in keys))
+    if not keys or name in _CHOICES or name.startswith(roots):
+        return word
+    groups = next((key for key in keys if f".{key}".endswith(f".{name}")), keys[0]).rpartition(".")[0]
+    return f"{groups}.{word}" if groups else word
+
+
+def edited(words: Sequence[str], errors: Sequence[str], which: int = 0) -> list[str]:
+    """The command after a remedy of each error, done to the letter: the first, or the ``which``-th if it has so many.
+
+    Without a remedy the keys that the error is about are left out.
+    """
+    out, renamed, gives = set[str](), dict[str, str](), dict[str, str]()
     for error in errors:
-        what, _, way = error.partition(": ")
-        if of_dataclass := re.search(r"([\w.]+); leave it out$", way if what.startswith("verl refuses") else ""):
-            what = of_dataclass[1]
-        if algo := re.search(r"(?:give |token-level loss \()(algo=\w+)(?:[ ),]|$)", way or error):
-            more.append(algo[1])
-        elif setting := re.search(r"([\w.]+=\w+) takes ", way):
-            more.append(setting[1])
-        elif what.startswith("+") and "leave the + out" in way:
-            plain.append(what)
-        elif "," not in what and (today := _TODAY.search(way)):
-            renamed[what] = today[1] or today[2]
-        else:
-            more += [word.replace("TOKENS", _TOKENS) for word in re.findall(r"[+][\w.]+=TOKENS", way)]
-            keys = {key for part in what.split(", ") for key in re.findall(r"^'?[+~]?([-\w.@]+)(?:=|$| )", part)}
-            beside = [key for key in keys if "." not in key]  # without its group, beside a key that has one
-            named |= keys | {f"{key.rpartition('.')[0]}.{name}" for key in keys for name in beside}
-            named |= set(re.findall(r"(?:^|[ ,])([\w.]+)(?==)", what))
+        offered = remedies(error) or [Remedy(tuple(_keys(error.partition(": ")[0])))]
+        remedy = offered[min(which, len(offered) - 1)]
+        out |= set(remedy.takes_out)
+        renamed |= dict(remedy.renames)
+        gives |= {word.lstrip("+").partition("=")[0]: word for word in remedy.gives}
     # Where the keys stood that verl's migration has moved.
-    named |= {re.sub("^reward[.]reward_manager[.]name$", "reward.reward_model.reward_manager", n) for n in named}
-    named |= {name.removeprefix("reward.") for name in named}
-    below = tuple(f"{name}." for name in named)
-    words = [word.removeprefix("+") if word in plain else word for word in words]
-    words = [_renamed(word, renamed) for word in words]
-    return [
-        *(word for word in words if not f"{word.lstrip('+~').partition('=')[0]}.".startswith(below)),
-        *(word for word in dict.fromkeys(more) if word not in words),
-    ]
+    out |= {re.sub("^reward[.]reward_manager[.]name$", "reward.reward_model.reward_manager", key) for key in out}
+    out |= {key.removeprefix("reward.") for key in out}
+    below = tuple(f"{key}." for key in out)
+    rest = []
+    for word in (_renamed(word, renamed) for word in words):
+        key = word.lstrip("+~").partition("=")[0]
+        if not f"{key}.".startswith(below) and key not in gives:
+            rest.append(word)
+    return [*rest, *gives.values()]
 
 
 def _renamed(word: str, renamed: Mapping[str, str]) -> str:
-    """The word with today's name of its key."""
+    """The word with today's name of its key, or of a group above it."""
     key, _, value = word.partition("=")
     key = key.lstrip("+")
-    return f"{renamed[key]}={value}" if key in renamed else word
+    old = next((old for old in renamed if f"{key}.".startswith(f"{old}.")), None)
+    return word if old is None else f"{renamed[old]}{key.removeprefix(old)}={value}"
 
 
 def _compose_once(base: str) -> None:

@@ -383,8 +383,8 @@ def _advantage_problems(config: DictConfig) -> Iterator[str]:
     estimator = str(algorithm.adv_estimator)
     if estimator in GROUP_ESTIMATORS and n < 2:
         yield (
-            f"algorithm.adv_estimator={estimator} compares the responses to one prompt, but {_ROLLOUT}.n={n}: set it "
-            "to 2 or more"
+            f"algorithm.adv_estimator={estimator} compares the responses to one prompt, but {_ROLLOUT}.n={n}: set "
+            f"{_ROLLOUT}.n=2 or more"
         )
     discounts = algorithm.gamma != 1 or algorithm.use_kl_in_reward
     by_token = estimator in _TOKEN_ESTIMATORS or (estimator == "reinforce_plus_plus" and discounts)

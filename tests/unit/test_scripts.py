@@ -69,6 +69,25 @@ def test_a_command_is_edited_as_the_errors_say() -> None:
     assert edited(words, errors) == ["a.loss_mode=gspo", "a.n=3", "c=1", "algo=gspo_verl", "d.source=register"]
 
 
+@pytest.mark.parametrize(
+    ("error", "alternatives"),
+    [
+        ("a.n: there is no such key (did you mean a.m?)", [["a.m=1"]]),
+        ("a.n: there is no a; use b.c", [["b.c.n=1"]]),
+        ("a.n=1 is registered by nobody (did you mean x?): choose one of y, z", [["a.n=x"]]),
+        ("a.n=1: no effect with a.on=false; leave it out, or give a.on=true", [[], ["a.n=1", "a.on=true"]]),
+        ("a.n=1 with other=0 draws one: set other=1.0, or n=2", [["a.n=1", "a.other=1.0"], ["a.n=2"]]),
+        ("a.n=1 does not divide the model's 4 heads: set it to 2", [["a.n=2"]]),
+        ("a.n=1 is not known; choose one of 'x', 'y'", [["a.n=y"]]),
+        ("a.n=1 is refused: give +data.b=TOKENS +data.c=TOKENS (docs)", [["a.n=1", "+data.b=16", "+data.c=16"]]),
+        ("a.n=1: leave a.n (b.n) out for ours, or give algo=grpo", [[], ["a.n=1", "algo=grpo"]]),
+        ("a.n=1 must be 2 or more", [[]]),
+    ],
+)
+def test_each_alternative_of_an_error_is_done_to_the_letter(error: str, alternatives: list[list[str]]) -> None:
+    assert [edited(["a.n=1"], [error], which) for which in range(len(alternatives))] == alternatives
+
+
 def test_a_key_without_effect_and_without_a_word_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["experiment=demo", f"run.dir={tmp_path}/run", "actor_rollout_ref.rollout.over_sample_rate=0.1"]
     assert answer(words).silent == []  # noted

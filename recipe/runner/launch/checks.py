@@ -258,7 +258,8 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
         (
             val.n > 1 and val.temperature == 0,  # verl's V1 trainer does not read do_sample
             f"{_ROLLOUT}.val_kwargs.n={val.n}",
-            "with val_kwargs.temperature=0 draws the same greedy response each time: set the latter to 1.0, or n=1",
+            "with val_kwargs.temperature=0 draws the same greedy response each time: set "
+            f"{_ROLLOUT}.val_kwargs.temperature=1.0, or n=1",
         ),
         (
             rollout.n > 1 and rollout.full_determinism,

@@ -385,7 +385,7 @@ def _manager_problem(manager: DictConfig) -> str | None:
 
     source, name, path = manager.source, str(manager.name), OmegaConf.select(manager, "module.path")
     named, verls = f"{_MANAGER}.name={name}", ", ".join(sorted(REWARD_MANAGER))
-    of_verl = f"{_MANAGER}.source=register for one of verl's ({verls})"
+    of_verl = f"{_MANAGER}.source=register {_MANAGER}.name=naive for verl's, or another of {verls}"
     if source == "register":
         if name not in REWARD_MANAGER:
             like = did_you_mean(name, REWARD_MANAGER)
