@@ -408,7 +408,7 @@ def _manager_problem(manager: DictConfig) -> str | None:
 
 
 def _tried(path: str, name: str, further: Sequence[str] = (), rows: Any = None) -> tuple[str, str, str]:
-    """What is wrong with a function or a class of the user's; ``rows``: a function's settings, and rows to try it on."""
+    """What is wrong with a function or a class; ``rows``: a function's settings, and rows to try it on."""
     given = b"" if rows is None else pickle.dumps(rows)
     answer, problem = asked("recipe.runner.launch.reward_trial", path, name, *further, given=given)
     if problem is not None:
