@@ -30,7 +30,10 @@ FILES: Final = {
     "foreign.jsonl": '{"question": "1 + 1"}',
     "four.jsonl": '{"prompt": []}\n' * 4,
     "data.csv": "prompt",
-    "reward.py": "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):\n    return 1.0\n",
+    "reward.py": (
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):\n"
+        "    return float(solution_str != '')\n"
+    ),
     "narrow.py": "def compute_score(solution_str):\n    return 0.0\n",
     "ends.py": "import os\nos._exit(7)\n",
     "managers.py": (
@@ -285,7 +288,13 @@ INPUTS: tuple[Row, ...] = (
         "data.train_max_samples",
         "data.train_batch_size",
     ),
-    ("data.val_files=broken.parquet", "data.val_files: ", "/broken.parquet", "make it again"),
+    (
+        "data.val_files=broken.parquet",
+        "data.val_files: ",
+        "/broken.parquet",
+        "not a Parquet file",
+        "write it as Parquet",
+    ),
     ("data.val_files=foreign.jsonl", "data.val_files: ", "/foreign.jsonl", "no column prompt", "data-and-rewards.md"),
     ("data.val_files=data.csv", "data.val_files: ", "/data.csv", ".parquet"),
     *(

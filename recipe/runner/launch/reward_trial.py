@@ -168,6 +168,8 @@ def rows_of_file(path: Path) -> list[TrialRow]:
         if len(of_one := numbers.setdefault(source, [])) < ROWS:
             of_one.append(number)
     chosen = sorted(number for of_one in numbers.values() for number in of_one)
+    if not chosen:
+        return []
     return [
         TrialRow(
             f"row {number} of {path}",
