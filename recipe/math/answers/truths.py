@@ -14,6 +14,8 @@ from recipe.math.answers.reading import trusted
 _MOST_WORDS: Final = 10
 _MOST_WORDS_UNREAD: Final = 3
 _RECORD: Final = re.compile(r"\{\s*[\"']|\[\s*(?:\{\s*)?[\"']|\A\s*(?:\{\s*\}|\[\s*\])\s*\Z")
+#: Several words of which a response would need one; a list of numbers may be one answer.
+_ALTERNATIVES: Final = re.compile(r"""\s*\[\s*(["'])[^\W\d]{2}[^"']*\1\s*,""")
 _TAG: Final = re.compile(r"</?[a-zA-Z][\w-]*(?:\s[^<>]*)?/?>")
 _STATEMENT: Final = re.compile(r"^\s*(?:SELECT\b.+\bFROM\b|#include\b|diff --git |function\s+\w+\s*\()", re.MULTILINE)
 _CODE: Final = (ast.FunctionDef, ast.ClassDef, ast.Assert, ast.Import, ast.ImportFrom, ast.For, ast.While, ast.Return)
@@ -28,8 +30,8 @@ def no_answer(truth: str, unread: bool = False) -> str:
     ('a record', 'code', '')
     """
     text = trusted(truth)
-    text = next(iter(answer_texts(text)), text)
-    if _RECORD.search(text):
+    text = next(iter(answer_texts(text).texts), text)
+    if _RECORD.search(text) or _ALTERNATIVES.match(truth):
         return "a record"
     if _TAG.search(text):
         return "markup"
