@@ -28,24 +28,28 @@ if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then
 fi
 
 python="$(find_python)"
-echo "setting up $venv with $("$python" --version) (once; a minute or two)"
+echo "setting up $venv with $("$python" --version) (once; a minute or two and what the network takes; 3.5 GB of disk)"
 # By its pip: an interrupted venv has a Python without one.
 "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/uv.txt ||
     { echo "error: pip could not install requirements/uv.txt (see above)" >&2; exit 1; }
 
-options=(--quiet --python "$venv/bin/python" --no-deps --compile-bytecode)
+options=(--python "$venv/bin/python" --no-deps --compile-bytecode)
 # shellcheck source=requirements/pip-addresses.sh
 source requirements/pip-addresses.sh "$venv/bin/python"
 
+install() { # its progress and the sizes of large packages, not the list of two hundred names
+    "$venv/bin/uv" pip install "${options[@]}" "$@" 2> >(sed -u '/^ [-+~] /d' >&2)
+}
+
 # --compile-bytecode: a run starts about ten Python processes, each of which would otherwise compile the same modules.
-if ! UV_COMPILE_BYTECODE_TIMEOUT=600 "$venv/bin/uv" pip install "${options[@]}" --require-hashes -r "$lock" 2>"$venv/install.log"; then
-    # No torch "+cpu" wheel where pip's configuration points: take it from PyTorch's own CPU index.
-    "$venv/bin/uv" pip install "${options[@]}" --torch-backend cpu --require-hashes -r "$lock" || {
-        cat "$venv/install.log" >&2
+export UV_COMPILE_BYTECODE_TIMEOUT=600
+if ! install --require-hashes -r "$lock"; then
+    echo "no torch +cpu wheel where pip's configuration points: trying PyTorch's own CPU index"
+    install --torch-backend cpu --require-hashes -r "$lock" || {
         echo "error: the pinned packages of $lock could not be installed (both attempts are shown above)" >&2
         exit 1
     }
 fi
-"$venv/bin/uv" pip install "${options[@]}" --editable .
+install --quiet --editable .
 echo "$wanted" >"$stamp"
