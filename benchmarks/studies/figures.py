@@ -20,10 +20,11 @@ from PIL import Image
 
 from benchmarks.pages import STUDY, read_table
 from fspo.audit import read_audit
+from fspo.audit.expected import truncated_weight
 from fspo.clip import ACCEPT, needed_scale, scale_for, scaled
 from fspo.conclusion import even_band, exponent_of, within_mini_batches
-from fspo.diagnostics import band_edges
-from fspo.fairness.lre import Array
+from fspo.diagnostics import band_edges, removed
+from fspo.fairness.lre import Array, merge_bins
 from fspo.losses import ALGORITHMS
 from fspo.report.figures import STYLE, algo_looks, draw_clip_by_length
 from fspo.report.groups import LengthProfile
@@ -51,6 +52,8 @@ PRECISIONS: Final = {
     "bf16": ("long_in_bf16", "S"),
     "bf16, logits in fp32": ("long_in_logits32", "S"),
 }
+#: At which a weight exp(S) is truncated.
+CAP: Final = 2
 _DARK: Final = {
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), "#e8eaf0"),
@@ -172,6 +175,41 @@ def precisions(axes: Axes) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16))
 
 
+def removed_by_sign(figure: Figure, responses: Responses) -> None:
+    """Share of the gradients that a band removes, by length and sign of A, at the clip values of :func:`bands_of`."""
+    starts = responses.starts()
+    length_J = responses.by_bin(responses.length_B, starts) / merge_bins(responses.count_K, starts)
+    for above, axes in zip((False, True), figure.subplots(1, 2, sharey=True), strict=True):
+        for name, loss in ALGORITHM_OF.items():
+            needed_B = needed_scale(responses.s_B, responses.length_B, ALGORITHMS[loss])
+            under_band = responses.judged_by(scaled(ALGORITHMS[loss], scale_for(needed_B)))
+            sign_B = (responses.advantage_B > 0 if above else responses.advantage_B < 0).astype(float)
+            removed_J = responses.by_bin(removed(under_band)[0 if above else 1], starts)
+            axes.plot(length_J, removed_J / responses.by_bin(sign_B, starts), label=BANDS[name], **LOOKS[BANDS[name]])
+        axes.set(xscale="log", xlabel="response length L (tokens)", ylim=(0, None))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set_title("A > 0: right responses" if above else "A < 0: wrong responses")
+    figure.axes[0].set_ylabel("share whose gradient is removed")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+
+
+def truncated_weights(axes: Axes, responses: Responses) -> None:
+    """Mean of min(exp S, 2) by length: of recorded responses, and in the model of ``expected``."""
+    length_N = np.geomspace(10, 10_000, 60)
+    for sigma, line in zip((0.02, 0.03, 0.05), (":", "--", "-"), strict=True):
+        means = [truncated_weight(-(sigma**2) * length / 2, sigma * length**0.5, CAP)[0] for length in length_N]
+        axes.plot(length_N, means, line, color="0.5", label=f"model, sigma = {sigma}")
+    starts = responses.starts()
+    count_J = merge_bins(responses.count_K, starts)
+    length_J = responses.by_bin(responses.length_B, starts) / count_J
+    weight_J = responses.by_bin(np.minimum(np.exp(responses.s_B), CAP), starts) / count_J
+    axes.plot(length_J, weight_J, "o-", color="#d55e00", label="recorded: rounding in bf16")
+    axes.set(xscale="log", ylim=(0, None), xlabel="response length L (tokens)", ylabel=f"mean of min(exp S, {CAP})")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_title("What a truncated sequence weight leaves")
+    axes.legend(loc="lower left")
+
+
 def one_batch(axes: Axes) -> None:
     """The stations of a batch, left to right."""
     axes.set_axis_off()
@@ -194,12 +232,15 @@ def draw() -> None:
     """Write every figure."""
     recorded = {setting: read_audit(STUDY / f"{file}.parquet").responses.moved() for setting, file in SPREADS.items()}
     demo = recorded["demo"]
+    in_bf16 = read_audit(STUDY / "long_in_bf16.parquet").responses.moved()
     drawn: dict[str, tuple[Callable[[Figure], None], tuple[float, float]]] = {
         "acceptance-by-length": (lambda figure: clip_by_length(figure.subplots(), demo), (6, 4.2)),
         "s-by-length": (lambda figure: s_by_length(figure.subplots(), demo), (6, 4)),
         "one-batch": (lambda figure: one_batch(figure.subplots()), (9.5, 1.2)),
         "lre-by-setting": (lambda figure: forest(figure.subplots()), (6.5, 4.4)),
         "s-by-precision": (lambda figure: precisions(figure.subplots()), (6, 4.4)),
+        "removed-by-sign": (lambda figure: removed_by_sign(figure, demo), (8, 3.6)),
+        "truncated-weights": (lambda figure: truncated_weights(figure.subplots(), in_bf16), (6, 4)),
         "spread-by-length": (lambda figure: spreads(figure, recorded), (8, 6)),
     }
     for suffix, colours in (("", {}), ("-dark", _DARK)):
