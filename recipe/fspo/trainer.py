@@ -156,7 +156,7 @@ class FSPOHooks(PPOTrainer):
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         if self._measures_kl and not self._validates:
             return batch
-        batch = super()._compute_ref_log_prob(batch, metrics)  # otherwise a part of the loss or of the reward
+        super()._compute_ref_log_prob(for_workers(batch), metrics)  # otherwise a part of the loss or of the reward
         if self.config.fspo.kl_to_start and self._validates:
             metrics["fspo/kl_to_start"] = kl_to_start(batch)
         return batch

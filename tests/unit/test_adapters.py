@@ -55,9 +55,34 @@ def test_an_adapter_that_fits_gets_no_word(adapter: Path) -> None:
     assert problems(f"lora_adapter_path={adapter}") == []
 
 
-def test_an_adapter_of_another_rank_or_alpha_is_named_with_what_to_give(adapter: Path) -> None:
-    (problem,) = problems(f"lora_adapter_path={adapter}", "lora_rank=8", "lora_alpha=32")
-    assert all(part in problem for part in (f"{MODEL}.lora_rank=8", f"{MODEL}.lora_rank=4", f"{MODEL}.lora_alpha=16"))
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("target_modules=[q_proj,v_proj,gate_up_proj,c_attn]", "c_attn"),  # for several models
+        ("exclude_modules=.*visual.*", "visual"),
+    ],
+)
+def test_layers_that_need_not_be_there_are_noted(override: str, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert problems(override) == []
+    assert word in capsys.readouterr().err
+
+
+def test_the_layers_are_those_of_verls_class_of_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model with a vision part has two classes, and transformers' one for text has no vision."""
+    asked = []
+    from verl.utils import model
+
+    took = model.get_hf_auto_model_class
+    monkeypatch.setattr(model, "get_hf_auto_model_class", lambda settings: asked.append(settings) or took(settings))
+    assert problems("target_modules=[q_proj]") == []
+    assert len(asked) == 1
+
+
+def test_an_adapter_of_a_larger_rank_is_named_with_what_to_give(adapter: Path) -> None:
+    """verl takes rank and alpha from the adapter, and its own key is vLLM's limit."""
+    assert problems(f"lora_adapter_path={adapter}", "lora_rank=8", "lora_alpha=32") == []
+    (problem,) = problems(f"lora_adapter_path={adapter}", "lora_rank=2")
+    assert all(part in problem for part in (f"{MODEL}.lora_rank=2", f"{MODEL}.lora_rank=4"))
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])

@@ -170,6 +170,8 @@ def test_what_works_gets_no_word(say: Say, command: Command) -> None:
     assert (said.problems, said.notes) == ([], [])
 
 
+#: Of each family one command is followed in every run.
+_NIGHTLY: Final = (pytest.mark.slow, pytest.mark.nightly)
 #: Rounds of remedies after which a command goes in a circle.
 _ROUNDS: Final = 6
 
@@ -193,7 +195,7 @@ def refused_remedy(say: Say, words: list[str], which: int) -> str | None:
 @pytest.mark.parametrize(
     "command",
     [
-        *(pytest.param(c, marks=pytest.mark.slow, id=str(c)) for c in alone(refusals.ALONE)),
+        *(pytest.param(c, marks=_NIGHTLY, id=str(c)) for c in alone(refusals.ALONE)),
         *(pytest.param(c, id=str(c)) for table in refusals.TOGETHER for c in together(table)),
     ],
 )

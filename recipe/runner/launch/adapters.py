@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,12 +18,10 @@ _MODEL: Final = "actor_rollout_ref.model"
 PATH: Final = f"{_MODEL}.lora_adapter_path"
 _SETTINGS: Final = "adapter_config.json"
 _WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin")
-#: Settings that verl reads beside an adapter, by their names in :data:`_SETTINGS`: vLLM's limit, and what is recorded.
-_OF_THE_ADAPTER: Final = {"lora_rank": "r", "lora_alpha": "lora_alpha"}
 
 
 def adapter_problems(config: DictConfig) -> Iterator[str]:
-    """An adapter that PEFT could not load or that has other settings; names of layers that the model does not have."""
+    """An adapter that PEFT could not load or vLLM could not serve; names of layers that the model does not have."""
     model = config.actor_rollout_ref.model
     if not model.get("lora_rank"):
         return
@@ -41,13 +40,11 @@ def adapter_problems(config: DictConfig) -> Iterator[str]:
         except ValueError as error:
             yield f"{PATH}={path}: {_SETTINGS} is no JSON ({error}): copy the adapter again"
             return
-        others = {
-            f"{_MODEL}.{key}={model[key]}": f"{_MODEL}.{key}={settings.get(name)}"
-            for key, name in _OF_THE_ADAPTER.items()
-            if model[key] != settings.get(name)
-        }
-        if others:
-            yield f"{', '.join(others)}: {PATH}={path} has another; give {' '.join(others.values())}"
+        # verl takes rank and alpha from the adapter; its own key is vLLM's limit.
+        rank = max([settings.get("r") or 0, *(settings.get("rank_pattern") or {}).values()])
+        if model.lora_rank < rank:
+            given = f"{_MODEL}.lora_rank={model.lora_rank}"
+            yield f"{given}: {PATH}={path} has rank {rank}, which vLLM would refuse; give {_MODEL}.lora_rank={rank}"
         yield from _layer_problems(model, f"{PATH}={path}: ", settings)
 
 
@@ -62,20 +59,32 @@ def _absent(folder: Path) -> str:
 def _made(folder: str, trust: bool) -> Any:
     """The model without weights; None if transformers cannot make it here, which its own checks say."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
+    from verl.utils.model import get_hf_auto_model_class
 
     try:
         settings = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(settings, trust_remote_code=trust)
+            return get_hf_auto_model_class(settings).from_config(settings, trust_remote_code=trust)
     except Exception:
         return None
 
 
-def _layer_problems(model: DictConfig, place: str, settings: dict[str, Any]) -> Iterator[str]:
-    """Layers that are named in vain: by PEFT's own rules, each name by itself, and then what PEFT says of all."""
-    from peft import LoraConfig, get_peft_model
+def _exists(word: str, is_pattern: bool, names: Sequence[str]) -> bool:
+    from peft import LoraConfig
     from peft.tuners.tuners_utils import check_target_module_exists
+
+    pattern = LoraConfig(target_modules=word if is_pattern else [word])
+    return word == "all-linear" or any(check_target_module_exists(pattern, name) for name in names)
+
+
+def _layer_problems(model: DictConfig, place: str, settings: dict[str, Any]) -> Iterator[str]:
+    """Layers that are named in vain: by PEFT's own rules, each name by itself, and then what PEFT says of all.
+
+    A list may be one for several models, and what is left out need not be there: such a name is noted, unless it looks
+    like a typing mistake.
+    """
+    from peft import LoraConfig, get_peft_model
 
     folder = inputs.model_folder(model.path)
     if folder is None or (made := _made(str(folder), bool(model.get("trust_remote_code")))) is None:
@@ -87,16 +96,17 @@ def _layer_problems(model: DictConfig, place: str, settings: dict[str, Any]) -> 
     }
     wanted = {key: settings[key] for key in names if settings.get(key)}
     for key, value in wanted.items():
-        for word in [value] if isinstance(value, str) else value:
-            if word == "all-linear":
-                continue
-            pattern = LoraConfig(target_modules=word if isinstance(value, str) else [word])
-            if not any(check_target_module_exists(pattern, name) for name in names[key]):
-                known = sorted({name.rpartition(".")[2] for name in names[key]} - {""})
-                known = [name for name in known if not name.isdigit()]
-                given = f"{place}{key}={value}"
-                yield f"{given}: the model has no {word}{did_you_mean(word, known)}; its names: {', '.join(known)}"
+        words = [value] if isinstance(value, str) else value
+        absent = [word for word in words if not _exists(word, isinstance(value, str), names[key])]
+        known = sorted({name.rpartition(".")[2] for name in names[key]} - {""})
+        known = [name for name in known if not name.isdigit()]
+        for word in absent:
+            sentence = f"{place}{key}={value}: the model has no {word}"
+            hint = did_you_mean(word, known)
+            if hint or (key != "exclude_modules" and len(absent) == len(words)):
+                yield f"{sentence}{hint}; its names: {', '.join(known)}"
                 return
+            print(f"note: {sentence}", file=sys.stderr)
     try:
         get_peft_model(made, LoraConfig(task_type="CAUSAL_LM", r=8, **wanted))
     except Exception as error:
