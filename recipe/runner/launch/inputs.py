@@ -217,7 +217,7 @@ def data_problems(config: DictConfig) -> Iterator[str]:
     media = [config.data.get(key) or name for key, name in MEDIA.items()]
     reward = config.reward.custom_reward_function.path or ""
     of_text = False
-    if reward.startswith(_RECIPES):
+    if reward.startswith(_RECIPES) and not _judges_by_itself(config.reward.reward_manager):
         with contextlib.suppress(BadReward):  # reward_problems says so
             of_text = truth_reader(reward) is not None
     for name, needed in (("train_files", config.data.train_batch_size), ("val_files", 1)):
@@ -314,29 +314,34 @@ def migrate_rewards(config: DictConfig) -> str | None:
 
 
 def reward_problems(config: DictConfig) -> Iterator[str]:
-    """A reward that verl could not load or call, or with which no response could earn anything."""
+    """A reward that verl could not load or call, or with which no response could earn anything.
+
+    A manager of the user's may call the function with other arguments, or not at all: the function is loaded then, as
+    verl does, and not tried.
+    """
     if problem := _manager_problem(config.reward.reward_manager):
         yield problem
     custom, model = config.reward.custom_reward_function, config.reward.reward_model.enable
     settings = OmegaConf.to_container(custom.get("reward_kwargs") or OmegaConf.create(), resolve=True)
+    is_tried = not _judges_by_itself(config.reward.reward_manager)
     further = ["reward_router_address", "reward_model_tokenizer"] if model else []
     if custom.path:
         path, name = absolute_path(custom.path), str(custom.name)
         # Without their values: a text may be from the environment.
         keywords = f", keys of reward_kwargs: {', '.join(map(str, settings))}" if settings else ""
         setting = f"{_REWARD}.path={custom.path!r}, name={custom.name!r}{keywords}"
-    elif model or OmegaConf.select(config, "reward.sandbox_fusion.url") or problem:
+    elif model or OmegaConf.select(config, "reward.sandbox_fusion.url") or problem or not is_tried:
         return
     else:
         path, name, settings = *_VERLS, {}
         setting = f"{_REWARD}.path=null, verl's own reward by data_source"
     if path.startswith(_RECIPES):
-        if problem := problem_of(path, name, settings, further):
+        if problem := problem_of(path, name, settings if is_tried else None, further):
             yield f"{setting}: {problem}"
-        elif (reader := truth_reader(path)) is not None:
+        elif is_tried and (reader := truth_reader(path)) is not None:
             yield from (f"{setting}: {text}" for text in _truth_problems(_rows_to_try(config), reader, settings))
         return
-    problem, failure, note = _tried(path, name, further, (settings, _rows_to_try(config)))
+    problem, failure, note = _tried(path, name, further, (settings, _rows_to_try(config)) if is_tried else (None, []))
     if problem:
         yield f"{setting}: {problem}"
     elif failure and not custom.path:
@@ -360,23 +365,31 @@ def _rows_to_try(config: DictConfig) -> list[TrialRow]:
 
 
 def _truth_problems(rows: Sequence[TrialRow], reader: Callable[..., list[str | None]], settings: Any) -> Iterator[str]:
-    """Data sources with whose ground truths no response can earn anything. Those that are no text have been named."""
+    """Ground truths with which no response can earn anything, by data source, if the data has no others.
+
+    If it has others, those are a note. Truths that are no text have been named before.
+    """
     rows = [row for row in rows if isinstance(row.ground_truth, str)]
     problems = reader([(row.data_source, row.ground_truth) for row in rows], settings) if rows else []
-    for source in dict.fromkeys(row.data_source for row in rows):
-        of_one = [(row, why) for row, why in zip(rows, problems, strict=True) if row.data_source == source]
-        bad = [(row, why) for row, why in of_one if why is not None]
-        if not bad:
-            continue
-        row, why = bad[0]
+    bad = [(row, why) for row, why in zip(rows, problems, strict=True) if why is not None]
+    for source in dict.fromkeys(row.data_source for row, _ in bad):
+        of_one = [(row, why) for row, why in bad if row.data_source == source]
+        row, why = of_one[0]
+        n_tried = sum(other.data_source == source for other in rows)
         text = (
-            f"data_source={source}: on {len(bad)} of {len(of_one)} rows no response can earn anything, as the ground "
+            f"data_source={source}: on {len(of_one)} of {n_tried} rows no response can earn anything, as the ground "
             f"truth {why} ({row.place}: {row.ground_truth!r:.100})"
         )
-        if len(bad) == len(of_one):
+        if len(bad) == len(rows):
             yield f"{text}: write the answer alone, as text, or give {_REWARD}.path=FILE that reads this ({PAGE})"
         else:
             print(f"note: {_REWARD}.path: {text}", file=sys.stderr, flush=True)
+
+
+def _judges_by_itself(manager: DictConfig) -> bool:
+    """Whether the reward manager is of the user's, and no class of verl's or of a recipe's."""
+    path = OmegaConf.select(manager, "module.path")
+    return manager.source == "importlib" and bool(path) and not path.startswith(_RECIPES)
 
 
 def _manager_problem(manager: DictConfig) -> str | None:

@@ -210,18 +210,22 @@ def _is_finite(value: Any) -> bool:
         return False
 
 
-def problem_of(path: str, name: str, settings: Mapping[str, Any], keywords: Iterable[str] = ()) -> str | None:
+def problem_of(path: str, name: str, settings: Mapping[str, Any] | None, keywords: Iterable[str] = ()) -> str | None:
     """What is wrong with a reward function before it has been called; None if nothing is.
 
     Args:
         path: As for :func:`load`.
         name: Of the function.
         settings: verl's ``reward_kwargs``. If the module has a function ``settings_problem``, that one is asked, too.
+            None where a reward manager of the user's calls the function as it likes: it is loaded only.
         keywords: Further keywords with which verl will call it.
     """
     try:
         module = _module(path)
-        problem = call_problem(_function(module, name), [*settings, *keywords])
+        function = _function(module, name)
+        if settings is None:
+            return None
+        problem = call_problem(function, [*settings, *keywords])
     except BadReward as error:
         return str(error)
     ask = getattr(module, SETTINGS_PROBLEM, None)

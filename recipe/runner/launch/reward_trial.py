@@ -191,7 +191,7 @@ if __name__ == "__main__":
         its_settings, its_rows = pickle.loads(of_function)
         problem = problem_of(of, called, its_settings, more)
         if not problem and not more:  # further keywords are not known before the run
-            failed, noted = tried(load(of, called), its_settings, its_rows)
+            failed, noted = tried(load(of, called), its_settings or {}, its_rows)
     else:
         problem = class_problem(of, called)
     print(json.dumps([problem, failed, noted]), file=answer)
