@@ -22,8 +22,9 @@ from omegaconf import DictConfig, OmegaConf
 from fspo.names import did_you_mean
 from recipe.runner.launch import inputs
 from recipe.runner.launch.data_files import columns_and_rows, read_table
+from recipe.runner.launch.own_process import answer, asked
 from recipe.runner.launch.reward_function import describe
-from recipe.runner.launch.trial import _without_ray, library_problem
+from recipe.runner.launch.trial import library_problem, without_ray
 from recipe.runner.launch.values import MachineProblem
 
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
@@ -79,14 +80,11 @@ def agent_problems(config: DictConfig) -> Iterator[str]:
     if not absent and library_problem(config) is None:  # each may register what the others name
         settings = {"values": values, "loops": loops, "library": OmegaConf.select(config, _LIBRARY)}
         given = json.dumps(OmegaConf.to_container(OmegaConf.create(settings))).encode()
-        answer, problem = inputs.asked(__name__, given=given)
-        try:
-            problems = json.loads(answer)
-        except ValueError:  # it ended before it could answer
+        problems, ended = asked(__name__, given=given)
+        if ended is not None:
             named = ", ".join(f"{_ROLLOUT}.{name}={value}" for name, value in values.items() if value)
-            yield f"{named}: {problem or answer}"
-            return
-        for sentence, is_certain in problems:
+            yield f"{named}: {ended}"
+        for sentence, is_certain in problems or ():
             if is_certain:
                 yield sentence
             else:
@@ -214,7 +212,7 @@ def _problems(values: Mapping[str, Any], loops: Mapping[str, str] | None, librar
 def _tried(call: Callable[[], Any]) -> tuple[str | None, Any, bool]:
     """What a call raises, in words; what it returns; and whether a failure is one in a worker, too."""
     try:
-        with _without_ray():
+        with without_ray():
             return None, call(), True
     except (_Broken, _FailedHere) as error:
         return str(error), None, isinstance(error, _Broken)
@@ -299,6 +297,4 @@ def _loop_class(entry: Any) -> Any:
 
 
 if __name__ == "__main__":
-    # What the user's modules print while they are imported must not be taken for the answer.
-    answer, sys.stdout = sys.stdout, sys.stderr
-    print(json.dumps([*_problems(**json.loads(sys.stdin.read()))]), end="", file=answer)
+    answer(lambda: [*_problems(**json.loads(sys.stdin.read()))])

@@ -12,7 +12,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ from recipe.runner.launch.data_files import (
     truth_problem,
 )
 from recipe.runner.launch.job import Job
+from recipe.runner.launch.own_process import asked
 from recipe.runner.launch.reward_function import BadReward, class_problem, problem_of, truth_reader
 from recipe.runner.launch.reward_trial import TrialRow, first_rows, rows_of_file
 from recipe.runner.launch.values import MachineProblem, PreflightError
@@ -55,8 +55,6 @@ _LIKE_OURS: Final = ("naive", "dapo", "batch", "prime")
 #: Rewards that start with this belong to a recipe; to import one starts nothing.
 _RECIPES: Final = "pkg://recipe."
 _FILE: Final = "file://"
-#: Some modules load a model while they are imported.
-_LOAD_LIMIT_S: Final = 300
 
 
 def absolute_path(path: str) -> str:
@@ -423,30 +421,9 @@ def _manager_problem(manager: DictConfig) -> str | None:
 def _tried(path: str, name: str, further: Sequence[str] = (), rows: Any = None) -> tuple[str, str, str]:
     """What is wrong with a function or a class; ``rows``: a function's settings, and rows to try it on."""
     given = b"" if rows is None else pickle.dumps(rows)
-    answer, problem = asked("recipe.runner.launch.reward_trial", path, name, *further, given=given)
-    if problem is not None:
-        return problem, "", ""
-    problem, failure, note = json.loads(answer)
+    answer, ended = asked("recipe.runner.launch.reward_trial", path, name, *further, given=given)
+    problem, failure, note = answer or (ended, "", "")
     return problem or "", failure, note
-
-
-def asked(module: str, *arguments: str, given: bytes = b"") -> tuple[str, str | None]:
-    """What a module of this package prints of code of the user's, which it imports in a process of its own.
-
-    ``given``, its input, may hold secrets, and all users of the machine can read a command line.
-
-    Returns:
-        What it printed; and why it ended before it could answer, or None.
-    """
-    command = [sys.executable, "-m", module, *arguments]
-    try:
-        ended = subprocess.run(command, input=given, capture_output=True, timeout=_LOAD_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return "", f"it was not imported within {_LOAD_LIMIT_S} s; every worker would have to wait as long"
-    if ended.returncode:
-        errors = ended.stderr.decode(errors="replace").strip()[-2000:]
-        return "", f"the process that imported it ended with status {ended.returncode}: {errors}"
-    return ended.stdout.decode(errors="replace"), None
 
 
 def write_offline_task(job: Job, data: DictConfig) -> None:

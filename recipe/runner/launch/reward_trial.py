@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pickle
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from recipe.runner.launch.data_files import columns_and_rows, read_table, record_of, rows_of
+from recipe.runner.launch.own_process import answer
 from recipe.runner.launch.reward_function import (
     BadReward,
     call,
@@ -181,17 +181,17 @@ def rows_of_file(path: Path) -> list[TrialRow]:
     ]
 
 
-if __name__ == "__main__":
-    # What the user's module prints while it is imported must not be taken for the answer.
-    answer = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    of, called, *more = sys.argv[1:]
-    failed = noted = ""
+def _answer(path: str, name: str, *keywords: str) -> tuple[str | None, str, str]:
+    failure = note = ""
     if of_function := sys.stdin.buffer.read():
-        its_settings, its_rows = pickle.loads(of_function)
-        problem = problem_of(of, called, its_settings, more)
-        if not problem and not more:  # further keywords are not known before the run
-            failed, noted = tried(load(of, called), its_settings or {}, its_rows)
+        settings, rows = pickle.loads(of_function)
+        problem = problem_of(path, name, settings, keywords)
+        if not problem and not keywords:  # further keywords are not known before the run
+            failure, note = tried(load(path, name), settings or {}, rows)
     else:
-        problem = class_problem(of, called)
-    print(json.dumps([problem, failed, noted]), file=answer)
+        problem = class_problem(path, name)
+    return problem, failure, note
+
+
+if __name__ == "__main__":
+    answer(lambda: _answer(*sys.argv[1:]))

@@ -86,7 +86,7 @@ def _columns(lengths: list[int], rewards: list[float]) -> dict[str, Any]:
 def _failure(call: Callable[[], Any]) -> Exception | None:
     """What a call raises, or None. Nothing that it prints or warns of is shown."""
     try:
-        with warnings.catch_warnings(), _without_ray():
+        with warnings.catch_warnings(), without_ray():
             warnings.simplefilter("ignore")
             call()
     except Exception as error:
@@ -95,7 +95,7 @@ def _failure(call: Callable[[], Any]) -> Exception | None:
 
 
 @contextlib.contextmanager
-def _without_ray() -> Iterator[None]:
+def without_ray() -> Iterator[None]:
     """Ray starts or joins a cluster when a function of it is called first. In a trial such a call fails instead."""
     from ray._private import auto_init_hook
 
