@@ -28,7 +28,7 @@ from recipe.runner.launch.data_files import (
 )
 from recipe.runner.launch.inputs import media_problem
 from recipe.runner.launch.reward_function import BadReward, call_problem, load, recipes_reward, truth_reader
-from recipe.runner.launch.reward_trial import Trial, TrialRow, first_rows
+from recipe.runner.launch.reward_trial import OutOfTimeError, Trial, TrialRow, first_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -159,8 +159,10 @@ def check(
     if not findings.problems:
         trial_rows = [TrialRow(row.place, row.source, row.truth, row.info) for row in good]
         try:
-            notes = _scores(trial_rows, f"--reward {reward}", load(path, name), findings)
-            findings.lines += [] if reader is not None else notes  # it has judged the truths itself
+            trial = _scores(trial_rows, f"--reward {reward}", load(path, name), findings)
+            notes = [] if reader is not None else [*trial.unearned(trial_rows)]  # it has judged the truths itself
+            notes += trial.of_time(trial_rows)
+            findings.lines += [f"note: --reward {reward}: {note}" for note in notes]
         except BadReward as error:
             findings.problems.append(f"--reward {reward}: {error}")
     return findings
@@ -241,20 +243,20 @@ def _short(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def _scores(rows: Sequence[TrialRow], place: str, function: Callable[..., Any], findings: Findings) -> list[str]:
-    """The scores of the first rows of each source, as lines; notes of what is strange. Raises BadReward."""
+def _scores(rows: Sequence[TrialRow], place: str, function: Callable[..., Any], findings: Findings) -> Trial:
+    """Try a reward on the first rows of each source, with their scores as lines. Raises BadReward."""
     if problem := call_problem(function):
         raise BadReward(problem)
     findings.lines.append(f"\n{place}    response = ground truth    no response")
     trial, shown = Trial(function), {id(row) for row in first_rows(rows, _SHOWN)}
     for row in first_rows(rows):
-        if trial.is_over:
-            findings.lines.append("note: not all calls were made, for lack of time")
+        try:
+            best, nothing = trial.scores(row)
+        except OutOfTimeError:
             break
-        best, nothing = trial.scores(row)
         if id(row) in shown:
             findings.lines.append(f"  {row.place}, {row.data_source}: {best:g}    {nothing:g}")
-    return [f"note: {place}: {note}" for note in trial.notes(rows)]
+    return trial
 
 
 def main(argv: Sequence[str] | None = None) -> int:

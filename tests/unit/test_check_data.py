@@ -120,11 +120,21 @@ def test_a_reward_gets_what_a_run_adds_to_extra_info(write: Callable[..., str], 
 def test_a_reward_that_does_not_return_is_named(
     write: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recipe.runner.launch.reward_trial.LIMIT_S", 0.2)
+    monkeypatch.setattr("recipe.runner.launch.reward_trial.CALL_LIMIT_S", 0.2)
     reward = tmp_path / "reward.py"
     reward.write_text("import time\ndef compute_score(**_):\n    time.sleep(1000)\n")
     (problem,) = check([write(rows(2))], reward=str(reward)).problems
     assert str(reward) in problem and "row 0" in problem and "time limit" in problem
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_reward_for_which_the_time_is_too_short_is_noted(
+    write: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    monkeypatch.setattr("recipe.runner.launch.reward_trial.LIMIT_S", -1.0)
+    (tmp_path / "reward.py").write_text("def compute_score(**_):\n    return 0.0\n")
+    result = check([write(rows(2))], reward=str(tmp_path / "reward.py") if own else None)
+    assert result.problems == [] and any("note: " in line and "0 of 2 rows" in line for line in result.lines)
 
 
 @pytest.mark.parametrize(

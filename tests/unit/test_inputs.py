@@ -188,11 +188,16 @@ def test_a_reward_of_the_users_is_tried_on_the_data(tmp_path: Path, capsys: pyte
         assert all(part in error for part in (*noted, *((f"{tmp_path}/reward.py",) if noted else ()))), error
 
 
-def test_verls_own_reward_is_refused_for_a_data_source_that_it_does_not_know(tmp_path: Path) -> None:
+def test_verls_own_reward_is_refused_for_a_data_source_that_it_does_not_know(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     chosen = f"{FUNCTION}.path=null"
     (problem,) = problems(own_file(tmp_path, "18"), chosen)
     assert re.search(holds(f"{FUNCTION}.path=null", "own", f"give {FUNCTION}.path"), problem), problem
     assert problems(own_file(tmp_path, "18", source="openai/gsm8k"), chosen) == []
+    capsys.readouterr()
+    assert problems(own_file(tmp_path, "18", source="searchR1_nq"), chosen) == []  # whose truths are records
+    assert re.search(holds("note: ", f"{FUNCTION}.path=null", "row 0 of ", "failed"), capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".json"])

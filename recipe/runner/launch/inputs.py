@@ -34,7 +34,7 @@ from recipe.runner.launch.data_files import (
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.own_process import asked
 from recipe.runner.launch.reward_function import BadReward, class_problem, problem_of, truth_reader
-from recipe.runner.launch.reward_trial import TrialRow, first_rows, rows_of_file
+from recipe.runner.launch.reward_trial import Outcome, TrialRow, first_rows, rows_of_file
 from recipe.runner.launch.values import MachineProblem, PreflightError
 
 #: A folder with one of these has a tokenizer.
@@ -339,14 +339,14 @@ def reward_problems(config: DictConfig) -> Iterator[str]:
         elif is_tried and (reader := truth_reader(path)) is not None:
             yield from (f"{setting}: {text}" for text in _truth_problems(_rows_to_try(config), reader, settings))
         return
-    problem, failure, note = _tried(path, name, further, (settings, _rows_to_try(config)) if is_tried else (None, []))
+    problem, outcome = _tried(path, name, further, (settings, _rows_to_try(config)) if is_tried else (None, []))
     if problem:
         yield f"{setting}: {problem}"
-    elif failure and not custom.path:
-        yield f"{setting}: {failure}: give {_REWARD}.path"
-    elif failure or note:
-        how = "was tried on rows of the data, and failed there: " if failure else ""
-        print(f"note: {setting}: {how}{failure or note}", file=sys.stderr, flush=True)
+    elif outcome.is_unknown and not custom.path:
+        yield f"{setting}: {outcome.failure}: give {_REWARD}.path"
+    elif text := outcome.failure or outcome.note:
+        how = "was tried on rows of the data, and failed there: " if outcome.failure else ""
+        print(f"note: {setting}: {how}{text}", file=sys.stderr, flush=True)
 
 
 def _rows_to_try(config: DictConfig) -> list[TrialRow]:
@@ -418,12 +418,12 @@ def _manager_problem(manager: DictConfig) -> str | None:
     return None
 
 
-def _tried(path: str, name: str, further: Sequence[str] = (), rows: Any = None) -> tuple[str, str, str]:
+def _tried(path: str, name: str, further: Sequence[str] = (), rows: Any = None) -> tuple[str, Outcome]:
     """What is wrong with a function or a class; ``rows``: a function's settings, and rows to try it on."""
     given = b"" if rows is None else pickle.dumps(rows)
     answer, ended = asked("recipe.runner.launch.reward_trial", path, name, *further, given=given)
-    problem, failure, note = answer or (ended, "", "")
-    return problem or "", failure, note
+    problem, outcome = answer or (ended, {})
+    return problem or "", Outcome(**outcome)
 
 
 def write_offline_task(job: Job, data: DictConfig) -> None:

@@ -1,7 +1,7 @@
 """A reward function, tried on rows of a run's data before the run: can a response earn anything on them?
 
 ``python -m recipe.runner.launch.reward_trial PATH NAME [KEYWORD ...]`` prints what is wrong with a reward function: a
-JSON list of what stops a start, how its calls have failed, and a note. Its settings and the rows to try it on, pickled,
+JSON list of what stops a start, and of an :class:`Outcome`. Its settings and the rows to try it on, pickled,
 come by standard input. Without them it is a class of a reward manager, which is not called. What the user's module
 starts ends with that process.
 """
@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,8 +33,12 @@ from recipe.runner.launch.reward_function import (
 
 #: Rows of each data source with which a reward is tried.
 ROWS: Final = 10
-#: Of all calls together; a judge that is asked over a network takes seconds for each.
+#: No call is begun later; a judge that is asked over a network takes seconds for each.
 LIMIT_S: Final = 60.0
+#: Of one call.
+CALL_LIMIT_S: Final = 60.0
+#: Shorter words of a setting are words like any other.
+_SHORTEST: Final = 6
 #: What the manager adds to a row's extra_info.
 _OF_A_RUN: Final = {"num_turns": 2, "rollout_reward_scores": {}}
 
@@ -48,6 +53,10 @@ class TrialRow:
     extra_info: dict[str, Any]
 
 
+class OutOfTimeError(Exception):
+    """The time of a trial is over before a call."""
+
+
 @dataclass
 class Trial:
     """Calls of one reward function, whose results have to agree in their keys and kinds.
@@ -56,12 +65,14 @@ class Trial:
         function, settings: The function, and what it gets besides the row.
         earned: By data source, whether a response has scored more than an empty one.
         seconds: The longest call.
+        n_rows: Rows on which every call has been made.
     """
 
     function: Callable[..., Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
     earned: dict[str, bool] = field(default_factory=dict)
     seconds: float = 0.0
+    n_rows: int = 0
     _keys: set[str] = field(default_factory=set)
     _kinds: dict[str, str] = field(default_factory=dict)
     _until: float = field(default_factory=lambda: time.monotonic() + LIMIT_S)
@@ -71,6 +82,7 @@ class Trial:
 
         Raises:
             BadReward: a call that raises, or a result that cannot be used; the message begins with the row.
+            OutOfTimeError: no further call is begun.
         """
         first, *others = responses(row.ground_truth)
         best, nothing = self._score(row, first), self._score(row, "")
@@ -79,18 +91,17 @@ class Trial:
                 break
             best = max(best, self._score(row, response))
         self.earned[row.data_source] = self.earned.get(row.data_source, False) or best > nothing
+        self.n_rows += 1
         return best, nothing
 
-    @property
-    def is_over(self) -> bool:
-        return time.monotonic() > self._until
-
     def _score(self, row: TrialRow, response: str) -> float:
+        if time.monotonic() > self._until:
+            raise OutOfTimeError
         info = dict(row.extra_info) | _OF_A_RUN | {"response_length": len(response)}
         begun = time.monotonic()
         try:
             values = row.data_source, response, row.ground_truth, info
-            result = call(self.function, *values, settings=self.settings, limit_s=self._until - begun)
+            result = call(self.function, *values, settings=self.settings, limit_s=CALL_LIMIT_S)
             try:
                 problem = result_problem(result, self._kinds)
             except Exception as error:
@@ -110,8 +121,8 @@ class Trial:
         self._keys, self.seconds = here, max(self.seconds, time.monotonic() - begun)
         return float(values["score"])
 
-    def notes(self, rows: Sequence[TrialRow]) -> Iterator[str]:
-        """What is not wrong, and strange."""
+    def unearned(self, rows: Sequence[TrialRow]) -> Iterator[str]:
+        """Data sources on whose rows no response has earned anything."""
         for source in [source for source, earned in self.earned.items() if not earned]:
             (row, *_) = [row for row in rows if row.data_source == source]
             forms = ", ".join(repr(response) for response in responses(row.ground_truth)[:3])
@@ -119,6 +130,11 @@ class Trial:
                 f"no response that holds the ground truth of data_source={source} has scored more than an empty one "
                 f"({row.place}: tried {forms}, ...): the reward may want another form, or cannot read these truths"
             )
+
+    def of_time(self, rows: Sequence[TrialRow]) -> Iterator[str]:
+        """That the time was over before all rows were tried, or that a call takes long."""
+        if self.n_rows < (number := len(first_rows(rows))):
+            yield f"{self.n_rows} of {number} rows were tried: no call was begun after {LIMIT_S:.0f} s"
         if self.seconds > 1:
             yield f"a call took {self.seconds:.1f} s, and a run calls it for every response"
 
@@ -142,20 +158,63 @@ def first_rows(rows: Sequence[TrialRow], number: int = ROWS) -> list[TrialRow]:
     return [row for of_one in by_source.values() for row in of_one[:number]]
 
 
-def tried(function: Callable[..., Any], settings: Mapping[str, Any], rows: Sequence[TrialRow]) -> tuple[str, str]:
-    """How calls of a reward on the first rows of each source fail, and a note; without the values of its settings."""
-    trial, failure = Trial(function, settings), ""
-    try:
-        for row in first_rows(rows):
-            if not trial.is_over:
-                trial.scores(row)
-    except BadReward as error:
-        failure = str(error)
-    note = "" if failure else "; ".join(trial.notes(rows))
-    for value in settings.values():
-        if isinstance(value, str) and len(value) > 3:  # it may be from the environment
-            failure, note = failure.replace(value, "***"), note.replace(value, "***")
-    return failure, note
+@dataclass(frozen=True)
+class Outcome:
+    """What a trial of a reward shows, without the values of its settings.
+
+    Attributes:
+        failure: How a call has failed; empty if none has.
+        is_unknown: Whether that was NotImplementedError, which verl's own reward raises for an unknown data source.
+        note: What is not wrong, and strange.
+    """
+
+    failure: str = ""
+    is_unknown: bool = False
+    note: str = ""
+
+
+def tried(function: Callable[..., Any], settings: Mapping[str, Any], rows: Sequence[TrialRow]) -> Outcome:
+    """Call a reward on the first rows of each source, of each until a call has failed."""
+    trial = Trial(function, settings)
+    failures: dict[str, tuple[bool, str]] = {}
+    for row in first_rows(rows):
+        if row.data_source in failures:
+            continue
+        try:
+            trial.scores(row)
+        except OutOfTimeError:
+            break
+        except BadReward as error:
+            failures[row.data_source] = _is_unknown(error), str(error)
+    if failures:
+        is_unknown, failure = max(failures.values(), key=lambda pair: pair[0])
+        return Outcome(_without(failure, settings), is_unknown)
+    return Outcome(note=_without("; ".join([*trial.unearned(rows), *trial.of_time(rows)]), settings))
+
+
+def _is_unknown(error: BaseException | None) -> bool:
+    return isinstance(error, NotImplementedError) or (error is not None and _is_unknown(error.__cause__))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Each text of settings, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
+
+
+def _without(text: str, settings: Mapping[str, Any]) -> str:
+    """A text without those of the settings, which may be from the environment, and without their longer words."""
+    secrets = set()
+    for value in _texts(settings):
+        words = [*value.split(), *re.split(r"[^\w.+-]+", value)]
+        secrets |= {value} | {word for word in words if len(word) >= _SHORTEST}
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) > 3:
+            text = text.replace(secret, "***")
+    return text
 
 
 def rows_of_file(path: Path) -> list[TrialRow]:
@@ -181,16 +240,17 @@ def rows_of_file(path: Path) -> list[TrialRow]:
     ]
 
 
-def _answer(path: str, name: str, *keywords: str) -> tuple[str | None, str, str]:
-    failure = note = ""
+def _answer(path: str, name: str, *keywords: str) -> tuple[str | None, dict[str, Any]]:
+    """What stops a start, and the fields of an :class:`Outcome`."""
+    outcome = Outcome()
     if of_function := sys.stdin.buffer.read():
         settings, rows = pickle.loads(of_function)
         problem = problem_of(path, name, settings, keywords)
         if not problem and not keywords:  # further keywords are not known before the run
-            failure, note = tried(load(path, name), settings or {}, rows)
+            outcome = tried(load(path, name), settings or {}, rows)
     else:
         problem = class_problem(path, name)
-    return problem, failure, note
+    return problem, asdict(outcome)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,60 @@
+"""A reward is tried on rows of the data: for a time, and without a word of its settings."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from recipe.runner.launch import reward_trial
+from recipe.runner.launch.reward_trial import TrialRow, tried
+
+
+def rows(*sources: str) -> list[TrialRow]:
+    return [TrialRow(f"row {i} of x", source, str(i), {}) for i, source in enumerate(sources)]
+
+
+def test_the_end_of_the_time_is_a_note_with_the_rows_that_were_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reward_trial, "LIMIT_S", 0.3)
+
+    def slow(**_: Any) -> float:
+        time.sleep(0.12)
+        return 0.0
+
+    outcome = tried(slow, {}, rows(*["own"] * 9))
+    assert outcome.failure == "" and "0 of 9 rows" in outcome.note  # six calls a row
+    monkeypatch.setattr(reward_trial, "CALL_LIMIT_S", 0.05)
+    assert "row 0 of x" in tried(slow, {}, rows("own")).failure
+
+
+def test_a_source_that_a_reward_does_not_know_is_the_first_of_its_failures() -> None:
+    def reward(data_source: str, **_: Any) -> float:
+        if data_source == "unknown":
+            raise NotImplementedError
+        raise KeyError(data_source)
+
+    outcome = tried(reward, {}, rows("own", "own", "unknown"))
+    assert outcome.is_unknown and "row 2 of x" in outcome.failure
+    outcome = tried(reward, {}, rows("own", "other"))
+    assert not outcome.is_unknown and "row 0 of x" in outcome.failure
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"headers": {"Authorization": "Bearer SECRET123"}},
+        {"urls": [{"of": ["https://me:SECRET123@host/v1"]}]},
+        {"header": "Authorization: SECRET123\\n"},
+        {"key": "SECRET123"},
+        {"options": "timeout=3,key=SECRET123,n=1"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shows", [repr, lambda value: "key SECRET123"], ids=["whole", "word"])
+def test_no_text_of_the_settings_is_shown(settings: dict[str, Any], shows: Any) -> None:
+    def reward(**values: Any) -> float:
+        raise RuntimeError(f"401 for {shows({name: values[name] for name in settings})}")
+
+    failure = tried(reward, settings, rows("own")).failure
+    assert "SECRET123" not in failure and "***" in failure and "401" in failure
