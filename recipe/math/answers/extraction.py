@@ -96,15 +96,16 @@ _ANCHORED = re.compile(
 
 #: A chat template's end of a turn.
 _TURN = re.compile(r"<\|(?:im_end|eot_id|end_of_text|endoftext)\|>|<\|im_start\|>\s*user")
-#: Behind a box: "is wrong", "cannot be right".
+#: A sentence that denies a box, whole: "is wrong.", but no condition, as "is wrong if n is even".
 _DENIED_BOX = re.compile(
-    r"[\s$)\]\\]*(?:,\s*)?(?:(?:is|was|are)\s+)?(?:wrong|incorrect|false|(?:not|cannot\s+be|n['’]t)\s+(?:right|correct|true|the\s+answer))\b",
+    r"[\s$)\]\\]*(?:,\s*)?(?:(?:is|was|are)(?:\s+(?:wrong|incorrect|false)|(?:\s+not|n['’]t)\s+(?:right|correct|true|the\s+answer))"
+    r"|(?:cannot|can['’]t)\s+be\s+(?:right|correct|true|the\s+answer))(?=[*\s]{0,9}(?:[.!\n]|\Z))",
     re.IGNORECASE,
 )
 #: Behind the last box: "The final answer is $5$."
 _STATED = re.compile(
     r"(?:\bfinal\s+answer|(?:\A|[.\n])[*\s]{0,9}(?:(?:so|thus|hence|therefore),?\s+)?the\s+answer)\s*(?:is|:)[:*\s]*"
-    r"(?P<answer>\$(?=[^$\n]{0,200}\d)[^$\n]{1,200}\$|-?\d[\d,]{0,40}(?:\.\d{1,40})?)(?=[*\s]{0,9}(?:[.!\n]|\Z))",
+    r"(?P<answer>\$(?=[^$\n]{0,200}\d)[^$\n]{1,200}\$|-?\d[\d,]{0,40}(?:\.\d{1,40})?)(?=[*\s]{0,9}(?:[.!](?!\d)|\n|\Z))",
     re.IGNORECASE,
 )
 
@@ -134,19 +135,19 @@ def answer_texts(text: str) -> Extract:
         if close is not None and content and not (boxes and match.start() < boxes[-1][1]):
             percent = re.match(r"\s*\\?%", text[close + 1 :])
             boxes.append((match.start(), close + 1, content + (percent[0] if percent else "")))
-    if boxes and (stated := list(_STATED.finditer(text, boxes[-1][1]))):
-        return Extract([stated[-1]["answer"]], False)
-    if boxes and _DENIED_BOX.match(text, boxes[-1][1]):
-        return Extract([], True)
     if boxes:
         last = len(boxes) - 1
         while last and boxes[last][0] - boxes[last - 1][1] <= _LONGEST_SEPARATOR:
             if not _JOINED.fullmatch(text, boxes[last - 1][1], boxes[last][0]):
                 break
             last -= 1
-        return Extract(
-            [", ".join(content for *_, content in boxes[first:]) for first in dict.fromkeys((last, 0))], False
-        )
+        answers = [", ".join(content for *_, content in boxes[first:]) for first in dict.fromkeys((last, 0))]
+        denied = _DENIED_BOX.match(text, boxes[-1][1])
+        stated = [match["answer"] for match in _STATED.finditer(text, boxes[-1][1])][-1:]
+        # Any other number may be the box in other words: 0.33 for 1/3, 10 for 10 million, the length of a vector.
+        if denied or (stated and decide_exactly(answers[0], stated[0].strip("$").replace(",", "")) is False):
+            return Extract(stated, not stated)
+        return Extract(answers, False)
     if tagged := _TAGGED.findall(text):
         return Extract([re.sub(r"(?is).*\b(?:is|:)\s", "", tagged[-1]).strip() or tagged[-1]], False)
     if anchored := [match for match in _ANCHORED.finditer(text) if not _DOUBTED.search(text[: match.start()][-200:])]:
