@@ -16,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 
 from fspo.names import did_you_mean
 from recipe.math.answers import MathScorer, Status, Verdict, format_reward, soft_overlong_penalty
-from recipe.math.answers.truths import no_answer
+from recipe.math.answers.truths import no_answer, words_of
 from recipe.math.data import offline_task
 
 #: Statuses that are counted one by one as metrics; the string `status` in verl's dumps names all of them.
@@ -24,6 +24,9 @@ FLAGS = (Status.TIMEOUT, Status.PARSE_FAILED, Status.CRASHED)
 
 #: See `recipe.runner.launch.reward_function`, as for :func:`settings_problem` and :func:`truth_problems`.
 PREPARATION = "python -m recipe.math.data prepare FILE --prompt {prompt} --answer {answer} --out DIR"
+
+#: More words than a policy is likely to write as the author of a ground truth did.
+_MOST_WORDS = 3
 
 _creating = threading.Lock()
 
@@ -124,7 +127,10 @@ def settings_problem(settings: Mapping[str, Any]) -> str | None:
 
 
 def truth_problems(truths: Sequence[tuple[str, Any]], settings: Mapping[str, Any]) -> list[str | None]:
-    """What is wrong with each (data source, ground truth), so that no response can earn anything; None if nothing."""
+    """What is wrong with each (data source, ground truth), so that no response can earn anything; None if nothing.
+
+    A sentence that begins with "note: " is of a ground truth with which only an unlikely response earns something.
+    """
     values = (compute_score.__kwdefaults__ or {}) | dict(settings)
     names = "n_workers", "time_limit_s", "memory_limit_mb", "normalise"
     with MathScorer(*(values[name] for name in names)) as scorer, ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -136,13 +142,15 @@ def _truth_problem(scorer: MathScorer, data_source: str, truth: Any) -> str | No
         return f"is not text ({type(truth).__name__})"
     if data_source == offline_task.DATA_SOURCE:
         return None if truth.strip().isdecimal() else "is not a non-negative integer"
-    # Equal texts are equal even if neither can be read, so other answers have to be refused for what they are.
-    unread = all(scorer.score(f"\\boxed{{{other}}}", truth).status is Status.BAD_TRUTH for other in "0A")
-    if what := no_answer(truth, unread):
+    # Equal texts are equal even if neither can be read, so these are refused for what they are.
+    if what := no_answer(truth):
         return f"is {what}, and no answer"
-    if unread and not scorer.score(f"\\boxed{{{truth}}}", truth).score:
+    if any(scorer.score(f"\\boxed{{{other}}}", truth).status is not Status.BAD_TRUTH for other in "0A"):
+        return None
+    if not scorer.score(f"\\boxed{{{truth}}}", truth).score:
         return "cannot be read as an answer"
-    return None
+    words = words_of(truth)
+    return f"note: is {words} words, and only exactly these earn" if words > _MOST_WORDS else None
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -27,7 +27,14 @@ from recipe.runner.launch.data_files import (
     rows_of,
 )
 from recipe.runner.launch.inputs import media_problem
-from recipe.runner.launch.reward_function import BadReward, call_problem, load, recipes_reward, truth_reader
+from recipe.runner.launch.reward_function import (
+    TRUTH_NOTE,
+    BadReward,
+    call_problem,
+    load,
+    recipes_reward,
+    truth_reader,
+)
 from recipe.runner.launch.reward_trial import OutOfTimeError, Trial, TrialRow, first_rows
 
 if TYPE_CHECKING:
@@ -155,7 +162,7 @@ def check(
         findings.problems.append(f"{len(long)} of {len(good)} prompts {longer}: {_named(long)}")
     findings.lines += _sources(sources, prompts)
     if reader is not None:
-        findings.problems += _truths(good, reader)
+        _truths(good, reader, findings)
     if not findings.problems:
         trial_rows = [TrialRow(row.place, row.source, row.truth, row.info) for row in good]
         try:
@@ -225,16 +232,21 @@ def _named_function(reward: str) -> tuple[str, str]:
     return (path, name) if colon and not name.startswith("//") else (reward, "compute_score")  # pkg://module
 
 
-def _truths(rows: Sequence[_Row], reader: Callable[..., list[str | None]]) -> Iterator[str]:
-    """Ground truths with which no response can earn anything, by the reward's own word."""
+def _truths(rows: Sequence[_Row], reader: Callable[..., list[str | None]], findings: Findings) -> None:
+    """Add ground truths with which no response, or only an unlikely one, earns anything, by the reward's own word."""
     distinct = list({(row.source, str(row.truth)): (row.source, row.truth) for row in rows}.values())
     problems = dict(zip([(source, str(truth)) for source, truth in distinct], reader(distinct, {}), strict=True))
     for problem, which in _by(rows, lambda row: problems[row.source, str(row.truth)]).items():
-        if problem is not None:
-            yield (
+        if problem is None:
+            continue
+        where = f"{_short(which[0].truth)} (data_source={which[0].source}): {_named(which)}"
+        if problem.startswith(TRUTH_NOTE):
+            note = f"the ground truth {problem.removeprefix(TRUTH_NOTE)}: {where}"
+            findings.lines.append(f"note: {len(which)} row(s) on which {note}")
+        else:
+            findings.problems.append(
                 f"{len(which)} row(s) on which no response can earn anything, as the ground truth {problem}: "
-                f"{_short(which[0].truth)} (data_source={which[0].source}): {_named(which)}. Write the answer alone, "
-                "as text, or give a reward that reads this (--reward)"
+                f"{where}. Write the answer alone, as text, or give a reward that reads this (--reward)"
             )
 
 

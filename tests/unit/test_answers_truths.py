@@ -31,10 +31,10 @@ ASSETS = Path(__file__).parent / "assets"
         ("SELECT name FROM users WHERE age > 3", "code"),
         ("#include <stdio.h>\nint main() {}", "code"),
         ("diff --git a/x b/x", "code"),
-        ("The response should mention that the sky is blue, and it must be polite.", "prose"),
+        ("<a href='x'>x</a>", "markup"),
     ],
 )
-def test_code_records_and_prose_are_no_answers(truth: str, what: str) -> None:
+def test_code_records_and_markup_are_no_answers(truth: str, what: str) -> None:
     assert what in no_answer(truth), no_answer(truth)
 
 
@@ -42,6 +42,8 @@ def test_code_records_and_prose_are_no_answers(truth: str, what: str) -> None:
     "truth",
     [
         *('["15"]', "['yes']", '"Paris"', "#### 18", "We add both of them, and that makes it easy to see.\n#### 18"),
+        *(r"x<a \text{ or } x>b", r"x<y \text{ and } z>w", "a<b and c>d", "p<b>q"),
+        *(r"\text{red, green, and blue}", r"\text{(i), (ii), and (iv) are true}", "Alice, Bob, Carol, and Dave"),
         *("[[1,2],[3,4]]", r"{{5 \choose 2}}", r"\left\{ (x,y) \mid x<y \right\}", "1<x<2", "x<y, y>z", "f(x)=2x"),
         *("Jane Smith", "March 14, 1990", "C++", "x = 5", r"\text{for all } n \ge 1 \text{ with } n \ne 3", "巴黎"),
     ],

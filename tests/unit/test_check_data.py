@@ -92,11 +92,18 @@ def test_truths_that_no_answer_can_match_are_a_problem(write: Callable[..., str]
         assert result.problems == [] and not any("note: " in line for line in result.lines)
     result = check([write(with_truths(r"\frac{1}{2}"))], reward="pkg://recipe.math.reward")
     assert result.problems == [] and "own/task: 1    0" in "\n".join(result.lines)
-    for truth in ("$$", "He sold 4 and 3. So 7 <<4+3=7>>", '{"inputs": ["1"]}'):  # in any row
+    for truth in ("$$", "<b>7</b>", '{"inputs": ["1"]}'):  # in any row
         (problem,) = check([write(with_truths(*["18"] * 20, truth))]).problems
         assert all(part in problem for part in ("own/task", "row 20", truth, "1 row", "--reward")), problem
     (problem,) = check([write(with_truths("$$"))], reward="pkg://recipe.math.rewards").problems
     assert "--reward pkg://recipe.math.rewards" in problem
+
+
+def test_truths_that_only_their_own_words_match_are_a_note(write: Callable[..., str]) -> None:
+    for truth in ("He sold 4 and 3. So 7 <<4+3=7>>", r"\text{red, green, and blue}", "Alice, Bob, Carol, and Dave"):
+        result = check([write(with_truths("18", truth))])
+        (note,) = [line for line in result.lines if line.startswith("note: ")]
+        assert result.problems == [] and all(part in note for part in ("own/task", "row 1", "1 row", "words")), note
 
 
 def test_a_reward_with_which_no_truth_earns_anything_is_noted(write: Callable[..., str], tmp_path: Path) -> None:

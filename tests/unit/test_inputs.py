@@ -133,6 +133,9 @@ def test_truths_on_which_no_response_can_earn_anything_are_refused(
         assert problems(own_file(tmp_path, *truths)) == []
         error = capsys.readouterr().err
         assert ("note: " in error) == noted and ("data_source=own: on 1 of 2 rows" in error) == noted
+    assert problems(own_file(tmp_path, *["Alice, Bob, Carol, and Dave"] * 2)) == []  # only these words earn
+    error = capsys.readouterr().err
+    assert "note: " in error and "data_source=own: on 2 of 2 rows" in error and "row 0 of " in error
 
 
 def test_a_few_rows_on_which_no_response_can_earn_anything_are_a_note(
