@@ -288,6 +288,36 @@ def test_what_is_wrong_with_anybodys_file_is_named(
     assert not (tmp_path / "out").exists()
 
 
+def test_files_that_would_be_written_as_one_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / folder / "train.jsonl" for folder in "ab"]
+    for file in files:
+        write_rows(file, [{"q": "a", "a": "1"}])
+    assert main(["prepare", *map(str, files), "--prompt", "q", "--answer", "a", "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert all(part in error for part in (*map(str, files), "--name")), error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_prepared_file_is_not_written_over_and_asks_for_a_box_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = "How many? Write it in \\boxed{your answer}."
+    write_rows(tmp_path / "mine.jsonl", [{"q": QUESTION, "a": "2"}, {"q": own, "a": "3"}])
+    columns = ("--prompt", "prompt", "--answer", "reward_model.ground_truth")
+    assert (
+        main(["prepare", str(tmp_path / "mine.jsonl"), "--prompt", "q", "--answer", "a", "--out", str(tmp_path)]) == 0
+    )
+    before = (tmp_path / "mine.parquet").read_bytes()
+    assert main(["prepare", str(tmp_path / "mine.parquet"), *columns, "--out", f"{tmp_path}/../{tmp_path.name}"]) == 1
+    error = capsys.readouterr().err
+    assert "mine.parquet" in error and "--out" in error
+    assert (tmp_path / "mine.parquet").read_bytes() == before
+    assert main(["prepare", str(tmp_path / "mine.parquet"), *columns, "--out", str(tmp_path / "again")]) == 0
+    first, again = ([row["prompt"] for row in read(out, "mine")] for out in (tmp_path, tmp_path / "again"))
+    assert first == again and [prompt[0]["content"].count("boxed") for prompt in first] == [1, 1]
+    assert first[1][0]["content"] == own
+
+
 def test_a_folder_of_several_splits_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for split in ("train", "test"):
         write_rows(tmp_path / f"set/{split}-00000.parquet", [{"q": "a", "a": "1"}])

@@ -28,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
         description=(
             "Write OUT/NAME.parquet and OUT/NAME.manifest.json for each NAME, or for a file of yours with a column of "
             "problems and one of answers. Duplicates are removed, and problems of the test sets are removed from "
-            "training sets."
+            "training sets: with --against, for a file of yours."
         ),
     )
     command.add_argument(
@@ -60,7 +60,8 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="*",
         choices=TEST_SETS,
         metavar="NAME",
-        help="test sets to keep out of training sets (default: those of the set; without names: none)",
+        help="test sets to keep out of training sets (default: those of a published set, none for a file of yours; "
+        "without names: none)",
     )
     command.set_defaults(run=_prepare)
     return parser
@@ -81,10 +82,16 @@ def _sources(args: argparse.Namespace) -> Iterator[Source]:
         raise ValueError("--prompt and --answer belong together: give the columns of the problems and of the answers")
     if args.name and len(args.names) > 1:
         raise ValueError(f"--name {args.name} is for one file, and {len(args.names)} are given: prepare each by itself")
+    written: dict[str, Path] = {}
     for path in map(Path, args.names):
         name = args.name or path.resolve().name.partition(".")[0]
         if not re.fullmatch(r"[\w.-]+", name) or name in SOURCES:
             raise ValueError(f"--name {name!r}: give a name of letters, digits, _, - and . that no published set has")
+        if name in written:
+            raise ValueError(
+                f"{written[name]} and {path} would both be written as {name}: prepare each by itself, with a --name"
+            )
+        written[name] = path
         yield own_source(path, name, args.role, args.prompt, args.answer)
 
 

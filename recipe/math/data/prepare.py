@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fspo.files import check_folder, check_replaceable, sha256_of, write_json, write_rows
 from recipe.math.answers import MathScorer
 from recipe.math.data.decontaminate import distinct, without_overlap
-from recipe.math.data.sources import SOURCES, Source, SourceError, columns_of, local_files, read_problems
+from recipe.math.data.sources import SOURCES, Problem, Source, SourceError, columns_of, local_files, read_problems
 
 TEMPLATE = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 """Qwen's request for a box."""
+_REQUEST: Final = TEMPLATE.removeprefix("{problem}")
+#: A problem's own request for a box, in other words.
+_BOX_ASKED: Final = re.compile(r"\\boxed\s*(?:\{(?:[\s.…]*|[a-z ]*answer[a-z ]*)\}|(?![{\s\w]))")
 
 
 def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequence[str] = ()) -> dict[str, Any]:
@@ -25,17 +30,19 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
 
     Raises:
         SourceError: the source, or one of `against`, is missing or not in its schema.
-        ValueError: no problem is left.
+        ValueError: no problem is left, or the file to write is one that is read.
         OSError: `out` cannot be written to, or holds rows of that name that this program has not written.
     """
     name = source.name
     data, description = out / f"{name}.parquet", out / f"{name}.manifest.json"
+    read = [] if folder is None and source.path is None else local_files(source, folder)
+    if data.resolve() in (path.resolve() for path in read):
+        raise ValueError(f"{data} would be written over while it is read: give another --out or --name")
     check_folder(out)
     check_replaceable(data)
+    problems_read = _without_request(read_problems(source, folder))
     with MathScorer(n_workers=1) as scorer:  # it starts no process before two answers to one problem differ
-        unique = distinct(
-            read_problems(source, folder), lambda one, other: scorer.score(f"\\boxed{{{one}}}", other).score == 1
-        )
+        unique = distinct(problems_read, lambda one, other: scorer.score(f"\\boxed{{{one}}}", other).score == 1)
     if unique.empty == unique.read:
         columns = ", ".join(columns_of(source)) or "none"
         raise SourceError(
@@ -47,7 +54,7 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
     rows: list[dict[str, Any]] = [
         {
             "data_source": name,
-            "prompt": [{"role": "user", "content": TEMPLATE.replace("{problem}", problem.text)}],
+            "prompt": [{"role": "user", "content": _prompt(problem.text)}],
             "ability": "math",
             "reward_model": {"style": "rule", "ground_truth": problem.answer},
             "extra_info": {
@@ -83,6 +90,17 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
     manifest |= {"file": data.name, "bytes": data.stat().st_size, "sha256": sha256_of(data)}
     write_json(description, manifest)
     return manifest
+
+
+def _without_request(problems: Iterator[Problem]) -> Iterator[Problem]:
+    """Problems without the request that :func:`prepare` has put behind them before."""
+    for problem in problems:
+        yield replace(problem, text=problem.text.removesuffix(_REQUEST).strip())
+
+
+def _prompt(problem: str) -> str:
+    """A problem with a request for a box, its own if it has one."""
+    return problem if _BOX_ASKED.search(problem) else TEMPLATE.replace("{problem}", problem)
 
 
 def describe(manifest: Mapping[str, Any]) -> str:
