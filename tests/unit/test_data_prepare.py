@@ -192,6 +192,8 @@ OWN: list[tuple[str, str, str, Any]] = [
     ("a.parquet", "question", "expected", {"question": QUESTION, "expected": 2.0}),
     ("a.json", "problem", "solution", {"problem": QUESTION, "solution": r"One by one, \boxed{1} and \boxed{2}."}),
     ("a.json", "question", "answer", {"question": QUESTION, "answer": "#### Sum\nIt is 2.\n#### 2"}),
+    ("a.jsonl", "question", "answer", {"question": QUESTION, "answer": "One by one it is 2. #### 2"}),
+    ("a.jsonl", "question", "answer", {"question": QUESTION, "answer": "#### 1. Sum\nIt is 2.\n####2."}),
     ("a.csv", "question", "answer", {"question": QUESTION, "answer": "2"}),
     ("a.tsv", "question", "answer", {"question": QUESTION, "answer": "2"}),
     ("a.jsonl", "prompt", "reward_model.ground_truth", {"prompt": QUESTION, "reward_model": {"ground_truth": ["2"]}}),
@@ -261,6 +263,21 @@ def test_problems_of_published_test_sets_are_kept_out_of_anybodys_set(copies: Pa
     assert [row["reward_model"]["ground_truth"] for row in read(tmp_path, "mine")] == ["2"]
 
 
+PROOF = r"Suppose that $n$ is even. Then $n=2k$, and so $n^2=4k^2$ is even as well. This proves the claim."
+
+
+def test_rows_whose_answer_is_none_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    others = ["assert f(1) == 2", '{"inputs": ["1"]}', "<b>1</b>", *[PROOF] * 4]
+    rows = [{"q": f"{i}", "a": a} for i, a in enumerate(["2", r"\text{red, green, and blue}", PROOF, *others])]
+    write_rows(tmp_path / "mine.jsonl", rows)
+    command = ["prepare", str(tmp_path / "mine.jsonl"), "--prompt", "q", "--answer", "a"]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 1
+    error = capsys.readouterr().err
+    says = ("mine.jsonl", "'a'", "row 3", "row 4 (code)", "row 5 (a record)", "row 6 (markup)", "row 7", "3 more")
+    assert all(part in error for part in says) and "row 2" not in error, error
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
 @pytest.mark.parametrize(
     ("content", "arguments", "says"),
     [
@@ -323,6 +340,29 @@ def test_a_folder_of_several_splits_is_refused(tmp_path: Path, capsys: pytest.Ca
         write_rows(tmp_path / f"set/{split}-00000.parquet", [{"q": "a", "a": "1"}])
     assert main(["prepare", str(tmp_path / "set"), "--prompt", "q", "--answer", "a", "--out", str(tmp_path)]) == 1
     assert "set/train-00000.parquet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "several"),
+    [
+        (("constrained", "latest"), False),
+        (("contest", "algebra"), False),
+        (("developed", "new"), False),
+        (("my_train", "my-training-2"), False),
+        (("train-0", "valid-0"), True),
+        (("testing", "validation"), True),
+        (("Train", "val"), True),
+    ],
+)
+def test_a_split_is_a_word_of_a_files_name(tmp_path: Path, names: tuple[str, str], several: bool) -> None:
+    for name in names:
+        write_rows(tmp_path / f"set/{name}.jsonl", [{"q": name, "a": "1"}])
+    source = own_source(tmp_path / "set", "own", "train", "q", "a")
+    if several:
+        with pytest.raises(SourceError, match=holds(str(tmp_path / "set"), "split")):
+            prepare(source, tmp_path / "out")
+    else:
+        assert prepare(source, tmp_path / "out")["rows"] == 2
 
 
 def problem(text: str, answer: str = "1") -> Problem:

@@ -18,6 +18,10 @@ from typing import Any, Final, Literal
 
 from fspo.row_files import SUFFIXES, no_rows_in
 from recipe.math.answers.extraction import closing_brace
+from recipe.math.answers.truths import no_answer, words_of
+
+_NAMED: Final = 5  # rows that a sentence names
+_MOST_WORDS: Final = 10  # of an answer
 
 Row = Any
 """A record, or a list of them."""
@@ -137,18 +141,18 @@ def _answer(value: Any, column: str, form: str) -> str:
     if form == "any":
         form = next((name for name, written in _FORMS.items() if written.search(text)), "plain")
     if form == "hashes":
-        if (match := re.search(r"#### *(-?[0-9.,]+)", text)) is None:
+        if not (numbers := re.findall(r"####[ \t]*(-?[0-9.,]+)", text)):
             raise ValueError(f"column {column!r} must have #### and a number, found {text[-40:]!r}")
-        return match[1].replace(",", "")
+        return str(numbers[-1]).rstrip(".,").replace(",", "")
     if form == "box":
         return _last_box(text, column)
     whole, point, decimals = text.partition(".")
     return whole if point and not decimals.strip("0") and whole.removeprefix("-").isdecimal() else text
 
 
-#: By what an answer of anybody's is known to be written so; elsewhere #### is a heading's.
+#: By what an answer of anybody's is known to be written so; before the last line #### is a heading's.
 _FORMS: Final = {
-    "hashes": re.compile(r"^#### *-?[0-9.,]+\s*\Z", re.MULTILINE),
+    "hashes": re.compile(r"####[ \t]*-?[0-9.,]*[0-9][.,]?\s*\Z"),
     "box": re.compile(r"\\boxed[ {]|\\fbox\{"),
 }
 
@@ -213,11 +217,12 @@ def read_problems(source: Source, folder: Path | None) -> Iterator[Problem]:
     """Problems of a source in order: of its own file, the copies under `folder`, or the Hugging Face hub.
 
     Raises:
-        SourceError: a file that is missing, cannot be read or has no rows, or a row that is not as it should be; the
-            message names the file and the row.
+        SourceError: a file that is missing, cannot be read or has no rows, a row that is not as it should be, or rows
+            of anybody's whose answer is none; the message names the file and the row.
     """
     for path in [None] if folder is None and source.path is None else local_files(source, folder):
         place, number = str(path or f"{source.hub_id} at {source.revision}"), 0
+        unfit: list[str] = []
         rows = _hub_rows(source) if path is None else _rows(source, path)
         for number, row in enumerate(rows, start=1):
             try:
@@ -226,9 +231,24 @@ def read_problems(source: Source, folder: Path | None) -> Iterator[Problem]:
             except (ValueError, TypeError, LookupError, AttributeError) as error:
                 why = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
                 raise SourceError(f"{place}, row {number}: {why}; {source.expected}") from error
-            yield problem
+            if source.path is not None and (what := _no_answer(problem.answer)):
+                unfit.append(f"row {number} ({what})")
+            else:
+                yield problem
+        if unfit:
+            more = f" and {len(unfit) - _NAMED} more" if len(unfit) > _NAMED else ""
+            raise SourceError(
+                f"{place}: column {source.answer!r} has no answer, alone, in a box or behind ####, in "
+                f"{', '.join(unfit[:_NAMED])}{more}; correct these rows, or leave them out"
+            )
         if number == 0:
             raise SourceError(f"{place}: has no rows; {source.again}")
+
+
+def _no_answer(answer: str) -> str:
+    """What an answer of anybody's is that is none: code, a record, markup, or the words of a solution or a proof."""
+    words = words_of(answer)
+    return no_answer(answer) or (f"{words} words" if words > _MOST_WORDS else "")
 
 
 def columns_of(source: Source) -> list[str]:
@@ -255,7 +275,7 @@ def local_files(source: Source, folder: Path | None) -> list[Path]:
             f"{folder}: no {source.name}.parquet, .jsonl or .json and no such file in a folder {source.folder}/; "
             f"put a copy of {source.hub_id} (revision {source.revision}) there"
         )
-    of_split = [path for path in files if source.split in path.stem]
+    of_split = [path for path in files if _split_of(path) == source.split]
     return of_split if of_split and len(files) > 1 else files
 
 
@@ -268,12 +288,17 @@ def _own_files(path: Path) -> list[Path]:
         raise SourceError(f"{path} {no_rows_in(path)}")
     of_split: dict[str, list[Path]] = {}
     for file in files:
-        split = re.search(r"train|test|valid|dev", file.stem)
-        of_split.setdefault(split[0] if split else "", []).append(file)
+        of_split.setdefault(_split_of(file), []).append(file)
     if len(of_split) > 1:
         firsts = ", ".join(str(files[0]) for files in of_split.values())
         raise SourceError(f"{path} has files of several splits, such as {firsts}: give one file, or a folder of one")
     return files
+
+
+def _split_of(file: Path) -> str:
+    """The split that a file's name has as a word: train, test, val or dev; empty without one."""
+    split = re.search(r"(?<![a-z])(train|test|val|dev)(?:ing|id|idation|s|set)?(?![a-z])", file.stem.lower())
+    return split[1] if split else ""
 
 
 def _hub_rows(source: Source) -> Iterator[Row]:
