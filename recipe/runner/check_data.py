@@ -27,6 +27,7 @@ from recipe.runner.launch.data_files import (
     rows_of,
 )
 from recipe.runner.launch.inputs import media_problem
+from recipe.runner.launch.own_process import end_in_time
 from recipe.runner.launch.reward_function import (
     TRUTH_NOTE,
     BadReward,
@@ -150,6 +151,7 @@ def check(
             rows += [_Row(file, number, values) for number, values in enumerate(rows_of(table))]
     findings.problems += join_problems(schemas)
     if findings.problems:
+        findings.lines.append(f"note: --reward {reward} was not tried: the files are wrong, as the errors say")
         return findings
     bad = _by(rows, _Row.problem)
     good = bad.pop(None, [])
@@ -162,8 +164,11 @@ def check(
         findings.problems.append(f"{len(long)} of {len(good)} prompts {longer}: {_named(long)}")
     findings.lines += _sources(sources, prompts)
     if reader is not None:
-        _truths(good, reader, findings)
-    if not findings.problems:
+        unread = _truths(good, reader, findings)
+        good = [row for row in good if row not in unread]
+    if not good:
+        findings.lines.append(f"note: --reward {reward} was not tried: no row is good, as the errors say")
+    else:
         trial_rows = [TrialRow(row.place, row.source, row.truth, row.info) for row in good]
         try:
             trial = _scores(trial_rows, f"--reward {reward}", load(path, name), findings)
@@ -232,8 +237,13 @@ def _named_function(reward: str) -> tuple[str, str]:
     return (path, name) if colon and not name.startswith("//") else (reward, "compute_score")  # pkg://module
 
 
-def _truths(rows: Sequence[_Row], reader: Callable[..., list[str | None]], findings: Findings) -> None:
-    """Add ground truths with which no response, or only an unlikely one, earns anything, by the reward's own word."""
+def _truths(rows: Sequence[_Row], reader: Callable[..., list[str | None]], findings: Findings) -> set[_Row]:
+    """Add ground truths with which no response, or only an unlikely one, earns anything, by the reward's own word.
+
+    Returns:
+        The rows on which no response earns anything.
+    """
+    unread: set[_Row] = set()
     distinct = list({(row.source, str(row.truth)): (row.source, row.truth) for row in rows}.values())
     problems = dict(zip([(source, str(truth)) for source, truth in distinct], reader(distinct, {}), strict=True))
     for problem, which in _by(rows, lambda row: problems[row.source, str(row.truth)]).items():
@@ -244,10 +254,12 @@ def _truths(rows: Sequence[_Row], reader: Callable[..., list[str | None]], findi
             note = f"the ground truth {problem.removeprefix(TRUTH_NOTE)}: {where}"
             findings.lines.append(f"note: {len(which)} row(s) on which {note}")
         else:
+            unread |= {*which}
             findings.problems.append(
                 f"{len(which)} row(s) on which no response can earn anything, as the ground truth {problem}: "
                 f"{where}. Write the answer alone, as text, or give a reward that reads this (--reward)"
             )
+    return unread
 
 
 def _short(value: Any) -> str:
@@ -306,4 +318,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_status = main()
+    end_in_time(exit_status)  # a call of the reward may hang
+    sys.exit(exit_status)

@@ -218,3 +218,9 @@ def test_a_worker_keeps_the_last_exception_of_its_loops() -> None:
     finally:
         agent_failures.agent_loop_tq.logger.removeHandler(worker.last_failure)
     assert isinstance(worker.last_failure, logging.Handler)
+
+
+def test_a_data_set_class_may_register_the_loop() -> None:
+    rollout = "actor_rollout_ref.rollout"
+    own = [f"{rollout}.{LOOP}=mine", "data.custom_cls.path=mine.py", "data.custom_cls.name=Mine"]
+    assert [*agents.agent_problems(composed("run.dir=/nowhere", *own))] == []

@@ -117,6 +117,16 @@ def test_a_reward_with_which_no_truth_earns_anything_is_noted(write: Callable[..
         assert all(str(reward) in note and "own/task" in note and "'18'" in note for note in notes)
 
 
+@pytest.mark.parametrize("changed", [{"data_source": " "}, {"reward_model": {"style": "rule", "ground_truth": "$$"}}])
+def test_a_bad_row_does_not_keep_the_reward_from_the_others(write: Callable[..., str], changed: Row) -> None:
+    first, other = rows(2)
+    result = check([write([first | changed, other])])
+    assert len(result.problems) == 1 and any("row 1 of " in line and ": 1    0" in line for line in result.lines)
+    for content in ([first | changed], [{"prompt": other["prompt"]}]):
+        result = check([write(content)])
+        assert result.problems and any("--reward" in line and "not tried" in line for line in result.lines)
+
+
 def test_a_reward_gets_what_a_run_adds_to_extra_info(write: Callable[..., str], tmp_path: Path) -> None:
     reward = tmp_path / "reward.py"
     uses = "extra_info['index'] * 0 + extra_info['num_turns'] + len(extra_info['rollout_reward_scores'])"

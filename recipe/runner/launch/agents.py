@@ -70,6 +70,8 @@ def agent_problems(config: DictConfig) -> Iterator[str]:
     values = {name: OmegaConf.select(rollout, name) for name in (*_FILES, _MANAGER, _PARSER, _LOOP)}
     loops = named_loops(config)
     usual = {_PARSER: MultiTurnConfig().format, _LOOP: AgentLoopConfig().default_agent_loop}
+    if OmegaConf.select(config, "data.custom_cls.path"):  # a worker imports it first, and it may register a loop
+        values[_LOOP] = usual[_LOOP]
     if values == dict.fromkeys(values) | usual and set(loops or ()) <= {usual[_LOOP]}:
         return
     absent = [name for name in _FILES if values[name] and not _file_of(values[name])]
