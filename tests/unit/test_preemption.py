@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from waiting import wait_until
 
 from recipe.runner.faults import preemption
 from recipe.runner.faults.preemption import (
@@ -219,19 +220,31 @@ def test_the_launcher_of_the_page_for_extending_stops_the_run_and_submits_again(
     page = (SLURM.parent / "docs" / "extending.md").read_text()
     (script,) = re.findall(r"```text\n(#!/bin/bash\n.*?)```", page, re.S)
     assert len(script.splitlines()) <= 15
-    assert script.count("3600") == 1
-    (tmp_path / "mine.sh").write_text(script.replace("3600", "0"))  # its time is over at once
-    run = "while [ ! -e runs/mine/stop ]; do sleep 0.1; done; exit $STATUS"
+    (tmp_path / "mine.sh").write_text(script)
+    run = """[ $((SLURM_JOB_END_TIME - $(date +%s))) -gt 86000 ] || exit 9
+touch begun
+while [ ! -e runs/mine/stop ]; do sleep 0.1; done
+exit $STATUS"""
     for name, text in {"python": run, "qsub": 'echo "again $1"'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    for status, printed in ((75, "again mine.sh\n"), (1, "")):
-        environment = os.environ | {"PBS_O_WORKDIR": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        environment["STATUS"] = str(status)
-        command = ["bash", str(tmp_path / "mine.sh")]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=60)
-        assert (done.returncode, done.stdout) == (status, printed)
+    environment = os.environ | {"PBS_O_WORKDIR": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", str(tmp_path / "mine.sh")]
+    for status, printed in ((75, "again mine.sh\n"), (1, ""), (75, "again mine.sh\n")):
+        job = subprocess.Popen(
+            command,
+            env=environment | {"STATUS": str(status)},
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        wait_until((tmp_path / "begun").exists)
+        os.killpg(job.pid, signal.SIGUSR2)  # to all processes of the job, as many schedulers do
+        assert (job.communicate(timeout=60)[0], job.returncode) == (printed, status)
         (tmp_path / "runs/mine/stop").unlink()
+        (tmp_path / "begun").unlink()
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, (tmp_path / "begun").exists()) == (1, False)  # three starts have saved nothing
 
 
 @pytest.mark.parametrize("script", ["fspo_8b.sh", "fspo_1_7b.sh", "compare.sh", "demo_cpu.sh"])
