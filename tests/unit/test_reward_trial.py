@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recipe.runner.launch import reward_trial
+from recipe.runner.launch.own_process import asked
 from recipe.runner.launch.reward_trial import TrialRow, tried
 
 
@@ -58,3 +61,13 @@ def test_no_text_of_the_settings_is_shown(settings: dict[str, Any], shows: Any) 
 
     failure = tried(reward, settings, rows("own")).failure
     assert "SECRET123" not in failure and "***" in failure and "401" in failure
+
+
+def test_a_module_of_the_users_is_run_once_in_its_process(tmp_path: Path) -> None:
+    """It may register a tool, which verl refuses to do twice."""
+    file = tmp_path / "mine.py"
+    file.write_text(f"open({str(tmp_path / 'runs')!r}, 'a').write('x')\ndef compute_score(*_, **__): return 1.0\n")
+    given = pickle.dumps(({}, [TrialRow("row 0", "math", "3", {})]))
+    answer, problem = asked("recipe.runner.launch.reward_trial", str(file), "compute_score", given=given)
+    assert problem is None and not answer[0]
+    assert (tmp_path / "runs").read_text() == "x"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -74,12 +75,18 @@ def _module(path: str) -> ModuleType:
     try:
         if path.startswith(_PACKAGE):
             return importlib.import_module(path.removeprefix(_PACKAGE).replace("/", "."))
-        spec = importlib.util.spec_from_file_location(f"reward_of_the_user_{file.stem}", file)
-        assert spec is not None and spec.loader is not None  # a .py file has them
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        return _file_module(file, file.stat().st_mtime_ns)
     except (Exception, SystemExit) as error:
         raise BadReward(f"importing it raised {describe(error)}") from error
+
+
+@functools.lru_cache(maxsize=8)
+def _file_module(file: Path, _: int) -> ModuleType:
+    """A file of the user's, run once: it may register something, a tool for example, and verl refuses that twice."""
+    spec = importlib.util.spec_from_file_location(f"reward_of_the_user_{file.stem}", file)
+    assert spec is not None and spec.loader is not None  # a .py file has them
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
