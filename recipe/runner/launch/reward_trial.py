@@ -152,10 +152,15 @@ def responses(truth: Any) -> list[str]:
 
 def first_rows(rows: Sequence[TrialRow], number: int = ROWS) -> list[TrialRow]:
     """The first rows of each data source."""
-    by_source: dict[str, list[TrialRow]] = {}
-    for row in rows:
-        by_source.setdefault(row.data_source, []).append(row)
-    return [row for of_one in by_source.values() for row in of_one[:number]]
+    return [rows[index] for index in _first_of_each([row.data_source for row in rows], number)]
+
+
+def _first_of_each(sources: Sequence[str], number: int = ROWS) -> list[int]:
+    """Indices of the first rows of each data source, source by source."""
+    by_source: dict[str, list[int]] = {}
+    for index, source in enumerate(sources):
+        by_source.setdefault(source, []).append(index)
+    return [index for of_one in by_source.values() for index in of_one[:number]]
 
 
 @dataclass(frozen=True)
@@ -222,11 +227,7 @@ def rows_of_file(path: Path) -> list[TrialRow]:
     schema, _ = columns_and_rows(path)
     columns = [name for name in ("data_source", "reward_model", "extra_info") if name in schema.names]
     table = read_table(path, columns)
-    numbers: dict[str, list[int]] = {}
-    for number, source in enumerate(table["data_source"].to_pylist()):
-        if len(of_one := numbers.setdefault(source, [])) < ROWS:
-            of_one.append(number)
-    chosen = sorted(number for of_one in numbers.values() for number in of_one)
+    chosen = sorted(_first_of_each(table["data_source"].to_pylist()))
     if not chosen:
         return []
     return [
