@@ -8,7 +8,7 @@ the places of these; leave out ``rule`` to audit TRL's own loss.
 
 from datasets import Dataset
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, set_seed
 from trl import GRPOConfig
 
 from fspo.audit import describe, read_audit
@@ -21,6 +21,7 @@ VOCABULARY = ["<pad>", "<eos>", *"0123456789+="]
 characters = Tokenizer(models.WordLevel({token: number for number, token in enumerate(VOCABULARY)}, "<pad>"))
 characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, pad_token="<pad>", eos_token="<eos>")
+set_seed(1)
 model = Qwen3ForCausalLM(
     Qwen3Config(
         vocab_size=len(VOCABULARY),

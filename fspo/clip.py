@@ -78,7 +78,12 @@ def scale_for(needed_B: Array, accept: float = ACCEPT) -> float:
     Args:
         needed_B: Of each response, at least one.
         accept: In (0, 1).
+
+    Raises:
+        ValueError: If there is no response.
     """
+    if not len(needed_B):
+        raise ValueError("needed_B holds no response, so no factor follows: record responses with S other than 0 first")
     index = _reached(needed_B, accept)
     return float(np.partition(needed_B, index)[index])
 

@@ -254,6 +254,7 @@ def test_a_folder_of_another_kind_is_named_with_what_reads_it(
     (tmp_path / "old/length_stats.jsonl").touch()
     assert main([str(tmp_path / folder)]) == 2
     assert re.search(holds("error: ", *names), capsys.readouterr().err)
+    assert re.search(holds(*names), describe(read_audit(tmp_path / folder)))
 
 
 def test_of_several_runs_in_a_folder_the_newest_is_read_and_the_others_are_named(

@@ -83,6 +83,8 @@ def test_clip_values_that_no_factor_scales_are_refused() -> None:
     for loss in (dataclasses.replace(ALGORITHMS["fspo"], c_low=0.0), ALGORITHMS["fspo_quantile"]):
         with pytest.raises(ValueError, match=rf"band='{loss.band}'.*c_low={loss.c_low}"):
             needed_scale(s, length, loss)
+    with pytest.raises(ValueError, match=r"needed_B.*record responses"):
+        scale_for(np.zeros(0))
 
 
 def test_an_estimate_depends_neither_on_the_order_nor_on_the_names_of_groups() -> None:
