@@ -168,12 +168,11 @@ def with_rows_left_out(
         step: Number of the step.
         ranks: Number of ranks that have rows of their own.
         epochs: Number of mini-batches that each response is in.
-        longest: Number of tokens from which on a response counts as truncated.
+        longest: Responses that end here or later count as truncated, as in the recorder.
     """
     if not left_out:
         return list(mini_batches)
     of_rank, updates = len(batch) // ranks, len(mini_batches) // epochs
-    end = {key: tag["response_len"] for key, tag in zip(batch.keys, batch.tags, strict=True)}
     update_of = {key: place % of_rank * updates // of_rank for place, key in enumerate(batch.keys) if key in left_out}
     joined = []
     for update, mini_batch in enumerate(mini_batches):
@@ -186,7 +185,7 @@ def with_rows_left_out(
             "A": np.zeros(len(index), np.float32),
             "L": outcomes.length_B[index].numpy(),
             "row": np.array(index, np.int64) + first_row,
-            "truncated": np.array([end[outcomes.keys[row]] >= longest for row in index], np.float32),
+            "truncated": (outcomes.end_B[index] >= longest).float().numpy(),
         }
         joined += join_ranks([[mini_batch], [MiniBatch(mini_batch.number, rows)]])
     return joined

@@ -20,12 +20,14 @@ from recipe.fspo.accounting import outcomes
 from recipe.fspo.accounting.outcomes import (
     Outcomes,
     kl_to_start,
+    model_ends,
     model_lengths,
     outcome_columns,
     outcome_metrics,
     read_outcomes,
     read_responses,
 )
+from recipe.fspo.recorder import end_of_response
 
 TOKENS = {"a_0_0": [5, 6, 7], "a_1_0": [5, 6, 7], "b_0_0": [8], "b_1_0": [8, 9]}
 REWARD = {"a_0_0": 1.0, "a_1_0": 1.0, "b_0_0": 0.0, "b_1_0": 0.5}
@@ -92,6 +94,7 @@ def test_lengths_count_the_models_tokens(rows: list[list[int]]) -> None:
     length_B = model_lengths(nested)
     assert length_B.dtype == torch.int64
     assert length_B.tolist() == [sum(row) for row in rows]
+    assert model_ends(nested).tolist() == end_of_response(nested.to_padded_tensor(0, (len(rows), 9))).tolist()
 
 
 def test_what_others_have_written_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,7 @@ class Outcomes:
 
     keys: list[str]  # in TransferQueue: ``{prompt}_{session}_{index}``
     length_B: torch.Tensor  # L, in tokens of the model's
+    end_B: torch.Tensor  # position after the last token of the model's, 0 without one; see recorder.end_of_response
     digest_B: list[str]  # of the tokens: equal for equal responses
     reward_B: torch.Tensor
     data_source_B: list[str]
@@ -84,6 +85,13 @@ def model_lengths(response_mask: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.diff(np.searchsorted(own, response_mask.offsets().numpy())))
 
 
+def model_ends(response_mask: torch.Tensor) -> torch.Tensor:
+    """Position after the last of the model's tokens, 0 in a row without any, [B], int64; mask as for model_lengths."""
+    own, offsets = np.flatnonzero(response_mask.values().numpy()), response_mask.offsets().numpy()
+    last = np.append(own, -1)[np.searchsorted(own, offsets[1:]) - 1]
+    return torch.from_numpy(np.maximum(last + 1 - offsets[:-1], 0))
+
+
 def read_outcomes(batch: KVBatchMeta) -> Outcomes:
     """Read what became of a training batch from TransferQueue: the masks, and otherwise one value a response.
 
@@ -97,7 +105,7 @@ def read_outcomes(batch: KVBatchMeta) -> Outcomes:
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
     data = read(["extra_fields", "data_source", "response_mask"])
     info_B = [_reward_info(value) for value in list(data["extra_fields"])]
-    length_B = model_lengths(data["response_mask"])
+    length_B, end_B = (of(data["response_mask"]) for of in (model_lengths, model_ends))
     if all(RESPONSE_DIGEST in info and "score" in info for info in info_B):
         reward_B = torch.tensor([float(info["score"]) for info in info_B])
         digest_B = [str(info[RESPONSE_DIGEST]) for info in info_B]
@@ -106,7 +114,7 @@ def read_outcomes(batch: KVBatchMeta) -> Outcomes:
         reward_B = torch.tensor([float(scores.sum()) for scores in tokens["rm_scores"].unbind()])
         digest_B = [row.numpy().tobytes().hex() for row in tokens["responses"].unbind()]
     source_B = [str(source) for source in list(data["data_source"])]
-    return Outcomes(keys, length_B, digest_B, reward_B, source_B, info_B)
+    return Outcomes(keys, length_B, end_B, digest_B, reward_B, source_B, info_B)
 
 
 class EqualRewardsWatch:
