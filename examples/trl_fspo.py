@@ -47,12 +47,12 @@ trainer = FSPOTrainer(
     digits,
     args=GRPOConfig(
         "trl",
-        num_iterations=2,  # with one update per generation S is 0, and no clip acts
-        max_steps=4,
-        per_device_train_batch_size=8,
+        steps_per_generation=2,  # with one update per generation S is 0, and no clip acts
+        max_steps=48,
+        per_device_train_batch_size=32,
         num_generations=4,
-        max_completion_length=24,
-        learning_rate=2e-3,
+        max_completion_length=48,
+        learning_rate=3e-4,
         use_cpu=True,
         bf16=False,
         save_strategy="no",

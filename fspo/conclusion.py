@@ -138,9 +138,9 @@ def exponent_of(responses: Responses) -> Interval:
 def rounding_share(responses: Responses) -> Interval:
     """log E[exp S] over log E[cosh S], by bin of length: 0 where S is a policy's movement, 1 where it is rounding.
 
-    ``E_old[exp S] = 1`` holds for responses that pi_old has written, however S is distributed. Rounding has no
-    direction: S and -S are equally likely, so ``E[exp S] = E[cosh S]``, which for a normal S is exp(Var(S) / 2). Both
-    hold for pooled mini-batches if they hold in each.
+    ``E_old[exp S] = 1`` holds for responses that pi_old has written and that no update was made on (``again_B``),
+    however S is distributed. Rounding has no direction: S and -S are equally likely, so ``E[exp S] = E[cosh S]``, which
+    for a normal S is exp(Var(S) / 2). Both hold for pooled mini-batches if they hold in each.
 
     A bin weighs by n c / (exp(2 c) - 1), c its log E[cosh S]: the mean of exp(S) of a bin that spreads far hangs on a
     few responses. For a normal S that moves, this is the weight of the smallest variance.
@@ -348,7 +348,13 @@ _VERDICTS: Final = {
 
 
 def _mean_line(responses: Responses) -> str:
-    share = rounding_share(responses)
+    first = responses.select(~responses.again_B)
+    if not len(first):
+        return (
+            "the mean of exp(S) says nothing: each rollout batch is one mini-batch, on which an update was made before "
+            "these S were taken; it is 1 for responses that no update was made on"
+        )
+    share = rounding_share(first)
     if not np.isfinite((share.value, share.low, share.high)).all():
         return "the mean of exp(S) says nothing: S hardly varies, or by hundreds of nats"
     verdict = _VERDICTS[movement_verdict(share)]

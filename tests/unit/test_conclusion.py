@@ -126,6 +126,18 @@ def test_the_last_line_names_the_cause_and_what_else_it_can_be() -> None:
     assert "not told apart" in few
 
 
+def test_responses_that_an_update_was_made_on_are_no_sign_of_rounding() -> None:
+    """The update raises S of its own responses, so that the mean of exp(S) is no longer 1."""
+    table = drawn(drift=True).assign(A=1.0)
+    first, later = (table.assign(step=table["minibatch"], update=update) for update in (1, 3))
+    later["S"] += 3 * table["S"].std()
+    unmoved = [table.assign(step=table["minibatch"], update=update, L=table["L"] + 1) for update in (0, 2)]
+    responses = rows_of(pd.concat([first, later, *unmoved]))
+    moved = responses.select(responses.update_B % 2 == 1)
+    assert "that of movement;" in conclude(moved)[-1]
+    assert "update was made" in conclude(moved.select(moved.again_B))[-1]
+
+
 def test_the_spread_is_that_within_mini_batches() -> None:
     """Half the mini-batches have moved four times as far: the exponent stays, to 4.4 standard errors of 0.007."""
     table = drawn(drift=True, sigma=0.02)

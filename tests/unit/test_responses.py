@@ -83,6 +83,32 @@ def test_results_do_not_depend_on_the_order_of_the_rows(seed: int, batches: int)
     assert shuffled.sigma() == pytest.approx(responses.sigma(), rel=1e-12)
 
 
+def epochs_of(mini_batches: int, epochs: int, lengths: int = 1000, steps: int = 3) -> dict[str, np.ndarray]:
+    """Columns of a few steps with so many epochs over 64 responses, each epoch in an order of its own."""
+    rng, parts = np.random.default_rng(1), []
+    for step in range(steps):
+        response = {"L": rng.integers(1, lengths + 1, 64), "A": rng.integers(0, 2, 64) - 0.5}
+        for epoch in range(epochs):
+            order = rng.permutation(64)
+            update = epoch * mini_batches + np.arange(64) * mini_batches // 64
+            parts.append({"step": np.full(64, step), "update": update} | {k: v[order] for k, v in response.items()})
+    rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return rows | {"S": rng.normal(size=len(rows["L"])), "minibatch": rows["update"]}
+
+
+@pytest.mark.parametrize(("mini_batches", "epochs"), [(1, 2), (1, 3), (2, 2), (4, 1), (3, 2), (1, 1)])
+def test_responses_of_a_later_epoch_are_known_by_l_and_a(mini_batches: int, epochs: int) -> None:
+    rows = epochs_of(mini_batches, epochs)
+    np.testing.assert_array_equal(Responses.of_rows(rows).again_B, rows["update"] >= mini_batches)
+    begun = (rows["step"] < 2) | (rows["update"] == 0)  # the last step is still going on
+    rows = {name: values[begun] for name, values in rows.items()}
+    np.testing.assert_array_equal(Responses.of_rows(rows).again_B, rows["update"] >= mini_batches)
+
+
+def test_mini_batches_that_are_equal_by_chance_are_no_epochs() -> None:
+    assert not Responses.of_rows(epochs_of(1, 2, lengths=4)).again_B.any()
+
+
 def test_rows_without_s_are_left_out_and_a_mini_batch_is_a_step_and_update() -> None:
     rows = {
         "S": [0.1, np.nan, 0.2, 0.3, 0.4],
