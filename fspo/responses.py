@@ -89,8 +89,8 @@ class Responses:
             values = np.asarray(rows[name], dtype=np.float64) if name in rows else np.full(n, default)
             return values if whole else values[kept_B]
 
-        step_B, number_B, update_B = column("step", 1).astype(np.int64), column("minibatch", 1), column("update", -1)
-        in_step_B = number_B if len(update_B) == 0 or update_B.min() < 0 else update_B
+        step_B, number_B, in_step_B = column("step", 1).astype(np.int64), column("minibatch", 1), column("update", -1)
+        in_step_B = number_B if len(in_step_B) == 0 or in_step_B.min() < 0 else in_step_B
         keys = [column("seed", 1), step_B.astype(np.float64), in_step_B]
         length_B, advantage_B, update_B = column("L"), column("A"), np.maximum(in_step_B, 0).astype(np.int64)
         epochs = _epochs(_numbered(keys[:2]), update_B, length_B, advantage_B)
