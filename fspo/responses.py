@@ -340,7 +340,7 @@ def _epochs(step_B: npt.NDArray[np.int64], update_B: npt.NDArray[np.int64], leng
     """
     updates = int(update_B.max(initial=0)) + 1
     pair_B = np.asarray(length_B, np.int64).astype(np.uint64) + np.ascontiguousarray(advantage_B).view(np.uint64)
-    if updates == 1 or len(np.unique(pair_B)) <= _FEW_PAIRS:
+    if updates == 1 or len(np.unique(pair_B[:: 1 + len(pair_B) // 4096])) <= _FEW_PAIRS:
         return 1
     # The sum of hashes does not depend on the order of the responses.
     hash_B = (pair_B ^ (pair_B >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
