@@ -1,7 +1,4 @@
-"""``python -m benchmarks.settings``: writes docs/settings.md from conf/, the runner's settings and the loss's type.
-
-It also puts the tables of keys without effect into docs/keys-without-effect.md.
-"""
+"""``python -m benchmarks.settings``: writes docs/settings.md from conf/, the runner's settings and the loss's type."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ import yaml
 from fspo.files import atomic_path
 from fspo.types import SequenceLossSettings
 from recipe.fspo.compare import SETTINGS as OF_COMPARE
+from recipe.fspo.job import JOB
+from recipe.runner.launch.no_effect import TABLE, rows_of
 from recipe.runner.main import SETTINGS as OF_MAIN
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/settings.md"
-#: Shows each table of keys without effect in a block, below a line with the table's path.
-NO_EFFECT_PAGE = ROOT / "docs/keys-without-effect.md"
 #: Where the settings of a group stand, each with a comment beside it.
 FILES = {"fspo": ROOT / "conf/base.yaml", "run": ROOT / "recipe/runner/conf/run.yaml"}
 #: Groups of one file per option; algo= has a page of its own.
@@ -35,11 +32,30 @@ On a command line each is `KEY=VALUE`, and all settings of verl's go beside it. 
 `python -m recipe.fspo.main dry_run=full`. `algo=` names the loss: [all names](algorithms.md#all-names). The other
 commands have a `--help`.
 """
+NO_EFFECT = """\
+## Keys without effect
+
+A key that you give and that nothing reads is refused, if training would then differ from what the key asks for. All
+others are named in one note: `note: 2 keys of your command change nothing here: critic.optim.lr, ...`. `dry_run=true`
+prints both for your command. The rows are in
+{tables}.
+
+- **A switch.** `X.enable=false` or `X.enabled=false` disables all other keys below `X`, in any group:
+  `actor.profiler.ranks` does nothing without `actor.profiler.enable=true`. Two names are no switches:
+  `transfer_queue.enable`, which verl sets itself, and `rollout.multi_turn.enable`, which nothing reads.
+- **Refused or noted.** A row with `give` refuses the key. Even then a note suffices for a value that holds without the
+  key, for one that asks for nothing (0, false, null), and where you also gave the setting that disables the key; with
+  `always: true`, only for the first of the three. When a run goes on, keys with which it has trained get notes only.
+- **Unknown names.** A key that `+` adds gets a note of its own, if its name is neither in verl's code nor in this
+  recipe's.
+- **Experiments** are not judged. Many keys have no effect because an experiment such as `experiment=qwen3_8b` sets
+  something else than verl does; with `experiment=own` a script keeps verl's values.
+"""
 TAIL = """\
 ## What next
 
-[What the settings of a loss mean together](algorithms.md#settings) · [your script with this
-trainer](your-script.md) · [what a run writes, and how it resumes](runs.md)
+[What the settings of a loss mean together](algorithms.md#settings) · [from verl to FSPO](verl.md) · [what a run writes,
+and how it resumes](runs.md)
 """
 
 
@@ -120,6 +136,13 @@ def settings_of_the_loss() -> Iterator[tuple[str, str, str]]:
         yield f"`{field.name}`", f"`{field.default!r}`".replace("'", ""), text.replace("``", "`")
 
 
+def tables_of_keys_without_effect() -> str:
+    """Paths of the tables, with their numbers of patterns of keys, in the order in which they apply."""
+    assert JOB.no_effect is not None
+    tables = {path: sum(len(row.keys) for row in rows_of(path)) for path in (JOB.no_effect, TABLE)}
+    return " and ".join(f"`{path.relative_to(ROOT)}` ({number} patterns)" for path, number in tables.items())
+
+
 def page() -> str:
     """The page as it should be."""
     loss = "Keys of `actor_rollout_ref.actor.policy_loss`. Defaults are those of the type; `algo=` sets its own.\n"
@@ -139,27 +162,16 @@ def page() -> str:
         *(f"{default_of(group)}\n\n{_table('option | meaning', list(options_of(group)))}" for group in GROUPS),
         "## Keys of verl's with another default here\n\nAn experiment may set them again.\n",
         *(f"```text\n{other_defaults(group)}\n```\n" for group in FILES),
+        NO_EFFECT.format(tables=tables_of_keys_without_effect()),
         TAIL,
     ]
     return "\n".join(parts)
 
 
-def no_effect_page() -> str:
-    """The page of keys without effect, with the tables as they are."""
-    text = NO_EFFECT_PAGE.read_text(encoding="utf-8")
-    return re.sub(
-        r"^(`(recipe/[\w/]+/no_effect\.yaml)`[^\n]*\n\n```yaml\n).*?(?=^```$)",
-        lambda match: match[1] + (ROOT / match[2]).read_text(encoding="utf-8"),
-        text,
-        flags=re.M | re.S,
-    )
-
-
 def main() -> None:
-    """Write the pages."""
-    for path, text in ((PAGE, page()), (NO_EFFECT_PAGE, no_effect_page())):
-        with atomic_path(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+    """Write the page."""
+    with atomic_path(PAGE) as temporary:
+        temporary.write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def _outlook(config: DictConfig, overrides: Sequence[Override]) -> Iterator[str]
     chosen = {runner.key_of(override): override.value() for override in overrides}
     if chosen.get("experiment") == "own":
         if "algo" not in chosen:
-            yield "without algo= this trains FSPO's loss (algo=fspo): docs/your-script.md names a script's"
+            yield "without algo= this trains FSPO's loss (algo=fspo): docs/verl.md#your-script names a script's"
         yield from left_to_verl.lines(config, overrides)
     yield from outlook(config)
 

@@ -20,7 +20,7 @@ Trains a policy with verl, Ray, FSDP and vLLM. Keys to swap:
 
   algo=fspo             loss, clip values and native advantage: {", ".join(choices("algo"))}
   experiment=demo       model, data, machine: {", ".join(choices("experiment"))}
-                        own: none of these; your main_ppo arguments go beside it (docs/your-script.md)
+                        own: none of these; your main_ppo arguments go beside it (docs/verl.md#your-script)
   mode=sync             when responses are generated: {", ".join(choices("mode"))}
   seed=1                of data order, sampling and initialisation
   evaluate=false        true: no training; avg@k and pass@k of the validation sets, with intervals

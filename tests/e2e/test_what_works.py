@@ -1,4 +1,4 @@
-"""What of verl works here: every row of docs/extending.md is run, or refused (tests/unit/test_refusals.py).
+"""What of verl works here: every row of docs/what-works.md is run, or refused (tests/unit/test_refusals.py).
 
 One command runs all rows, some of them in one start of the stack::
 
@@ -35,7 +35,7 @@ def slow(test: Callable[..., None]) -> Callable[..., None]:
 
 
 #: Overrides of each row, by its feature. Names in capitals stand for the paths of :func:`places`.
-ROWS = dict(re.findall(r"^\| (.+?) \| `([^`]+)` \| ", (ROOT / "docs/extending.md").read_text(encoding="utf-8"), re.M))
+ROWS = dict(re.findall(r"^\| (.+?) \| `([^`]+)` \| ", (ROOT / "docs/what-works.md").read_text(encoding="utf-8"), re.M))
 
 #: The rows that run, by the start of the stack that they share.
 STARTS = {

@@ -379,7 +379,7 @@ DISABLED: tuple[Row, ...] = (
     ),
 )
 
-#: The rows of docs/extending.md that are refused, by their feature.
+#: The rows of docs/what-works.md that are refused, by their feature.
 NOT_SERVED: Final[dict[str, str]] = {
     "verl's own asynchronous trainers": "trainer_mode=colocate_async",
     "verl's own synchronous trainer": "trainer_mode=sync",

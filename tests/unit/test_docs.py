@@ -114,7 +114,7 @@ def test_every_metric_setting_and_algorithm_is_explained() -> None:
     metrics |= {f"reward/status/{status.value}" for status in Status} | {metric for _, metric, *_ in STEP_COLUMNS}
     settings = {field.name for field in dataclasses.fields(SequenceLossSettings)}
     settings |= {f"algo={name}" for name in choices("algo")}
-    for page, names in (("docs/fairness.md", metrics), ("docs/algorithms.md", settings)):
+    for page, names in (("docs/metrics.md", metrics), ("docs/algorithms.md", settings)):
         assert names and {name for name in names if f"`{name}`" not in text_of(page)} == set(), page
 
 
@@ -221,7 +221,7 @@ def check_plain_verl(*arguments: str) -> None:
     from recipe.fspo.rules import plain_problems
 
     if arguments[0] == "...":  # the reader's own command; the page's complete one will do, without its loss
-        own = next(split_commands(blocks(DOCS / "from-main-ppo.md", "bash")[0]))[3:]
+        own = next(split_commands(blocks(DOCS / "verl.md", "bash")[0]))[3:]
         arguments = (*(word for word in own if ".policy_loss." not in word), *arguments[1:])
     GlobalHydra.instance().clear()
     with initialize_config_dir(config_dir=str(verl_config_dir()), version_base=None):

@@ -53,10 +53,3 @@ def test_every_row_names_keys_and_settings_that_there_are() -> None:
             switches = {switch for key in matching for switch in row.switches(key, config)}
             unknown += [f"{pattern}: {switch}" for switch in switches if not has_key(config, switch)]
     assert unknown == []
-
-
-def test_the_page_has_both_tables() -> None:
-    page = (ROOT / "docs/keys-without-effect.md").read_text(encoding="utf-8")
-    assert JOB.no_effect is not None
-    for table in (TABLE, JOB.no_effect):
-        assert f"```yaml\n{table.read_text(encoding='utf-8')}```\n" in page, "python -m benchmarks.settings writes it"

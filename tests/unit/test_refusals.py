@@ -132,8 +132,8 @@ def test_what_cannot_work_is_refused_with_key_value_and_remedy(say: Say, command
     check_all((row[0], partial(assert_one_holds, command.sentences_of(row, problems), row[1:])) for row in command.rows)
 
 
-#: Overrides of a feature that docs/extending.md lists.
-OF_THE_PAGE = dict(re.findall(r"^\| (.+?) \| `([^`]+)` \| ", (ROOT / "docs/extending.md").read_text("utf-8"), re.M))
+#: Overrides of a feature that docs/what-works.md lists.
+OF_THE_PAGE = dict(re.findall(r"^\| (.+?) \| `([^`]+)` \| ", (ROOT / "docs/what-works.md").read_text("utf-8"), re.M))
 
 
 @pytest.mark.parametrize("feature", NOT_SERVED)
@@ -153,7 +153,7 @@ def test_one_note_names_what_changes_nothing(say: Say, command: Command) -> None
     said = say(command)
     assert said.problems == []
     (note,) = said.notes
-    keys = note.partition(" here: ")[2].partition(" (docs/keys-without-effect.md)")[0].split(", ")
+    keys = note.partition(" here: ")[2].partition(" (docs/settings.md#keys-without-effect)")[0].split(", ")
     assert keys == [key for row in command.rows for key in row[1].split()]
 
 

@@ -236,7 +236,7 @@ def length_problems(config: DictConfig, max_positions: object) -> Iterator[str]:
             )
 
 
-# ---------------------------------------------------------------- settings by themselves (docs/extending.md)
+# ---------------------------------------------------------------- settings by themselves (docs/what-works.md)
 
 
 def engine_problems(config: DictConfig) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Settings that a command leaves to defaults which differ from verl's (docs/your-script.md)."""
+"""Settings that a command leaves to defaults which differ from verl's (docs/verl.md#your-script)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def lines(config: DictConfig, overrides: Sequence[Override]) -> list[str]:
         groups.setdefault(f"{_text(value, key)} -> {_text(here, key)}", []).append(key)
     texts = [f"{', '.join(keys)}: {values}" for values, keys in groups.items()]
     last = [f"  {'; '.join(texts[_LINES - 1 :])}"] if len(texts) >= _LINES else []
-    head = "not in your command, verl's default -> here (give KEY=VALUE for verl's; docs/your-script.md):"
+    head = "not in your command, verl's default -> here (give KEY=VALUE for verl's; docs/verl.md#your-script):"
     return [head, *(f"  {text}" for text in texts[: _LINES - 1]), *last] if texts else []
 
 

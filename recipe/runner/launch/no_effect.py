@@ -39,7 +39,7 @@ TABLE: Final = Path(__file__).with_suffix(".yaml")
 #: Their names disable nothing: verl switches the queue on itself, and does not read the other.
 _NO_SWITCHES: Final = ("transfer_queue.enable", "actor_rollout_ref.rollout.multi_turn.enable")
 _OPERATORS: Final = {">": operator.gt, "<=": operator.le}
-_PAGE: Final = "docs/keys-without-effect.md"
+_PAGE: Final = "docs/settings.md#keys-without-effect"
 _UNKNOWN: Final = "neither verl's code nor this recipe's has the name"
 _ABSENT: Final = object()
 
