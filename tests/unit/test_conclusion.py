@@ -245,13 +245,18 @@ def test_a_file_that_is_no_record_of_responses_is_named(tmp_path: Path, capsys: 
 
 def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT / "examples")
+    monkeypatch.setenv("MPLBACKEND", "Agg")
     notebook = json.loads(Path("audit.ipynb").read_text(encoding="utf-8"))
     namespace: dict[str, object] = {}
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), namespace)
-            stored = "".join(text for output in cell["outputs"] for text in output["text"])
+            stored = "".join(text for output in cell["outputs"] for text in output.get("text", []))
             assert alike(capsys.readouterr().out, stored)
+    assert any(
+        "image/png" in output.get("data", {}) for cell in notebook["cells"] for output in cell.get("outputs", [])
+    )
+    assert len(namespace["axes"].lines) == 4  # type: ignore[attr-defined]
     assert sum(cell["cell_type"] == "code" for cell in notebook["cells"]) >= 3
 
 
