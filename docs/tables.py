@@ -1,5 +1,5 @@
 """Hooks of mkdocs (mkdocs.yml): the site shows each table of docs/tables as a page, and links to it lead there. The
-references of docstrings lose their Sphinx roles."""
+references of docstrings lose their Sphinx roles. Pictures follow the site's switch between light and dark."""
 
 from __future__ import annotations
 
@@ -41,6 +41,12 @@ def on_page_content(content: str, **_: Any) -> str:
             return re.sub(r"<code.*?</code>", breaking, part[0], flags=re.S)
         return re.sub(r"(?<=[a-z_])[.=/](?=[a-z_*])(?![^<>]*>)", r"\g<0><wbr>", part[0])  # not in a tag
 
+    # GitHub knows <picture> only, which asks the system; the theme hides one of two images by the end of its address.
+    content = re.sub(
+        r'<picture>\s*<source[^>]* srcset="([^"]+)">\s*<img src="([^"]+)" alt="([^"]*)">\s*</picture>',
+        r'<img src="\1#only-dark" alt="\3"><img src="\2#only-light" alt="\3">',
+        content,
+    )
     content = re.sub(r":(?:mod|func|class|meth|data|attr):(?=<code>)|(?<=<code>)~(?=fspo)", "", content)
     return re.sub(r"<td.*?</td>", breaking, content, flags=re.S)
 

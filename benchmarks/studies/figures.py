@@ -27,7 +27,9 @@ from fspo.diagnostics import band_edges, removed
 from fspo.fairness.lre import Array, merge_bins
 from fspo.losses import ALGORITHMS
 from fspo.report.figures import STYLE, algo_looks, draw_clip_by_length
-from fspo.report.groups import LengthProfile
+from fspo.report.groups import LengthProfile, length_profile
+from fspo.report.runs import load_run
+from fspo.report.summary import draw_run
 from fspo.responses import Responses
 
 IMAGES: Final = Path(__file__).resolve().parents[2] / "docs/images"
@@ -226,6 +228,14 @@ def save(figure: Figure, path: Path) -> None:
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
     Image.open(drawn).quantize(method=Image.Quantize.FASTOCTREE).save(path, optimize=True)
+
+
+def draw_demo(folder: Path) -> None:
+    """Write the figure of a run of the demo, which docs/index.md shows, as ``run.png`` and dark."""
+    run = load_run(folder)
+    for suffix, colours in (("", {}), ("-dark", _DARK)):
+        with style.context([*STYLE, {"savefig.dpi": 100}, colours]):
+            save(draw_run(run, length_profile([run])), IMAGES / f"demo{suffix}.png")
 
 
 def draw() -> None:

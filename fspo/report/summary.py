@@ -43,7 +43,7 @@ def summarise(folder: Path) -> str:
     if max(run.steps, default=0) > 0:
         lines.append(f"LRE, symmetric, of all steps: {_lre(run, profile)}")
     with style.context(STYLE), atomic_path(picture) as temporary:
-        _draw(run, profile).savefig(temporary, format="png")
+        draw_run(run, profile).savefig(temporary, format="png")
     return "\n".join([*lines, f"status: {run.status}", f"metrics: {folder / METRICS_FILE}", f"figure: {picture}"])
 
 
@@ -65,8 +65,8 @@ def _lre(run: Run, profile: LengthProfile | None) -> str:
     return f"{shown} ({why})"
 
 
-def _draw(run: Run, profile: LengthProfile | None) -> Figure:
-    """The curves that a report draws, and the clip rate by length, of one run."""
+def draw_run(run: Run, profile: LengthProfile | None) -> Figure:
+    """The curves that a report draws, and the clip rate by length, of one run, in the style that is in force."""
     group, looks = RunGroup(run.algo, run.clip_values, [run]), algo_looks([run.algo])
     figure = Figure(figsize=(15, 7), layout="constrained")
     *panels, last = figure.subplots(2, 3).flat
