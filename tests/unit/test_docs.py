@@ -59,6 +59,34 @@ def blocks(page: Path, language: str) -> list[str]:
     return [block for _, block in re.findall(rf"^( *)```{language}\n(.*?)^\1```$", text_of(page), re.M | re.S)]
 
 
+def prose_of(page: Path) -> str:
+    return re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+@functools.cache
+def anchors_on_github(page: Path) -> set[str]:
+    """Those of the headings; mkdocs makes others where a sign stands between blanks."""
+    headings = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line) for line in re.findall(r"^#+ (.+)$", prose_of(page), re.M))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_pages_that_the_code_names_exist() -> None:
+    """In comments, messages and settings."""
+    code = [
+        path for folder in ("fspo", "recipe", "conf", "slurm", "benchmarks") for path in (ROOT / folder).rglob("*.*")
+    ]
+    named = {
+        name
+        for path in code
+        if path.suffix in {".py", ".yaml", ".sh", ".md"}
+        for name in re.findall(r"\bdocs/([\w/-]+\.md(?:#[\w-]+)?)", path.read_text(encoding="utf-8"))
+    }
+    assert named
+    for page, _, anchor in (name.partition("#") for name in named):
+        assert (DOCS / page).is_file(), page
+        assert not anchor or anchor in anchors_on_github(DOCS / page), f"{page}#{anchor}"
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     from mkdocs.commands.build import build
@@ -89,9 +117,10 @@ def check_page(page: Path) -> None:
     text = text_of(page)
     # A block without a language would not be seen by the tests of commands and examples.
     assert set(re.findall(r"^ *```(.*)$", text, re.M)[::2]) <= {"bash", "python", "text", "json", "yaml"}
-    if page not in ON_THE_SITE:  # where mkdocs looks at them
-        for target in re.findall(r"(?:\]\(|src(?:set)?=\")(?!https?:|#)([^)#\s\"]+)", text):
-            assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"(?:\]\(|src(?:set)?=\")(?!https?:)([^)#\s\"]*)#?([^)\s\"]*)", prose_of(page)):
+        file = page.parent / target if target else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors_on_github(file), f"{target}#{anchor}"
     for words in re.findall(r"`make ([a-z][^`]*)`", text):
         check_make(["make", *shlex.split(words)])
     if page.name != "CHANGELOG.md":  # which also names what there was
