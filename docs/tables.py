@@ -19,17 +19,32 @@ search: {{exclude: true}}
 ---
 # {name}
 
-The file: [{name}.csv]({name}.csv)
+A table of {pages}. The file: [{name}.csv]({name}.csv)
+
+<input type="search" class="fspo-rows" placeholder="rows that hold ..." aria-label="rows that hold" oninput="{filter}">
 
 {table}
 """
+#: Hides the rows that do not hold what was typed.
+_FILTER = (
+    "for (const row of document.querySelectorAll('tbody tr'))"
+    " row.hidden = !row.textContent.toLowerCase().includes(this.value.toLowerCase())"
+)
+
+
+def _pages_of(table: str, docs: Path) -> str:
+    """Links to the pages that name a table."""
+    pages = [page for page in sorted(docs.rglob("*.md")) if f"tables/{table}.csv" in page.read_text(encoding="utf-8")]
+    titles = {page: page.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for page in pages}
+    return ", ".join(f"[{title}](../{page.relative_to(docs).as_posix()})" for page, title in titles.items())
 
 
 def on_files(files: Files, config: Any) -> None:
     for path in sorted(Path(config.docs_dir).glob("tables/*.csv")):
         with path.open(encoding="utf-8", newline="") as file:
             heads, *rows = [[re.sub(r"([*_])", r"\\\1", html.escape(cell)) for cell in row] for row in csv.reader(file)]
-        page = _PAGE.format(name=path.stem, table=markdown_table(heads, rows))
+        pages = _pages_of(path.stem, Path(config.docs_dir))
+        page = _PAGE.format(name=path.stem, pages=pages, filter=_FILTER, table=markdown_table(heads, rows))
         files.append(File.generated(config, f"tables/{path.stem}.md", content=page))
 
 
