@@ -202,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.in_this_process:
         row = measure(chosen.in_this_process, chosen.device, chosen.gpus, folder)
         for name, value in row["numbers"].items():
-            if not isinstance(value, str) and not math.isfinite(value):  # of which JSON knows nothing
+            if not isinstance(value, str) and not math.isfinite(value):  # which JSON lacks
                 row["numbers"][name] = str(value)
         (folder / f"{chosen.in_this_process}.json").write_text(json.dumps(row), encoding="utf-8")
         return int(row["verdict"] == "failed")
