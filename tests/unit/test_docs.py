@@ -172,7 +172,8 @@ def test_python_examples_run(tmp_path: Path) -> None:
 
 def run_examples(page: Path, folder: Path) -> None:
     """A page's blocks run in order, in one namespace, beside a run folder with records."""
-    write_run(folder / "RUN")
+    for name in ("RUN", "audit"):  # the second as examples/own_loop.py and trl_fspo.py call it
+        write_run(folder / name)
     module, before = ModuleType(page.stem), dict(POLICY_LOSS_REGISTRY)
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
         patch.chdir(folder)  # some write files
