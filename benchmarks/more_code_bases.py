@@ -151,6 +151,94 @@ def vespo(source: Source) -> Iterator[Known]:
     yield from (known("token-mean"), known("seq-mean-token-mean"))
 
 
+def relax(source: Source) -> Iterator[Known]:
+    """Relax's losses, of lists of samples, each its mean over tokens; OPSM removes responses with A < 0.
+
+    Its trainer does not hand ``--eps-clip-c`` on, so there is no dual clip.
+    """
+    names = ("compute_policy_loss", "compute_gspo_kl", "compute_sapo_loss", "compute_opsm_mask")
+    losses = source.definitions("relax/utils/training/ppo_utils.py", names, {"Namespace": SimpleNamespace})
+
+    def known(name: str, opsm: bool = False) -> Known:
+        def loss(c: Call) -> Any:
+            new, old, advantages, mask = c.lists
+            kl = losses.compute_gspo_kl(new, old, new, mask) if name == "gspo" else (c.old - c.new).flatten()
+            if name == "sapo":
+                terms, _ = losses.compute_sapo_loss(kl, c.advantages.flatten(), 1.0, 1.05)
+            else:
+                terms, _ = losses.compute_policy_loss(kl, c.advantages.flatten(), *(GSPO if name == "gspo" else PPO))
+            if opsm:
+                settings = SimpleNamespace(opsm_delta=1e-4)
+                terms = terms * losses.compute_opsm_mask(settings, new, old, advantages, mask)[0]
+            means_B = (terms.view_as(c.new) * c.mask).sum(-1) / c.mask.sum(-1).clamp(min=1)
+            return means_B.sum() / c.responses * c.ranks
+
+        return adapted(f"{name}{', OPSM' if opsm else ''}", loss)
+
+    yield from (known("gspo"), known("gspo", opsm=True), known("grpo"), known("grpo", opsm=True), known("sapo"))
+
+
+class _SentBack:
+    """Stands for the scale with which a trainer's method sends its loss back by itself, and keeps that loss."""
+
+    loss: Any = None
+
+    def __rmul__(self, loss: Any) -> _SentBack:
+        self.loss = loss
+        return self
+
+    def backward(self) -> None:
+        """Nothing: the checks take the gradient."""
+
+
+def unirl(source: Source) -> Iterator[Known]:
+    """UniRL's algorithms for text, a mean over the micro-batch, which its trainer scales by its share of the rows.
+
+    They get packed responses without padding; masked tokens between counted ones stay in them, with ``loss_mask``.
+    """
+    folder = "unirl/algorithms/"
+    space: dict[str, Any] = {"StageAlgorithm": object, "AlgorithmStepResult": SimpleNamespace}
+    helpers = ["typed_conditions", "_grpo_clip_loss", "_resolve_clip_range_from_schedule"]
+    helpers += ["rollout_replay_logp_absdiff", "rollout_replay_k3"]
+    space |= vars(source.definitions(f"{folder}base.py", helpers, space))
+    space |= vars(source.definitions(f"{folder}grpo.py", ("GRPO",), space))
+    space |= vars(source.definitions(f"{folder}gspo.py", ("GSPO",), space))
+    for name in ("cppo", "dppo"):
+        space |= vars(source.definitions(f"{folder}{name}.py", (f"_{name}_mask", f"_{name}_loss", name.upper()), space))
+    space |= vars(source.definitions(f"{folder}drpo.py", ("_drpo_loss", "DRPO"), space))
+
+    def known(name: str, mode: str = "", **settings: Any) -> Known:
+        stage = SimpleNamespace()
+        settings |= {"loss_agg_mode": mode} if mode else {}
+        algorithm = space[name.upper()](pipeline=SimpleNamespace(ar=stage), sampling_temperature=1.0, **settings)
+
+        def loss(c: Call) -> Any:
+            spans = [slice(int(on[0]), int(on[-1]) + 1) for row in c.mask if len(on := row.nonzero()[:, 0])]
+            rows = [b for b, row in enumerate(c.mask) if row.any()]
+            if not rows:
+                return c.new[:, :1].sum() * 0.0
+
+            def packed(values: Any) -> Any:
+                return torch.cat([values[b, span] for b, span in zip(rows, spans, strict=True)])
+
+            stage.replay = lambda *_, **__: packed(c.new)
+            segment = SimpleNamespace(tokens=packed(c.mask), log_probs=packed(c.old), rollout_log_probs=None)
+            segment.loss_mask, segment.lengths = packed(c.mask), torch.tensor([x.stop - x.start for x in spans])
+            scale = _SentBack()
+            algorithm.compute_loss_and_backward(
+                conditions={}, segment=segment, advantages=c.of_response[rows], training_progress=0.0, loss_scale=scale
+            )
+            return scale.loss * len(rows) / c.responses * c.ranks
+
+        return adapted(f"{name}{f', {mode}' if mode else ''}", loss)
+
+    yield known("gspo", clip_range=GSPO[0], clip_range_high=GSPO[1])
+    for mode in ("token-mean", "seq-mean-token-mean"):
+        yield known("grpo", mode, clip_range=PPO[0], clip_range_high=PPO[1])
+    for name in ("dppo", "cppo", "drpo"):
+        yield known(name, "seq-mean-token-sum-norm")
+
+
 #: Each code base by a file that only it has.
 MORE_CODE_BASES: Final = {
     "miles": ("miles/backends/training_utils/loss_hub/math_utils.py", miles),
@@ -158,5 +246,7 @@ MORE_CODE_BASES: Final = {
     "EasyR1": ("verl/trainer/core_algos.py", easyr1),
     "labs-molt": ("molt/models/loss.py", molt),
     "RLinf": ("rlinf/algorithms/losses.py", rlinf),
+    "Relax": ("relax/utils/training/ppo_utils.py", relax),
+    "UniRL": ("unirl/algorithms/gspo.py", unirl),
     "VESPO": ("recipe/vespo/code/core_algos.py", vespo),
 }
