@@ -199,7 +199,7 @@ def compare(mine: PolicyLoss, like: PolicyLoss) -> Comparison:
     for move in (0.0, 3e-3, 0.3):
         for situation in _situations(_batch(move)):
             if not _agree_too(mine, like, factor, situation):
-                return Comparison(False, f"{own}, but not {situation.name}")
+                return Comparison(False, f"{own}, but not {situation.name}{_there(mine, like, factor, situation)}")
     ignored = False
     for situation in _weighed(_batch(3e-3)):
         try:
@@ -230,6 +230,17 @@ def _agree_too(mine: PolicyLoss, like: PolicyLoss, factor: tuple[float, float], 
         return pair.agrees(k, exponent)
     except LossError:
         return False
+
+
+def _there(mine: PolicyLoss, like: PolicyLoss, factor: tuple[float, float], situation: _Situation) -> str:
+    """The other factor of a situation, where the first one is none that a learning rate could replace; else nothing."""
+    try:
+        other = None if _in_words(*factor) == "equal" else _Pair.of(mine, like, situation).factor()
+    except LossError:
+        other = None
+    if other is None:
+        return ""
+    return f", where it is {_in_words(*other)}: the factor depends on the number of responses or tokens"
 
 
 def _in_words(k: float, exponent: float) -> str:

@@ -257,6 +257,8 @@ def test_a_planted_fault_is_found(loss: Loss, check: str, says: str) -> None:
     assert check in problems, problems
     assert says in problems[check], problems[check]
     assert any(word in problems[check] for word in REMEDIES), problems[check]
+    if check == "repeats":  # what changes its inputs reads no advantage outside the mask
+        assert not any("advantages[:, 0]" in one for one in problems.values())
     if check in ("gradient", "weights", "sides"):  # one fault is not blamed on all
         assert len(problems) == 1
 

@@ -185,7 +185,7 @@ def test_weights_by_token_are_compared_where_the_named_loss_takes_them() -> None
         ("PPO", {"ratio": linear}, "equal up to log-ratio 0.0004", "length_normalised in place of token"),
         ("PPO", {"ratio": of_micro_batch}, "another loss", "another in place of token"),
         ("PPO", {"mean": "responses"}, "42 1/L times", ""),
-        ("PPO", {"mean": "width"}, "0.1235 times", ""),
+        ("PPO", {"mean": "width"}, "0.1235 times", "where it is 0.15"),
         ("PPO", {"worse": torch.min}, "equal up to log-ratio 0.0", "A > 0 below: from 0.25 in place of never"),
         ("PPO", {"band": lambda _: (0.72, 1.2)}, "equal up to log-ratio 0.0", "A > 0 above: from 0.21"),
         ("PPO", {"band": lambda _: (0.0, 9e9)}, "equal up to log-ratio 0.0", "A > 0 above: never"),
