@@ -56,6 +56,17 @@ trainer: {experiment_name: grpo, total_training_steps: 2, val_before_train: fals
           v1: {trainer_mode: runner}}
 """
 
+#: A mask and a correction of verl's that act where the engine computes in bf16, and the trainer in fp32.
+KEPT, AT_MOST = (0.998, 1.002), 1.01
+CORRECTION = (
+    "actor_rollout_ref.rollout.dtype=bfloat16",
+    "actor_rollout_ref.rollout.calculate_log_probs=true",
+    "algorithm.rollout_correction.rollout_is=sequence",
+    f"algorithm.rollout_correction.rollout_is_threshold={AT_MOST}",
+    "algorithm.rollout_correction.rollout_rs=seq_mean_k1",
+    f"algorithm.rollout_correction.rollout_rs_threshold='{KEPT[0]}_{KEPT[1]}'",
+)
+
 
 def test_verls_own_grpo_trains_in_the_runners_care(tmp_path: Path) -> None:
     (tmp_path / "grpo.py").write_text(JOB)
@@ -109,7 +120,7 @@ def test_verls_own_command_trains_with_the_recipe_s_trainer(tmp_path: Path, monk
 
 @pytest.mark.parametrize("loss", ["gspo", pytest.param("vanilla", marks=pytest.mark.nightly)])
 def test_verls_own_trainer_trains_with_an_audit(loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left of the recipe is the audit: trainer, workers and loss are verl's."""
+    """What is left of the recipe is the audit, of the loss and of verl's correction: the rest is verl's."""
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # what it sets is undone
     settings = (*SMALL, "trainer.save_freq=-1", "trainer.logger=[file]")
     words, environment = plain_verl(tmp_path, *settings)
@@ -117,7 +128,7 @@ def test_verls_own_trainer_trains_with_an_audit(loss: str, tmp_path: Path, monke
     if loss == "gspo":
         words += ["actor_rollout_ref.actor.clip_ratio_low=3e-3", "actor_rollout_ref.actor.clip_ratio_high=4e-3"]
     audit = {"FSPO_AUDIT": str(tmp_path / "audit"), "VERL_USE_EXTERNAL_PLUGINS": "fspo"}
-    start = Start(tmp_path, *words, **environment, **audit)
+    start = Start(tmp_path, *words, *CORRECTION, **environment, **audit)
     try:
         assert start.process.wait(600) == 0, start.output()[-6000:]
     finally:
@@ -128,9 +139,17 @@ def test_verls_own_trainer_trains_with_an_audit(loss: str, tmp_path: Path, monke
         assert math.isfinite(metrics["actor/pg_loss"])
         assert "actor/seq_outside_band" not in metrics  # only this package's losses report it
     assert start.output().count("FSPO_AUDIT: ") == 1 and f"loss {loss}" in start.output()
+    correction = read_table(f"{tmp_path / 'audit'}-correction")
+    assert (correction.problems, correction.meta["loss"], len(correction)) == ([], "rollout_correction", 2 * 8 * 8)
+    s, length, kept, weight = (correction.columns[name].astype(float) for name in ("S", "L", "kept", "weight"))
+    # verl's rule, away from its bounds by what a float32 sum is uncertain
+    outside = np.maximum(-s / length - math.log(KEPT[1]), math.log(KEPT[0]) + s / length)
+    assert (kept[abs(outside) > 1e-6] == (outside < 0)[abs(outside) > 1e-6]).all() and 0 < kept.sum() < len(kept)
+    np.testing.assert_allclose(weight[kept == 1], np.minimum(np.exp(s), AT_MOST)[kept == 1], atol=1e-5)
+    assert (weight[kept == 1] < 0.999).any() and (abs(weight[kept == 1] - AT_MOST) < 1e-6).any()
     table = read_table(tmp_path / "audit")
     assert (table.problems, table.meta["loss"], table.meta["rule"]) == ([], loss, "known")
-    assert len(table) == 2 * 8 * 8  # steps, prompts, responses each
+    assert len(table) == kept.sum()  # of a response that is rejected as a whole no token is left
     moved = table.columns["minibatch"] > 0
     columns = {name: values[moved] for name, values in table.columns.items()}
     for step, metrics in steps.items():
