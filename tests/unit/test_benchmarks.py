@@ -15,7 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 from messages import unpadded
 
-from benchmarks import code_bases, faults, public_losses, versus_verl
+from benchmarks import code_bases, faults, peers, public_losses, versus_verl
 from benchmarks.checkouts import Call, Source, adapted, not_run
 from benchmarks.code_bases import CODE_BASES
 from benchmarks.faults import KILLS, MOMENTS, PROCESSES, ROWS, verdict
@@ -287,3 +287,31 @@ def test_a_row_says_which_named_loss_it_equals() -> None:
     rows = PolicyLoss(by_rows, gspo.config, gspo.loss_agg_mode)
     assert [public_losses.equal_to(loss) for loss in (gspo, twice)] == ["GSPO", "-"]
     assert public_losses.equal_to(rows).startswith("GSPO, but not in a micro-batch")
+
+
+# ---------------------------------------------------------------- verl's own tests beside the plugins
+
+TESTS_OF_A_PEER = """
+import os
+
+def test_the_same(): pass
+def test_fails_in_both(): assert False
+def test_differs(): assert "FSPO_AUDIT" not in os.environ
+"""
+
+
+def test_a_test_that_only_the_plugins_break_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tmp_path / "verl").mkdir()  # of the checkout, and not what is tested
+    (tests / "test_peer_on_cpu.py").write_text(TESTS_OF_A_PEER)
+    (tests / "test_cannot_on_cpu.py").write_text("import no_such_package")
+    assert peers.main([str(tmp_path)]) == 1
+    shown = capsys.readouterr().out
+    assert "test_differs: passed without the plugins, failed with them\ndiffer: 1" in shown
+    assert "of 2 files: {'error': 1, 'passed': 1, 'failed': 1}" in shown
+    with pytest.raises(SystemExit, match="2"):
+        peers.main([str(tmp_path), "--files", "tests/test_gone.py"])
+    assert "tests/test_gone.py" in capsys.readouterr().err
+    (tests / "test_hangs.py").write_text("import time\ntime.sleep(99)")
+    assert peers.run(tmp_path, "tests/test_hangs.py", True, limit_s=1.0) == {"tests/test_hangs.py": "no end"}
