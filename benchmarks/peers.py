@@ -8,6 +8,7 @@ Prints the outcomes that both have, the tests that differ, and the files that di
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-#: Of the checkout, these would be imported in place of the installed packages.
+#: Of the checkout, these would be imported in place of the installed packages. verl's tests read files of verl.
 _INSTALLED: Final = ("verl", "recipe")
 _NO_END: Final = "no end"
 
@@ -69,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lines: list[str] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
+        release = importlib.util.find_spec("verl")
+        if release is not None and release.submodule_search_locations:
+            (folder / "verl").symlink_to(release.submodule_search_locations[0])
         for entry in checkout.iterdir():
             if entry.name not in _INSTALLED:
                 (folder / entry.name).symlink_to(entry)
