@@ -1,8 +1,9 @@
-"""``python -m benchmarks.scripts CHECKOUT``: what the recipe says to the launch scripts of a checkout of verl.
+"""``python -m benchmarks.scripts CHECKOUT...``: what the recipe says to the launch scripts of checkouts of verl.
 
 bash itself runs each script that starts ``main_ppo``, in a copy of the checkout, without a network, and with a PATH on
 which every program but a few that only read and print is a stub: quoting, arrays and defaults are bash's own. The
-arguments are then composed and checked as ``dry_run=true`` does, all in one process.
+arguments are then composed and checked as ``dry_run=full`` does, each command in a child of one process. What a script
+runs once its remedies are applied is compared leaf by leaf with verl's own composition of the script's arguments.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from recipe.fspo.job import JOB, compose
+from recipe.fspo.job import JOB, choices, compose
 from recipe.runner import main as runner
 from recipe.runner.launch import compose as runner_compose
-from recipe.runner.launch.compose import SEARCH_PATH, parsed, text_of
+from recipe.runner.launch.compose import SEARCH_PATH, has_key, is_below, leaves, parsed, text_of, verl_config_dir
 from recipe.runner.launch.machine import export_platform
 from recipe.runner.launch.no_effect import values_of
 
@@ -77,6 +81,8 @@ _PLACEHOLDER: Final = re.compile(r"=(?:FOLDER|FILE|NAME|VALUE|RUN|\[FOLDER\]|\[\
 #: Keys that stand in no group of the error's: choices of groups, and whole keys.
 _CHOICES: Final = ("algo", "mode", "experiment", "seed")
 _ROOTS: Final = ("actor_rollout_ref.", "algorithm.", "critic.", "data.", "fspo.", "reward.", "run.", "trainer.")
+#: Where ``dry_run=full`` prints the configuration, after everything else.
+_CONFIGURATION: Final = "\nactor_rollout_ref:\n"
 _TOKENS: Final = "16"  # of a response in every script; the length itself decides nothing here
 
 
@@ -127,12 +133,16 @@ class Answer:
         errors: Its errors.
         silent: Keys that were given, that no line names, and that have no effect by what :func:`_without_reader` sees.
         traceback: Whether it ended with one.
+        text: All that it says, without the configuration.
+        config: What the run would do; empty for a command that is refused.
     """
 
     status: int
     errors: list[str] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)
     traceback: bool = False
+    text: str = ""
+    config: DictConfig = field(default_factory=OmegaConf.create)
 
 
 @functools.cache
@@ -161,18 +171,20 @@ def _without_reader(key: str, config: DictConfig) -> str | None:
 
 
 def answer(words: Sequence[str]) -> Answer:
-    """What ``python -m recipe.fspo.main WORDS dry_run=true`` says, in a child of this process."""
+    """What ``python -m recipe.fspo.main WORDS dry_run=full`` says, in a child of this process."""
     with tempfile.TemporaryFile("w+") as out:
         child = os.fork()
         if child == 0:
             _answer(words, out)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         out.seek(0)
-        text = out.read()
+        text, _, config = out.read().partition(_CONFIGURATION)
+    config, *more = f"{_CONFIGURATION}{config}".split(f"\n{_SILENT}") if config else ("",)
     lines = text.splitlines()
-    silent = [line.removeprefix(_SILENT) for line in lines if line.startswith(_SILENT)]
+    silent = [line.strip() for line in more]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return Answer(status, errors, silent, "Traceback (most recent call last)" in text)
+    has_traceback = any("Traceback (most recent call last)" in part for part in (text, config, *more))
+    return Answer(status, errors, silent, has_traceback, text, OmegaConf.create(config))  # type: ignore[arg-type]
 
 
 def _answer(words: Sequence[str], out: TextIO) -> None:
@@ -181,18 +193,19 @@ def _answer(words: Sequence[str], out: TextIO) -> None:
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             try:
-                runner.main(JOB, str, "", [*words, "dry_run=true"])
+                runner.main(JOB, str, "", [*words, "dry_run=full"])
                 status = 0
             except SystemExit as ended:
                 status = int(ended.code or 0)
             out.flush()
             if status == 0:
                 out.seek(0)
-                named = out.read()
+                named, _, _ = out.read().partition(_CONFIGURATION)
+                out.seek(0, os.SEEK_END)
                 config = compose(words)
                 for key in values_of(config, parsed(words)):
                     if not re.search(rf"(?<![\w.]){key}(?![\w.])", named) and (why := _without_reader(key, config)):
-                        print(f"{_SILENT}{key}: {why}")
+                        print(f"\n{_SILENT}{key}: {why}")
     except BaseException:
         traceback.print_exc(file=out)
     out.flush()
@@ -319,8 +332,8 @@ def _compose_once(base: str) -> None:
         return config
 
     runner_compose.hydra_compose = compose_once  # type: ignore[attr-defined]
-    for choices in ([], [base], *([base, f"algo={algo}"] for algo in ("grpo", "gspo_verl"))):
-        compose(choices)
+    for groups in ([], [base], *([base, f"algo={algo}"] for algo in ("grpo", "dapo", "gspo_verl"))):
+        compose(groups)
 
 
 def _is_of_another_engine(last: Answer) -> bool:
@@ -328,25 +341,124 @@ def _is_of_another_engine(last: Answer) -> bool:
     return any("not served" in error for error in last.errors)
 
 
-def tried(words: Sequence[str]) -> tuple[Answer, int, Answer]:
-    """The answer to a command, after how many edits it passes or no edit is left, and the answer then."""
-    first = last = answer(words)
-    edits = 0
-    while last.status and not last.traceback and edits < _MOST_EDITS and not _is_of_another_engine(last):
-        rest = edited(words, last.errors)
-        if rest == words:
+@dataclass
+class Trial:
+    """The answers to a command and to its edits, and the words of the last one."""
+
+    answers: list[Answer]
+    words: list[str]
+
+    @property
+    def first(self) -> Answer:
+        """The answer to the command."""
+        return self.answers[0]
+
+    @property
+    def last(self) -> Answer:
+        """The answer once it passes, or once no edit is left."""
+        return self.answers[-1]
+
+    @property
+    def edits(self) -> int:
+        """The rounds of remedies."""
+        return len(self.answers) - 1
+
+
+def tried(words: Sequence[str]) -> Trial:
+    """Give a command, and apply remedies, until it passes or no edit is left."""
+    trial = Trial([answer(words)], [*words])
+    while trial.last.status and not trial.last.traceback and trial.edits < _MOST_EDITS:
+        rest = edited(trial.words, trial.last.errors)
+        if rest == trial.words or _is_of_another_engine(trial.last):
             break
-        edits, words = edits + 1, rest
-        last = answer(words)
-    return first, edits, last
+        trial.words = rest
+        trial.answers.append(answer(rest))
+    return trial
+
+
+# ---------------------------------------------------------------- leaf by leaf against verl
+
+
+def algorithm(words: Sequence[str]) -> str:
+    """The ``algo=`` of a script's arguments, by the table of docs/your-script.md."""
+    values = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
+    actor = "actor_rollout_ref.actor"
+    loss = values.get(f"{actor}.policy_loss.loss_mode", "vanilla").strip("'\"")
+    if loss == "vanilla":
+        return "dapo" if values.get(f"{actor}.clip_ratio_high") == "0.28" else "grpo"
+    named = {"gspo": "gspo_verl", "geo_mean": "gmpo"}.get(loss, loss)
+    return named if named in choices("algo") else "grpo"
+
+
+@functools.cache
+def _plain_verl() -> bytes:
+    """verl's ``ppo_trainer`` without overrides, pickled."""
+    with initialize_config_dir(config_dir=str(verl_config_dir()), version_base=None):
+        return pickle.dumps(hydra_compose("ppo_trainer"))
+
+
+def verls(words: Sequence[str]) -> DictConfig:
+    """What verl's own command composes from the same arguments; those that it refuses are left out."""
+    taken, plain = [], pickle.loads(_plain_verl())
+    for word in words:
+        with contextlib.suppress(HydraException, OmegaConfBaseException):
+            (override,) = parsed([word])
+            if has_key(plain, override.key_or_group) or "." in override.key_or_group:
+                ConfigLoaderImpl._apply_overrides_to_config([override], plain)
+            taken.append(word)
+    with initialize_config_dir(config_dir=str(verl_config_dir()), version_base=None):
+        config = hydra_compose("ppo_trainer", overrides=taken)
+    from verl.experimental.reward_loop import migrate_legacy_reward_impl
+
+    OmegaConf.set_struct(config, False)
+    with contextlib.redirect_stdout(None):
+        migrated: DictConfig = migrate_legacy_reward_impl(config)
+    return migrated
+
+
+def unnamed(words: Sequence[str], trial: Trial) -> tuple[int, list[str]]:
+    """How many leaves of verl's configuration a run has otherwise, and those of them that nothing names, with values.
+
+    A leaf is named if some answer to the command has its key, or if the command that passes gives it this value.
+    """
+    of_verl, here = verls(words), trial.last.config
+    text = "\n".join(one.text for one in trial.answers)
+    given = {word.lstrip("+~").partition("=")[0] for word in trial.words}
+    differing, missing = 0, []
+    for key, _ in leaves(OmegaConf.to_container(of_verl)):
+        value, own = (_plain(OmegaConf.select(of, key, throw_on_resolution_failure=False)) for of in (of_verl, here))
+        if not has_key(here, key):
+            own = "no such key"
+        if own == value or own == _absolute(value) or own == [_absolute(value)] or "***" in str(own):
+            continue
+        differing += 1
+        if not re.search(rf"(?<![\w.]){re.escape(key)}(?![.]?\w)", text) and not is_below(key, given):
+            missing.append(f"{key}: {value} -> {own}")
+    return differing, missing
+
+
+def _plain(value: Any) -> Any:
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+def _absolute(value: Any) -> Any:
+    """A path, or each of a list, as a run has it in its own folder."""
+    if isinstance(value, list):
+        return [_absolute(one) for one in value]
+    return os.path.abspath(os.path.expanduser(value)) if isinstance(value, str) else value
 
 
 def main() -> None:
-    """Parse the command line, try the scripts of the checkout, and print a line for each and the sums."""
+    """Parse the command line, try the scripts of the checkouts, and print a line for each and the sums."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scripts", description=__doc__)
-    parser.add_argument("checkout", type=Path, help="a checkout of verl, or of recipes for it")
-    parser.add_argument("--experiment", help="one to put the arguments on; without it none, as with ~experiment")
+    parser.add_argument("checkouts", type=Path, nargs="+", help="checkouts of verl, or of recipes for it")
+    parser.add_argument(
+        "--experiment",
+        help="one to put the arguments on, with algo= by the table of docs/your-script.md; without it none, as with "
+        "~experiment",
+    )
     parser.add_argument("--only", default="", help="a part of the paths to try")
+    parser.add_argument("--at-most", type=int, help="scripts with different arguments of each checkout, evenly spread")
     args = parser.parse_args()
     export_platform(compose(["~experiment"]), elsewhere=True)  # as the command does, before verl is imported
     for module in ("recipe.runner.launch.start", "recipe.runner.plan.prediction"):
@@ -354,31 +466,56 @@ def main() -> None:
     base = f"experiment={args.experiment}" if args.experiment else "~experiment"
     _compose_once(base)
     _names()
-    sums, silent = Counter[str](), Counter[str]()
+    _plain_verl()
+    sums, silent, nameless = Counter[str](), Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
-        for path, words in arguments(
-            args.checkout, [path for path in scripts(args.checkout) if args.only in str(path)]
-        ):
-            name = path.relative_to(args.checkout)
-            if not words:
-                sums["starts no training here"] += 1
-                print(f"{name}: starts no training here")
-                continue
-            first, edits, last = tried([base, f"run.dir={folder}/run", *words])
-            verdict = "refused" if last.status else f"passes after {edits} edit(s)" if edits else "passes"
-            verdict = "TRACEBACK" if first.traceback or last.traceback else verdict
-            sums[re.sub(r" \d+ ", " ", verdict)] += 1
-            silent.update(last.silent)
-            why = [f"  {error}" for error in first.errors + (last.errors if last.status else [])]
-            print(
-                f"{name}: {verdict}",
-                *dict.fromkeys(why),
-                *(f"  without a word: {key}" for key in last.silent),
-                sep="\n",
-            )
+        for checkout in args.checkouts:
+            paths = [path for path in scripts(checkout) if args.only in str(path)]
+            for path, words in _spread(arguments(checkout, paths), args.at_most):
+                name = f"{checkout.name}/{path.relative_to(checkout)}"
+                if not words:
+                    sums["starts no training here"] += 1
+                    print(f"{name}: starts no training here")
+                    continue
+                more = [base, f"algo={algorithm(words)}"] if args.experiment else [base]
+                # The page has these options left out before anything else.
+                own = [word for word in words if not word.startswith(("--config-", "-c"))]
+                trial = tried([*more, f"run.dir={folder}/run", *own])
+                verdict = _verdict(trial)
+                sums[verdict] += 1
+                silent.update(trial.last.silent)
+                why = trial.first.errors + (trial.last.errors if trial.last.status else [])
+                lines = [f"  {error}" for error in dict.fromkeys(why)]
+                lines += [f"  without a word: {key}" for key in trial.last.silent]
+                if trial.last.status == 0:
+                    differing, missing = unnamed(own, trial)
+                    sums["leaves other than verl's"] += differing
+                    nameless.update(missing)
+                    lines += [
+                        f"  {differing} leaves other than verl's",
+                        *(f"  nothing names {leaf}" for leaf in missing),
+                    ]
+                print(f"{name}: {verdict}", *lines, sep="\n", flush=True)
     print(*(f"{count:5d}  {what}" for what, count in sums.most_common()), sep="\n")
-    print(f"{silent.total():5d}  keys without effect, without a word")
-    print(*(f"{count:5d}    {key}" for key, count in silent.most_common()), sep="\n")
+    for counts, what in ((silent, "keys without effect, without a word"), (nameless, "leaves that nothing names")):
+        print(f"{counts.total():5d}  {what}")
+        print(*(f"{count:5d}    {key}" for key, count in counts.most_common()), sep="\n")
+
+
+def _spread(starts: Iterator[tuple[Path, list[str]]], most: int | None) -> list[tuple[Path, list[str]]]:
+    """The scripts, or ``most`` of those with different arguments, evenly spread."""
+    if most is None:
+        return [*starts]
+    distinct = list({tuple(words): (path, words) for path, words in starts if words}.values())
+    return distinct if len(distinct) <= most else [distinct[i * len(distinct) // most] for i in range(most)]
+
+
+def _verdict(trial: Trial) -> str:
+    if trial.first.traceback or trial.last.traceback:
+        return "TRACEBACK"
+    if trial.last.status:
+        return "needs another engine" if _is_of_another_engine(trial.last) else "refused"
+    return f"passes after {trial.edits} round(s) of remedies" if trial.edits else "passes"
 
 
 if __name__ == "__main__":

@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scripts import answer, arguments, edited, scripts, tried
-from recipe.runner.launch import no_effect
+from benchmarks.scripts import algorithm, answer, arguments, edited, scripts, tried, unnamed
+from recipe.runner.launch import left_to_verl, no_effect
+
+OWN = [
+    "data.train_files=/data/t.parquet",
+    "actor_rollout_ref.model.path=/models/m",
+    "actor_rollout_ref.rollout.n=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+    "actor_rollout_ref.actor.use_dynamic_bsz=True",
+    "trainer.n_gpus_per_node=8",
+]
 
 QUOTING = r"""
 set -euo pipefail
@@ -109,5 +118,31 @@ def test_a_key_without_effect_and_without_a_word_is_seen(tmp_path: Path, monkeyp
     ],
 )
 def test_remedies_done_to_the_letter_pass(tmp_path: Path, words: str) -> None:
-    first, edits, last = tried(["experiment=demo", f"run.dir={tmp_path}/run", *words.split()])
-    assert (first.status, last.errors) == (2, []) and 0 < edits < 3
+    trial = tried(["experiment=demo", f"run.dir={tmp_path}/run", *words.split()])
+    assert (trial.first.status, trial.last.errors) == (2, []) and 0 < trial.edits < 3
+
+
+def test_a_leaf_other_than_verls_that_nothing_names_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["data.train_batch_size=64", "data.val_files=v.parquet", "actor_rollout_ref.rollout.val_temperature=0.6"]
+    command = ["experiment=own", "algo=grpo", f"run.dir={tmp_path}/run", *words, *OWN]
+    trial = tried(command)
+    assert (trial.last.errors, trial.edits) == ([], 1) and trial.last.config.data.train_batch_size == 64
+    differing, missing = unnamed([*words, *OWN], trial)
+    assert differing > 9 and missing == []
+    monkeypatch.setattr(left_to_verl, "lines", lambda *_: [])
+    _, missing = unnamed([*words, *OWN], tried(command))
+    assert {"algorithm.adv_estimator: gae -> grpo", "data.filter_overlong_prompts: False -> True"} <= {*missing}
+
+
+@pytest.mark.parametrize(
+    ("words", "algo"),
+    [
+        ([], "grpo"),
+        (["actor_rollout_ref.actor.clip_ratio_high=0.28"], "dapo"),
+        (["actor_rollout_ref.actor.policy_loss.loss_mode=gspo"], "gspo_verl"),
+        (["actor_rollout_ref.actor.policy_loss.loss_mode=cispo"], "cispo"),
+        (["actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov"], "grpo"),
+    ],
+)
+def test_the_algorithm_of_a_script_is_that_of_the_pages_table(words: list[str], algo: str) -> None:
+    assert algorithm(words) == algo
