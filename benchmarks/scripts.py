@@ -83,6 +83,8 @@ _CHOICES: Final = ("algo", "mode", "experiment", "seed")
 _ROOTS: Final = ("actor_rollout_ref.", "algorithm.", "critic.", "data.", "fspo.", "reward.", "run.", "trainer.")
 #: Where ``dry_run=full`` prints the configuration, after everything else.
 _CONFIGURATION: Final = "\nactor_rollout_ref:\n"
+#: Keys that a value refers to.
+_REFERENCE: Final = re.compile(r"[$]{(?:oc[.]select:)?([\w.]+)")
 _TOKENS: Final = "16"  # of a response in every script; the length itself decides nothing here
 
 
@@ -399,15 +401,22 @@ def _plain_verl() -> bytes:
 
 def verls(words: Sequence[str]) -> DictConfig:
     """What verl's own command composes from the same arguments; those that it refuses are left out."""
-    taken, plain = [], pickle.loads(_plain_verl())
+    groups, values = list[str](), list[str]()
+    plain = pickle.loads(_plain_verl())
     for word in words:
         with contextlib.suppress(HydraException, OmegaConfBaseException):
             (override,) = parsed([word])
-            if has_key(plain, override.key_or_group) or "." in override.key_or_group:
+            group, _, _ = override.key_or_group.partition("@")
+            if (verl_config_dir() / group).is_dir() and not isinstance(override.value(), int | float):
+                groups.append(word)
+            else:
                 ConfigLoaderImpl._apply_overrides_to_config([override], plain)
-            taken.append(word)
+                values.append(word)
     with initialize_config_dir(config_dir=str(verl_config_dir()), version_base=None):
-        config = hydra_compose("ppo_trainer", overrides=taken)
+        try:
+            config = hydra_compose("ppo_trainer", overrides=[*groups, *values])
+        except HydraException:  # an option of another release
+            config = hydra_compose("ppo_trainer", overrides=values)
     from verl.experimental.reward_loop import migrate_legacy_reward_impl
 
     OmegaConf.set_struct(config, False)
@@ -419,22 +428,34 @@ def verls(words: Sequence[str]) -> DictConfig:
 def unnamed(words: Sequence[str], trial: Trial) -> tuple[int, list[str]]:
     """How many leaves of verl's configuration a run has otherwise, and those of them that nothing names, with values.
 
-    A leaf is named if some answer to the command has its key, or if the command that passes gives it this value.
+    A leaf is named if some answer to the command has its key or the key that it refers to, by today's or verl's earlier
+    name, or if the command that passes gives it.
     """
     of_verl, here = verls(words), trial.last.config
     text = "\n".join(one.text for one in trial.answers)
     given = {word.lstrip("+~").partition("=")[0] for word in trial.words}
     differing, missing = 0, []
-    for key, _ in leaves(OmegaConf.to_container(of_verl)):
+    for key, written in leaves(OmegaConf.to_container(of_verl)):
         value, own = (_plain(OmegaConf.select(of, key, throw_on_resolution_failure=False)) for of in (of_verl, here))
         if not has_key(here, key):
             own = "no such key"
         if own == value or own == _absolute(value) or own == [_absolute(value)] or "***" in str(own):
             continue
         differing += 1
-        if not re.search(rf"(?<![\w.]){re.escape(key)}(?![.]?\w)", text) and not is_below(key, given):
+        keys = [key, *(_REFERENCE.findall(written) if "${" in str(written) else ())]
+        keys += [re.sub("^reward[.](?=custom_)|^reward(?=[.]reward_)", old, key) for old in ("", "reward_model")]
+        if not any(_is_named(name, text) or is_below(name, given) for name in keys):
             missing.append(f"{key}: {value} -> {own}")
     return differing, missing
+
+
+def _is_named(key: str, text: str) -> bool:
+    """Whether a text has a key, or its last part with a value behind one of its group: ``a.b.path=x, name=y``."""
+    group, _, name = key.rpartition(".")
+    return bool(
+        re.search(rf"(?<![\w.]){re.escape(key)}(?![.]?\w)", text)
+        or re.search(rf"(?<![\w.]){re.escape(group)}[.]\w+=\S+, {name}=", text)
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import re
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 from recipe.fspo import CONF_DIR
 from recipe.fspo.config import (
@@ -35,6 +35,7 @@ from recipe.fspo.config import (
 )
 from recipe.runner.checkpoints.integrity import TRACKER_FILE
 from recipe.runner.launch.checks import Rule
+from recipe.runner.launch.compose import as_written
 from recipe.runner.launch.trial import (
     correction_problems,
     estimator_problems,
@@ -121,18 +122,30 @@ def _class_problems(config: DictConfig) -> Iterator[str]:
         try:
             settings_of(actor.policy_loss)  # imports the class's module, which registers the loss
         except InstantiationException as error:
-            yield f"{_POLICY_LOSS}._target_={target}: {_reason(error, actor)}"
+            if misplaced := _of_the_actor(actor, error):
+                for name in misplaced:
+                    yield (
+                        f"{_POLICY_LOSS}.{name}={as_written(actor.policy_loss[name])}: there is no "
+                        f"{_POLICY_LOSS}.{name}; use {_ACTOR}.{name}"
+                    )
+            else:
+                yield f"{_POLICY_LOSS}._target_={target}: {_reason(error)}"
 
 
-def _reason(error: InstantiationException, actor: DictConfig) -> str:
+def _of_the_actor(actor: DictConfig, error: InstantiationException) -> list[str]:
+    """Keys that the loss's class does not take and that the actor has, where they are what is wrong with it."""
+    if "unexpected keyword argument" not in str(error.__cause__):
+        return []
+    taken = inspect.signature(get_class(actor.policy_loss._target_)).parameters
+    return [name for name in actor.policy_loss if name not in taken and name in actor and name != "_target_"]
+
+
+def _reason(error: InstantiationException) -> str:
     """Why a class of settings could not be made, and the remedy where that is not in the reason."""
     cause = error.__cause__ or error
     text = " ".join(str(cause).split())
     if isinstance(cause, ImportError):
         return f"{text}: install its package on every node, or start the command in the folder that holds it"
-    unknown = re.search(r"unexpected keyword argument '(\w+)'", text)
-    if unknown and unknown[1] in actor:
-        return f"{text}: the key is actor_rollout_ref.actor.{unknown[1]}"
     return text
 
 

@@ -195,6 +195,31 @@ def test_where_a_rank_waits_stands_in_the_stacks(start: Starter, tmp_path: Path)
     assert run.left_behind() == []
 
 
+#: An agent loop of the user's, each of whose responses fails.
+BROKEN_LOOP = """
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+
+class Broken(AgentLoopBase):
+    async def run(self, sampling_params, **row):
+        raise ConnectionError("the tool server is down")
+"""
+
+
+@pytest.mark.slow
+def test_the_failure_of_every_response_is_said_with_what_an_agent_loop_raised(start: Starter, tmp_path: Path) -> None:
+    (tmp_path / "broken_loop.py").write_text(BROKEN_LOOP)
+    (tmp_path / "loops.yaml").write_text("[{name: broken, _target_: broken_loop.Broken}]")
+    agent = "actor_rollout_ref.rollout.agent"
+    run = start(
+        tmp_path, *SMALL, f"{agent}.agent_loop_config_path={tmp_path}/loops.yaml", f"{agent}.default_agent_loop=broken"
+    )
+    assert run.wait(300) == 1
+    error = run.output().partition("\nerror: ")[2]
+    assert "ConnectionError: the tool server is down" in error and "broken_loop.py" in error, run.output()[-3000:]
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == "failed"
+    assert run.left_behind() == []
+
+
 #: verl's agent loop, whose responses go on to the limit while the file is there.
 LONG_LOOP = """
 import os

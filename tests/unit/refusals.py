@@ -66,6 +66,9 @@ ARGUMENTS: tuple[Row, ...] = (
     ("reward=3", "reward=3", "reward.NAME=VALUE"),
     (f"{LOSS}=vanilla {LOSS}.clip_cov_ratio=1", f"{LOSS}=vanilla", f"{LOSS}.NAME=VALUE"),
     ("run.dir=${nothing}", "nothing"),
+    (f"{MODEL}.path=", f"{MODEL}.path=:", "a variable of the shell"),
+    ("data.train_files=", "data.train_files=:", "a variable of the shell"),
+    ("trainer.epochs=3", "trainer.epochs: ", "did you mean trainer.total_epochs?"),
     ("hydra.searchpath=[nowhere]", "nowhere", "folder"),
 )
 
@@ -274,7 +277,7 @@ CHECKS: tuple[Row, ...] = (
     (f"algo=gspo_verl {LOSS}.loss_mode=fsop", f"{LOSS}.loss_mode=fsop ", "fspo"),
     (f"{LOSS}.loss_mode=fsop", f"{LOSS}.loss_mode=fsop ", "fspo"),
     (f"~{LOSS}._target_", "loss_mode=fspo ", f"~{LOSS}._target_"),
-    (f"algo=sapo +{LOSS}.tau_pos=1.0", "'tau_pos'", f"{ACTOR}.tau_pos"),
+    (f"algo=sapo +{LOSS}.tau_pos=1.0 +{LOSS}.tau_neg=2", f"{LOSS}.tau_pos=1.0", f"use {ACTOR}.tau_pos"),
     (f"{MODEL}.external_lib=nowhere", "external_lib=nowhere ", "install"),
 )
 

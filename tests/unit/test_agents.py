@@ -69,6 +69,16 @@ class Manager:
     "further_key.yaml": "- {name: my_loop, _target_: my_code.Loop, tokenizer: 1, of_the_loop: 2}",
 }
 
+OWN_DATA = """
+from verl.experimental.agent_loop.agent_loop import register
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+from verl.utils.dataset.rl_dataset import RLHFDataset
+class Mine(RLHFDataset): ...
+class Bare: ...
+@register("mine")
+class Loop(SingleTurnAgentLoop): ...
+"""
+
 
 def tools(class_name: str, kind: str = "native", schema: bool = True) -> str:
     """A tool configuration with one tool."""
@@ -220,7 +230,39 @@ def test_a_worker_keeps_the_last_exception_of_its_loops() -> None:
     assert isinstance(worker.last_failure, logging.Handler)
 
 
-def test_a_data_set_class_may_register_the_loop() -> None:
-    rollout = "actor_rollout_ref.rollout"
-    own = [f"{rollout}.{LOOP}=mine", "data.custom_cls.path=mine.py", "data.custom_cls.name=Mine"]
-    assert [*agents.agent_problems(composed("run.dir=/nowhere", *own))] == []
+@pytest.mark.parametrize(
+    ("path", "name", "loop", "parts"),
+    [
+        ("pkg://own_data", "Mine", "mine", ()),
+        ("own_data.py", "Mine", "tool_agent", ()),
+        # verl loads the file, but imports the loop's class by the name of a module, which a file has not.
+        ("own_data.py", "Mine", "mine", ("default_agent_loop=mine", "custom_cls.path=pkg://MODULE", "external_lib")),
+        ("own_data.py", "Bare", "tool_agent", ("custom_cls.path=own_data.py", "name=Bare", "Dataset")),
+        ("own_data.py", "Absent", "tool_agent", ("custom_cls.path=own_data.py", "name=Absent")),
+        ("fails.py", "Mine", "tool_agent", ("custom_cls.path=fails.py", "nothing_like_it")),
+    ],
+    ids=str,
+)
+def test_a_data_set_class_is_loaded_as_a_worker_does(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, path: str, name: str, loop: str, parts: tuple[str, ...]
+) -> None:
+    (folder / "own_data.py").write_text(OWN_DATA)
+    monkeypatch.delitem(sys.modules, "own_data", raising=False)
+    answers = [*agents._problems(VALUES | {LOOP: loop}, None, None, (path, name))]
+    assert len(answers) == bool(parts)
+    assert all(part in sentence and is_certain for sentence, is_certain in answers for part in parts), answers
+    sys.modules.pop("own_data", None)
+
+
+def test_the_file_of_a_data_set_class_is_looked_for(folder: Path) -> None:
+    own = ["data.custom_cls.path=no/such.py", "data.custom_cls.name=Mine"]
+    (problem,) = agents.agent_problems(on_this_machine(composed("run.dir=/nowhere", *own)))
+    assert type(problem).__name__ == "MachineProblem" and "custom_cls.path=no/such.py " in problem
+    own[0] = "data.custom_cls.path=pkg://own_data"
+    assert on_this_machine(composed("run.dir=/nowhere", *own)).data.custom_cls.path == "pkg://own_data"
+    (folder / "own_data.py").write_text(OWN_DATA)
+    own[0] = "data.custom_cls.path=own_data.py"
+    config = on_this_machine(composed("run.dir=/nowhere", *own, f"actor_rollout_ref.rollout.{LOOP}=mine"))
+    assert config.data.custom_cls.path == str(folder / "own_data.py")
+    (problem,) = agents.agent_problems(config)
+    assert "default_agent_loop=mine" in problem

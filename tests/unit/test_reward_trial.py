@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,26 @@ def test_the_end_of_the_time_is_a_note_with_the_rows_that_were_tried(monkeypatch
     assert outcome.failure == "" and "0 of 9 rows" in outcome.note  # six calls a row
     monkeypatch.setattr(reward_trial, "CALL_LIMIT_S", 0.05)
     assert "row 0 of x" in tried(slow, {}, rows("own")).failure
+
+
+def test_a_reward_that_answers_its_failure_in_a_thread_with_a_number_is_named() -> None:
+    """math-verify raises in any thread but the main one, and many rewards return 0 for whatever it raises."""
+
+    def reward(solution_str: str, ground_truth: str, **_: Any) -> float:
+        try:
+            signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
+            return float(solution_str == f"Answer: {ground_truth}")
+        except ValueError:
+            return 0.0
+
+    failure = tried(reward, {}, rows("own")).failure
+    assert "row 0 of x" in failure and "'Answer: 0'" in failure and "signal.alarm" in failure
+
+    def wants_another_form(solution_str: str, **_: Any) -> dict[str, float]:
+        return {"score": float(solution_str == "something else")}
+
+    outcome = tried(wants_another_form, {}, rows("own"))
+    assert outcome.failure == "" and "data_source=own" in outcome.note
 
 
 def test_a_source_that_a_reward_does_not_know_is_the_first_of_its_failures() -> None:

@@ -1,4 +1,4 @@
-"""Agent loops, tools and the parser of their calls, tried as verl's agent loop workers load them.
+"""Agent loops, tools, the parser of their calls and a data set class, tried as verl's agent loop workers load them.
 
 A worker loads them minutes after the start, and a loop that nobody registers fails in every response. So the rule
 :func:`agent_problems` calls verl's own loaders in a process of its own, ``python -m recipe.runner.launch.agents``.
@@ -13,7 +13,7 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +44,8 @@ _FILES: Final = {
 }
 #: The same as keys of the configuration.
 FILES: Final = tuple(f"{_ROLLOUT}.{name}" for name in _FILES)
+#: The data set class of the user's, which a worker loads before all these.
+_DATASET: Final = "data.custom_cls"
 #: The column of the data that names the loop of a row.
 _COLUMN: Final = "agent_name"
 _ONE_TURN: Final = "single_turn_agent"
@@ -70,9 +72,11 @@ def agent_problems(config: DictConfig) -> Iterator[str]:
     values = {name: OmegaConf.select(rollout, name) for name in (*_FILES, _MANAGER, _PARSER, _LOOP)}
     loops = named_loops(config)
     usual = {_PARSER: MultiTurnConfig().format, _LOOP: AgentLoopConfig().default_agent_loop}
-    if OmegaConf.select(config, "data.custom_cls.path"):  # a worker imports it first, and it may register a loop
-        values[_LOOP] = usual[_LOOP]
-    if values == dict.fromkeys(values) | usual and set(loops or ()) <= {usual[_LOOP]}:
+    path, name = (OmegaConf.select(config, f"{_DATASET}.{key}") for key in ("path", "name"))
+    if not path and values == dict.fromkeys(values) | usual and set(loops or ()) <= {usual[_LOOP]}:
+        return
+    if path and "://" not in path and not Path(path).is_file():
+        yield MachineProblem(f"{_DATASET}.path={path} is no file: correct the path, or give pkg://package.module")
         return
     absent = [name for name in _FILES if values[name] and not _file_of(values[name])]
     for name in absent:
@@ -81,10 +85,12 @@ def agent_problems(config: DictConfig) -> Iterator[str]:
         )
     if not absent and library_problem(config) is None:  # each may register what the others name
         settings = {"values": values, "loops": loops, "library": OmegaConf.select(config, _LIBRARY)}
+        settings |= {"dataset": [path, name] if path else None}
         given = json.dumps(OmegaConf.to_container(OmegaConf.create(settings))).encode()
         problems, ended = asked(__name__, given=given)
         if ended is not None:
-            named = ", ".join(f"{_ROLLOUT}.{name}={value}" for name, value in values.items() if value)
+            named = ", ".join(f"{_ROLLOUT}.{key}={value}" for key, value in values.items() if value)
+            named += f", {_DATASET}.path={path}" if path else ""
             yield f"{named}: {ended}"
         for sentence, is_certain in problems or ():
             if is_certain:
@@ -139,7 +145,9 @@ def takes_one_turn(config: DictConfig) -> bool:
 # ---------------------------------------------------------------- in a process of its own
 
 
-def _problems(values: Mapping[str, Any], loops: Mapping[str, str] | None, library: Any) -> Iterator[tuple[str, bool]]:
+def _problems(
+    values: Mapping[str, Any], loops: Mapping[str, str] | None, library: Any, dataset: Sequence[str] | None = None
+) -> Iterator[tuple[str, bool]]:
     """Each problem, and whether it is certain to be one in a worker, too. Loads in the order of a worker."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopManager, _agent_loop_registry
     from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
@@ -149,6 +157,13 @@ def _problems(values: Mapping[str, Any], loops: Mapping[str, str] | None, librar
 
     for module in library if isinstance(library, list) else [library] if library else []:
         importlib.import_module(module)
+    if dataset:
+        path, name = dataset
+        problem, _, _ = _tried(functools.partial(_dataset_class, path, name))
+        if problem is not None:
+            given = f"{_DATASET}.path={path}, {_DATASET}.name={name}"
+            yield f"{given}: verl wants a subclass of torch.utils.data.Dataset there. {problem}", True
+            return
     is_own_manager = False
     if fqn := values[_MANAGER]:
         problem, manager, _ = _tried(functools.partial(load_class_from_fqn, fqn, "AgentLoopManager"))
@@ -196,7 +211,10 @@ def _problems(values: Mapping[str, Any], loops: Mapping[str, str] | None, librar
                 yield f"{at} is registered by nobody{did_you_mean(name, known)}: {way}", True
             continue
         problem, loop, _ = _tried(functools.partial(_loop_class, _agent_loop_registry[name]))
-        if problem is not None:
+        if problem is not None and not values[_LOOPS]:
+            way = f"{_LIBRARY}=MODULE, {_DATASET}.path=pkg://MODULE, or a file of {_ROLLOUT}.{_LOOPS} that names it"
+            yield f"{place}={name}: {problem}. Put the loop into a module of the Python path, and give {way}", True
+        elif problem is not None:
             yield f"{_ROLLOUT}.{_LOOPS}={values[_LOOPS]}: correct _target_ and keys of {name}: {problem}", True
         else:
             classes.append(loop)
@@ -220,6 +238,16 @@ def _tried(call: Callable[[], Any]) -> tuple[str | None, Any, bool]:
         return str(error), None, isinstance(error, _Broken)
     except (Exception, SystemExit) as error:
         return describe(error), None, True
+
+
+def _dataset_class(path: str, name: str) -> Any:
+    """The data set class, as verl loads it; what failed in its file, and not that something did."""
+    from verl.utils.dataset.rl_dataset import get_dataset_class
+
+    try:
+        return get_dataset_class(OmegaConf.create({"custom_cls": {"path": path, "name": name}}))
+    except RuntimeError as error:
+        raise error.__cause__ or error from None
 
 
 @contextlib.contextmanager

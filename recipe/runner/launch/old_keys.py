@@ -67,10 +67,11 @@ OLD_KEYS: Final = {
     "trainer.worker_nsight_options": "use global_profiler.global_tool_config.nsys",
 }
 
-#: The last part of keys of verl, by the name that TRL, transformers and forks of verl have for it.
+#: The last part of keys of verl, by the name that TRL, SkyRL, transformers and forks of verl have for it.
 OTHER_NAMES: Final = {
     "batch_size": "data.train_batch_size",
     "beta": "actor.kl_loss_coef",
+    "epochs": "trainer.total_epochs",
     "epsilon": "actor.clip_ratio",
     "epsilon_high": "actor.clip_ratio_high",
     "eval_steps": "trainer.test_freq",

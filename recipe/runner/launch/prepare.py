@@ -149,8 +149,9 @@ def on_this_machine(
                 OmegaConf.update(config, key, absolute_path(local_path(str(own))))
         if config.trainer.resume_from_path:
             config.trainer.resume_from_path = absolute_path(str(config.trainer.resume_from_path))
-        for holder in (config.reward.custom_reward_function, config.reward.reward_manager.module):
-            if holder.get("path"):
+        reward = config.reward
+        for holder in (reward.custom_reward_function, reward.reward_manager.module, config.data.get("custom_cls")):
+            if holder and holder.get("path"):
                 holder.path = absolute_path(holder.path)
         if config.data.get("offline_task"):
             config.data.offline_task.setdefault("folder", f"{config.run.dir}/data")

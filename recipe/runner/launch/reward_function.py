@@ -32,6 +32,12 @@ TRUTH_NOTE: Final = "note: "
 #: A command with {prompt} and {answer}, which makes a file in verl's schema of two columns of another file.
 PREPARATION: Final = "PREPARATION"
 _PACKAGE, _FILE = "pkg://", "file://"
+#: Why a reward may work in the main thread only, and what to do.
+IN_THREADS: Final = (
+    "A run calls it in others, where signal.alarm does not work: take out the time limits that need it (math-verify: "
+    "parse(..., parsing_timeout=None) and verify(..., timeout_seconds=None)), or set them in a process of the "
+    "function's own"
+)
 #: Packages whose frames stand between a reward worker and the user's function.
 _CALLERS: Final = ("importlib", "concurrent", "asyncio", "threading", "fspo", "recipe", "verl", "ray", "__main__")
 
@@ -44,7 +50,7 @@ def load(path: str, name: str) -> Callable[..., Any]:
     """The function ``name`` of ``pkg://package.module``, or of a Python file.
 
     Raises:
-        BadReward: there is no such file, module or function, or the module itself fails; the message then ends in the
+        BadReward: there is no such file, module or function, or the module itself fails; the message then has the
             traceback of the user's lines.
     """
     return _function(_module(path), name)
@@ -77,7 +83,9 @@ def _module(path: str) -> ModuleType:
             return importlib.import_module(path.removeprefix(_PACKAGE).replace("/", "."))
         return _file_module(file, file.stat().st_mtime_ns)
     except (Exception, SystemExit) as error:
-        raise BadReward(f"importing it raised {describe(error)}") from error
+        way = "\nInstall it on every node, or start the command in the folder that holds it"
+        way = way if isinstance(error, ModuleNotFoundError) else ""
+        raise BadReward(f"importing it raised {describe(error)}{way}") from error
 
 
 @functools.lru_cache(maxsize=8)
@@ -106,7 +114,7 @@ def describe(error: BaseException) -> str:
 
     own = itertools.dropwhile(calls, traceback.walk_tb(error.__traceback__))
     lines = "".join(traceback.StackSummary.extract(own).format())
-    return f"{type(error).__name__}: {error}\n{lines}".rstrip()
+    return f"{type(error).__name__}{f': {error}' if str(error) else ''}\n{lines}".rstrip()
 
 
 def call_problem(function: Callable[..., Any], keywords: Iterable[str] = ()) -> str | None:
@@ -125,6 +133,12 @@ def call_problem(function: Callable[..., Any], keywords: Iterable[str] = ()) -> 
     return None
 
 
+def called(function: Callable[..., Any], *values: Any, settings: Mapping[str, Any] | None = None) -> Any:
+    """What a function returns for the values of :data:`ARGUMENTS`, called in this thread."""
+    returned = function(**dict(zip(ARGUMENTS, values, strict=True)), **(settings or {}))
+    return asyncio.run(returned) if inspect.iscoroutinefunction(function) else returned
+
+
 def call(
     function: Callable[..., Any], *values: Any, settings: Mapping[str, Any] | None = None, limit_s: float | None = None
 ) -> Any:
@@ -135,13 +149,9 @@ def call(
             thread is the cause. Or if it has not returned within ``limit_s``.
     """
 
-    def result() -> Any:
-        returned = function(**dict(zip(ARGUMENTS, values, strict=True)), **(settings or {}))
-        return asyncio.run(returned) if inspect.iscoroutinefunction(function) else returned
-
     def run() -> None:
         try:
-            outcome.set_result(result())
+            outcome.set_result(called(function, *values, settings=settings))
         except BaseException as error:
             outcome.set_exception(error)
 
@@ -154,12 +164,8 @@ def call(
             raise BadReward(f"it has not returned for {limit_s:.0f} s: set a time limit in what it calls") from error
         cause = ""
         with contextlib.suppress(Exception, SystemExit):
-            result()
-            cause = (
-                "\nThe same call succeeds in the main thread. A run calls it in others, where signal.alarm does not "
-                "work: take out the time limits that need it (math-verify: parse(..., parsing_timeout=None) and "
-                "verify(..., timeout_seconds=None)), or set them in a process of the function's own"
-            )
+            called(function, *values, settings=settings)
+            cause = f"\nThe same call succeeds in the main thread. {IN_THREADS}"
         raise BadReward(f"it raised {describe(error)}{cause}") from error
 
 

@@ -22,8 +22,10 @@ from typing import Any, Final
 from recipe.runner.launch.data_files import columns_and_rows, read_table, record_of, rows_of
 from recipe.runner.launch.own_process import answer
 from recipe.runner.launch.reward_function import (
+    IN_THREADS,
     BadReward,
     call,
+    called,
     class_problem,
     describe,
     load,
@@ -122,14 +124,39 @@ class Trial:
         return float(values["score"])
 
     def unearned(self, rows: Sequence[TrialRow]) -> Iterator[str]:
-        """Data sources on whose rows no response has earned anything."""
+        """Data sources on whose rows no response has earned anything.
+
+        Raises:
+            BadReward: if one earns something in the main thread: the function answers its own failure with a number.
+        """
         for source in [source for source, earned in self.earned.items() if not earned]:
             (row, *_) = [row for row in rows if row.data_source == source]
+            if response := self._earns_here(row):
+                raise BadReward(
+                    f"{row.place} ({row.data_source}), response {response!r}: it scores more than an empty response in "
+                    f"the main thread only. {IN_THREADS}"
+                )
             forms = ", ".join(repr(response) for response in responses(row.ground_truth)[:3])
             yield (
                 f"no response that holds the ground truth of data_source={source} has scored more than an empty one "
                 f"({row.place}: tried {forms}, ...): the reward may want another form, or cannot read these truths"
             )
+
+    def _earns_here(self, row: TrialRow) -> str | None:
+        """A response that scores more than an empty one in this thread, which is the main one; None without any."""
+        info = dict(row.extra_info) | _OF_A_RUN
+        nothing = None
+        with contextlib.suppress(Exception, SystemExit):
+            for response in ("", *responses(row.ground_truth)):
+                if time.monotonic() > self._until:
+                    break
+                values = row.data_source, response, row.ground_truth, info | {"response_length": len(response)}
+                result = called(self.function, *values, settings=self.settings)
+                score = float(result["score"] if isinstance(result, Mapping) else result)
+                nothing = score if nothing is None else nothing
+                if score > nothing:
+                    return response
+        return None
 
     def of_time(self, rows: Sequence[TrialRow]) -> Iterator[str]:
         """That the time was over before all rows were tried, or that a call takes long."""
@@ -194,7 +221,11 @@ def tried(function: Callable[..., Any], settings: Mapping[str, Any], rows: Seque
     if failures:
         is_unknown, failure = max(failures.values(), key=lambda pair: pair[0])
         return Outcome(_without(failure, settings), is_unknown)
-    return Outcome(note=_without("; ".join([*trial.unearned(rows), *trial.of_time(rows)]), settings))
+    try:
+        notes = [*trial.unearned(rows), *trial.of_time(rows)]
+    except BadReward as error:
+        return Outcome(_without(str(error), settings))
+    return Outcome(note=_without("; ".join(notes), settings))
 
 
 def _is_unknown(error: BaseException | None) -> bool:

@@ -35,6 +35,13 @@ Dtype = Literal["fp32", "float32", "bf16", "bfloat16", "fp16", "float16"]
 _ACTOR: Final = "actor_rollout_ref.actor"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 _ABSENT: Final = object()
+#: What an empty text is never meant for: a variable of the shell that is not set gives one.
+_NEEDED: Final = {
+    "run.dir": "a folder",
+    "actor_rollout_ref.model.path": "a model",
+    "data.train_files": "training data",
+    "data.val_files": "validation data",
+}
 _ENDLESS: Final = 1000000  # trainer.total_epochs in conf/base.yaml
 
 
@@ -245,8 +252,11 @@ def value_problems(config: DictConfig, defaults: DictConfig | None = None, class
         return
     if config.trainer.total_training_steps is None and config.trainer.total_epochs == _ENDLESS:
         yield "trainer.total_training_steps=null: give it, or trainer.total_epochs; with neither the run has no end"
-    if not str(config.run.dir or "").strip():
-        yield f"run.dir={config.run.dir}: a run needs a folder; is a variable of the shell not set?"
+    for key, what in _NEEDED.items():
+        value = OmegaConf.select(config, key)
+        for one in value if OmegaConf.is_list(value) else [value]:
+            if one is not None and not str(one).strip():
+                yield f"{key}={one}: a run needs {what}; is a variable of the shell not set?"
     yield from name_problems(config)
     if problem := folder_problem(config):
         yield problem
