@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fspo.files import local_path
+from fspo.wording import tokens
 from recipe.runner.launch.data_files import (
     MEDIA,
     NO_ROWS,
@@ -182,11 +183,13 @@ def check(
 
 def _duplicates(rows: Sequence[_Row]) -> Iterator[str]:
     repeated = [which for which in _by(rows, lambda row: " ".join(row.text().split())).values() if len(which) > 1]
-    across = [which for which in repeated if len({row.file for row in which}) > 1]
     conflicting = [which for which in repeated if len({str(row.truth) for row in which}) > 1]
+    # A test set is of other hands than a training set, which write the same problem otherwise.
+    alike = _by(rows, lambda row: tuple(tokens(row.text()))).values()
+    across = [which for which in alike if len({row.file for row in which}) > 1]
     for which, what in (
         (repeated, "are there more than once"),
-        (across, "are in several files, so a test set is not held out"),
+        (across, "are in several files, equal but for case, signs and formatting: such a test set is not held out"),
         (conflicting, "have different ground truths"),
     ):
         if which:

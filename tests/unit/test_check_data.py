@@ -239,6 +239,14 @@ def test_duplicates_are_told_within_and_across_files(write: Callable[..., str]) 
     assert ["several files" in note for note in notes] == [False, True, False]
 
 
+def test_a_test_set_is_compared_with_the_training_set_but_for_formatting(write: Callable[..., str]) -> None:
+    train, test = rows(4), rows(2)
+    for row in test:
+        row["prompt"] = [{"role": "user", "content": f"  ${row['prompt'][0]['content'].upper()}$."}]
+    (note,) = (line for line in check([write(train), write(test, "test.parquet")]).lines if "several files" in line)
+    assert note.startswith("note: 2 prompt(s)") and "row 0" in note and "test.parquet" in note
+
+
 def test_the_command_shows_sources_lengths_a_sample_and_scores(
     write: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

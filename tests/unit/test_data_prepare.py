@@ -13,9 +13,10 @@ import pytest
 from messages import holds
 
 from fspo.files import sha256_of
+from fspo.wording import tokens
 from recipe.math.answers import MathScorer
 from recipe.math.data.cli import main
-from recipe.math.data.decontaminate import BOILERPLATE, distinct, tokens, without_overlap
+from recipe.math.data.decontaminate import BOILERPLATE, distinct, without_overlap
 from recipe.math.data.prepare import prepare
 from recipe.math.data.sources import DAPO_OPENING, GROUPS, SOURCES, Problem, SourceError, own_source
 

@@ -28,15 +28,16 @@ LAYERS: dict[str, set[str]] = {
     },
     "recipe.runner.plan": {"recipe.runner.launch", "recipe.runner.checkpoints", "recipe.runner.verl_patches"},
 }
-#: What the other packages of the recipe may import of the library, each besides itself. The runner: files, names, a run
-#: folder's records and table. The task: files, names, intervals. So neither knows the other, or the method.
+#: What the other packages of the recipe may import of the library, each besides itself. The runner: files, names, wording,
+#: a run folder's records and table. The task: files, names, wording, intervals. So neither knows the other, or the method.
 MAY: dict[str, tuple[str, ...]] = {
     "recipe.runner": (
         *("fspo.files", "fspo.names", "fspo.reading", "fspo.records", "fspo.row_files", "fspo.table"),
-        "fspo.when_imported",
+        *("fspo.when_imported", "fspo.wording"),
     ),
     "recipe.math": (
         *("fspo.fairness.bootstrap", "fspo.files", "fspo.markdown", "fspo.names", "fspo.records", "fspo.row_files"),
+        "fspo.wording",
     ),
 }
 #: What of recipe.fspo may import the runner: commands, a run's trainers, rules in a driver, verl's entry point (for the

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import operator
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fspo.wording import tokens
 from recipe.math.data.sources import Problem
 
 NGRAM = 13
 BOILERPLATE = 10
 """N-grams found in more than this many training problems are common phrases, not signs of a copy."""
-
-# LaTeX that only changes how a formula looks.
-_FORMATTING = re.compile(r"\\(?:left|right|displaystyle|text|mathrm|quad|qquad|[dt]frac|[,;:! ])|[${}~]")
-_TOKEN = re.compile(r"\\?[^\W_]+|[^\w\s,.;:?!'\"]")
-
-
-def tokens(text: str) -> list[str]:
-    r"""Words, numbers, commands and operators of a problem, without case, punctuation and LaTeX formatting.
-
-    >>> tokens(r"Find $\left(x-1\right)^2$.") == tokens("find (x - 1)^{2}")
-    True
-    """
-    text = unicodedata.normalize("NFKC", text).casefold()
-    text = _FORMATTING.sub(lambda match: "\\frac" if match.group().endswith("frac") else " ", text)
-    return _TOKEN.findall(text)
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,8 @@ def result_problem(result: Any, kinds: dict[str, str] | None = None) -> str | No
     for key in ("score", "acc"):
         if key in values and not _is_finite(values[key]):
             named = f"{key}=" if isinstance(result, Mapping) else "the text " if isinstance(result, str) else ""
-            return f"it returned {named}{values[key]!r} ({type(values[key]).__name__}), which is not a finite number"
+            what = f"{values[key]!r} ({type(values[key]).__name__})"
+            return f"it returned {named}{what}, which is not a finite number: return one, or a dict with one as score"
     kinds = {} if kinds is None else kinds
     for key, value in values.items():
         if value is None:
