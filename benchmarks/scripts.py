@@ -35,7 +35,7 @@ from omegaconf.errors import OmegaConfBaseException
 from recipe.fspo.job import JOB, choices, compose
 from recipe.runner import main as runner
 from recipe.runner.launch import compose as runner_compose
-from recipe.runner.launch.compose import SEARCH_PATH, has_key, is_below, leaves, parsed, text_of, verl_config_dir
+from recipe.runner.launch.compose import SEARCH_PATH, has_key, leaves, parsed, text_of, verl_config_dir
 from recipe.runner.launch.machine import export_platform
 from recipe.runner.launch.no_effect import values_of
 
@@ -83,8 +83,6 @@ _CHOICES: Final = ("algo", "mode", "experiment", "seed")
 _ROOTS: Final = ("actor_rollout_ref.", "algorithm.", "critic.", "data.", "fspo.", "reward.", "run.", "trainer.")
 #: Where ``dry_run=full`` prints the configuration, after everything else.
 _CONFIGURATION: Final = "\nactor_rollout_ref:\n"
-#: Keys that a value refers to.
-_REFERENCE: Final = re.compile(r"[$]{(?:oc[.]select:)?([\w.]+)")
 _TOKENS: Final = "16"  # of a response in every script; the length itself decides nothing here
 
 
@@ -428,25 +426,29 @@ def verls(words: Sequence[str]) -> DictConfig:
 def unnamed(words: Sequence[str], trial: Trial) -> tuple[int, list[str]]:
     """How many leaves of verl's configuration a run has otherwise, and those of them that nothing names, with values.
 
-    A leaf is named if some answer to the command has its key or the key that it refers to, by today's or verl's earlier
-    name, or if the command that passes gives it.
+    A leaf is named if some answer to the command has its key, by today's or verl's earlier name. It need not be if verl
+    composes the run's value from the command that passes: then the remedies gave it.
     """
-    of_verl, here = verls(words), trial.last.config
+    of_verl, here, after = verls(words), trial.last.config, verls(trial.words)
     text = "\n".join(one.text for one in trial.answers)
-    given = {word.lstrip("+~").partition("=")[0] for word in trial.words}
     differing, missing = 0, []
-    for key, written in leaves(OmegaConf.to_container(of_verl)):
-        value, own = (_plain(OmegaConf.select(of, key, throw_on_resolution_failure=False)) for of in (of_verl, here))
-        if not has_key(here, key):
-            own = "no such key"
-        if own == value or own == _absolute(value) or own == [_absolute(value)] or "***" in str(own):
+    for key, _ in leaves(OmegaConf.to_container(of_verl)):
+        value, given, own = (
+            _plain(OmegaConf.select(of, key, throw_on_resolution_failure=False)) for of in (of_verl, after, here)
+        )
+        own = own if has_key(here, key) else "no such key"
+        if _is_same(value, own) or "***" in str(own):
             continue
         differing += 1
-        keys = [key, *(_REFERENCE.findall(written) if "${" in str(written) else ())]
-        keys += [re.sub("^reward[.](?=custom_)|^reward(?=[.]reward_)", old, key) for old in ("", "reward_model")]
-        if not any(_is_named(name, text) or is_below(name, given) for name in keys):
+        keys = [key, *(re.sub("^reward[.](?=custom_)|^reward(?=[.]reward_)", old, key) for old in ("", "reward_model"))]
+        if not (any(_is_named(name, text) for name in keys) or _is_same(given, own)):
             missing.append(f"{key}: {value} -> {own}")
     return differing, missing
+
+
+def _is_same(value: Any, own: Any) -> bool:
+    """Whether a run has a value, a path as in its own folder."""
+    return bool(own == value or own == _absolute(value) or own == [_absolute(value)])
 
 
 def _is_named(key: str, text: str) -> bool:

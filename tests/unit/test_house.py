@@ -28,8 +28,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "recipe.runner.plan": {"recipe.runner.launch", "recipe.runner.checkpoints", "recipe.runner.verl_patches"},
 }
-#: What the other packages of the recipe may import of the library, each besides itself. The runner: files, names, wording,
-#: a run folder's records and table. The task: files, names, wording, intervals. So neither knows the other, or the method.
+#: What the other packages of the recipe may import of the library, each besides itself. The runner: files, texts, a run
+#: folder's records and table. The task: files, texts, intervals. So neither knows the other, or the method.
 MAY: dict[str, tuple[str, ...]] = {
     "recipe.runner": (
         *("fspo.files", "fspo.names", "fspo.reading", "fspo.records", "fspo.row_files", "fspo.table"),
