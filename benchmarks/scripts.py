@@ -261,11 +261,10 @@ def _keys(what: str) -> list[str]:
 
 def _asked(text: str, keys: Sequence[str]) -> Remedy | None:
     """What one alternative asks for, of a list of choices the last; None if a person has to judge."""
-    if keys and text.startswith("leave it out"):
-        return Remedy(tuple(keys))
+    leaves_out = tuple(keys) if "leave it out" in text else ()
     gives = [word.replace("TOKENS", _TOKENS) for word in _GIVEN.findall(text) if not _PLACEHOLDER.search(word)]
-    if gives:
-        return Remedy(gives=tuple(_whole(word, keys) for word in gives))
+    if leaves_out or gives:
+        return Remedy(leaves_out, gives=tuple(_whole(word, keys) for word in gives))
     if keys and (value := re.search(r"\bset it to ([\w.]+)", text)):
         return Remedy(gives=(f"{keys[0]}={value[1].rstrip('.')}",))
     if keys and (choices := re.search(r"choose (?:one of )?(.+)", text)):

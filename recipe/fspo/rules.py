@@ -341,6 +341,7 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
     """Settings that contradict each other in a run, or make L wrong."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     mode = config.trainer.v1.trainer_mode
+    ours = f"mode={mode}" if f"fspo_{mode}" in TRAINER_MODES else "mode=sync, colocate_async or separate_async"
     unit = "max_token_len" if actor.use_dynamic_bsz else "micro_batch_size"
     new, old = f"ppo_{unit}_per_gpu", f"log_prob_{unit}_per_gpu"
     mini_batch = actor.ppo_mini_batch_size
@@ -348,9 +349,9 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
         (
             mode not in TRAINER_MODES,
             f"trainer.v1.trainer_mode={mode}",
-            "is a trainer of verl's that would leave the run folder empty, without metrics, checks or resume: give "
-            "mode=sync, colocate_async or separate_async, or train with plain verl, which knows the losses too (python "
-            "-m verl.trainer.main_ppo)",
+            "is a trainer of verl's that would leave the run folder empty, without metrics, checks or resume: leave it "
+            f"out, and give {ours}, or train with plain verl, which knows the losses too (python -m "
+            "verl.trainer.main_ppo)",
         ),
         # 1e-3 per token of spurious drift dwarfs a band of 3e-4 (verl#6280).
         (

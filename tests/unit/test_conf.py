@@ -87,6 +87,9 @@ def test_a_key_that_verl_refuses_is_named_with_what_is_like_it() -> None:
     config = composed("run.dir=/nowhere/run", "+actor_rollout_ref.actor.ppo_minibatch_size=4")
     message = unexpected_key(config, "__init__() got an unexpected keyword argument 'ppo_minibatch_size'")
     assert message.endswith("actor.ppo_minibatch_size (did you mean ppo_mini_batch_size?)")
+    config = composed("run.dir=/nowhere/run", "+actor_rollout_ref.rollout.val_kwargs.response_length=4")
+    message = unexpected_key(config, "SamplingConfig.__init__() got an unexpected keyword argument 'response_length'")
+    assert message == ": actor_rollout_ref.rollout.val_kwargs.response_length; leave it out"  # the rollout has one, too
 
 
 def test_platform_follows_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ GOOD = "def compute_score(data_source, solution_str, ground_truth, extra_info=No
     [
         (GOOD, "compute_score", [], None),
         ("class Reward:\n    def __call__(self, *, data_source, **kwargs): ...\nscore = Reward()", "score", [], None),
+        ("class Reward:\n    def __call__(self, **kwargs): ...", "Reward", [], "reward = Reward()"),
         (GOOD, "score", [], "'score'; it has compute_score"),
         (GOOD, "compute_score", ["extra_info"], "extra_info"),
         ("def compute_score(a, b): ...", "compute_score", [], "(a, b)"),

@@ -90,6 +90,7 @@ def test_a_command_is_edited_as_the_errors_say() -> None:
         ("a.n=1 is not known; choose one of 'x', 'y'", [["a.n=y"]]),
         ("a.n=1 is refused: give +data.b=TOKENS +data.c=TOKENS (docs)", [["a.n=1", "+data.b=16", "+data.c=16"]]),
         ("a.n=1: leave a.n (b.n) out for ours, or give algo=grpo", [[], ["a.n=1", "algo=grpo"]]),
+        ("a.n=1 is another's: leave it out, and give mode=x, or train with it", [["mode=x"]]),
         ("a.n=1 must be 2 or more", [[]]),
     ],
 )
@@ -115,6 +116,7 @@ def test_a_key_without_effect_and_without_a_word_is_seen(tmp_path: Path, monkeyp
         "actor_rollout_ref.rollout.val_temperature=0.6 actor_rollout_ref.rollout.n_val=2 data.train_max_sample=64",
         "actor_rollout_ref.rollout.max_tokens=8 actor_rollout_ref.actor.fsdp_config.grad_offload=True",
         "+actor_rollout_ref.rollout.agent.max_turns=3 actor_rollout_ref.actor.policy_loss=vanilla",
+        "+actor_rollout_ref.rollout.val_kwargs.response_length=8 trainer.v1.trainer_mode=colocate_async",
     ],
 )
 def test_remedies_done_to_the_letter_pass(tmp_path: Path, words: str) -> None:

@@ -34,7 +34,7 @@ CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
 SEARCH_PATH = "hydra.searchpath"
 _NESTS: Final = {**dict.fromkeys("[{(", 1), **dict.fromkeys("]})", -1)}
 _MAX_DEPTH: Final = 40
-_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
+_UNEXPECTED = re.compile(r"(?:(\w+)[.]__init__[(][)] got an )?unexpected keyword argument '(\w+)'")
 #: What Hydra and OmegaConf raise for a command or a file.
 _REFUSALS: Final = (ConfigCompositionException, OmegaConfBaseException)
 #: Groups that hand on whatever they hold: to a function, a server, a model, Ray, an optimizer.
@@ -448,10 +448,12 @@ def _keys(values: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 def unexpected_key(config: DictConfig, message: str) -> str:
     """The unknown key named in verl's error, with a suggestion; empty if the error is about something else."""
-    name = match[1] if (match := _UNEXPECTED.search(message)) else ""
+    owner, name = match.groups() if (match := _UNEXPECTED.search(message)) else ("", "")
     keys = dict(_keys(OmegaConf.to_container(config)))
-    key = next((key for key in keys if name and key.endswith(f".{name}")), "")
-    beside = keys[key.rpartition(".")[0]] if "." in key else {}
+    groups = {key: keys[key.rpartition(".")[0]] for key in keys if name and key.endswith(f".{name}")}
+    # Another group may have the key rightly: that of the class which refuses it comes first.
+    key = max(groups, key=lambda key: str(groups[key].get("_target_")).endswith(f".{owner}"), default="")
+    beside = groups.get(key, {})
     known = sorted(other for other, value in beside.items() if other != name and not isinstance(value, dict))
     return f": {key}{did_you_mean(name, known) or '; leave it out'}" if key else ""
 

@@ -122,6 +122,8 @@ def call_problem(function: Callable[..., Any], keywords: Iterable[str] = ()) -> 
     keywords = list(keywords)
     if taken := [keyword for keyword in keywords if keyword in ARGUMENTS]:
         return f"reward_kwargs would replace {', '.join(taken)} of every row: take other names"
+    if inspect.isclass(function):
+        return f"it is a class, and verl calls it for each response: give an object, as reward = {function.__name__}()"
     signature = inspect.signature(function)
     try:
         signature.bind(**dict.fromkeys([*ARGUMENTS, *keywords]))
@@ -182,7 +184,8 @@ def result_problem(result: Any, kinds: dict[str, str] | None = None) -> str | No
     if inspect.isawaitable(result):
         return "it returned a coroutine: declare it with `async def`, so that verl awaits it"
     if isinstance(result, Mapping) and "score" not in result:
-        return f"it returned a dict without 'score' (its keys: {', '.join(map(str, result)) or 'none'})"
+        keys = ", ".join(map(str, result)) or "none"
+        return f"it returned a dict without 'score' (its keys: {keys}): call the reward's key score"
     values = result if isinstance(result, Mapping) else {"score": result}
     for key in ("score", "acc"):
         if key in values and not _is_finite(values[key]):
