@@ -379,7 +379,7 @@ def tried(words: Sequence[str]) -> Trial:
 
 
 def algorithm(words: Sequence[str]) -> str:
-    """The ``algo=`` of a script's arguments, by the table of docs/your-script.md."""
+    """The ``algo=`` of a script's arguments, by the table of docs/verl.md."""
     values = dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
     actor = "actor_rollout_ref.actor"
     loss = values.get(f"{actor}.policy_loss.loss_mode", "vanilla").strip("'\"")
@@ -476,7 +476,7 @@ def main() -> None:
     parser.add_argument("checkouts", type=Path, nargs="+", help="checkouts of verl, or of recipes for it")
     parser.add_argument(
         "--experiment",
-        help="one to put the arguments on, with algo= by the table of docs/your-script.md; without it none, as with "
+        help="one to put the arguments on, with algo= by the table of docs/verl.md; without it none, as with "
         "~experiment",
     )
     parser.add_argument("--only", default="", help="a part of the paths to try")
