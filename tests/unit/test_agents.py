@@ -257,7 +257,7 @@ def test_a_data_set_class_is_loaded_as_a_worker_does(
 def test_the_file_of_a_data_set_class_is_looked_for(folder: Path) -> None:
     own = ["data.custom_cls.path=no/such.py", "data.custom_cls.name=Mine"]
     (problem,) = agents.agent_problems(on_this_machine(composed("run.dir=/nowhere", *own)))
-    assert type(problem).__name__ == "MachineProblem" and "custom_cls.path=no/such.py " in problem
+    assert type(problem).__name__ == "MachineProblem" and f"custom_cls.path={folder}/no/such.py " in problem
     own[0] = "data.custom_cls.path=pkg://own_data"
     assert on_this_machine(composed("run.dir=/nowhere", *own)).data.custom_cls.path == "pkg://own_data"
     (folder / "own_data.py").write_text(OWN_DATA)
