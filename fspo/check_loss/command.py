@@ -27,10 +27,10 @@ from fspo.check_loss.checks import Check, checks
 from fspo.check_loss.comparison import compare
 from fspo.check_loss.length_bias import DISPERSIONS, LENGTHS, Clip
 from fspo.check_loss.robust import in_words
-from fspo.losses import ALGORITHMS, resolve_settings, sequence_policy_loss
+from fspo.losses import ALGORITHMS, named_loss, resolve_settings, sequence_policy_loss
 from fspo.names import did_you_mean
 from fspo.responses import VIEWS
-from fspo.types import BandState
+from fspo.types import BandState, eps_of_c
 
 #: The values that verl's configuration of the actor has unless they are set, as far as its own losses read them.
 _ACTOR: Final = {
@@ -122,11 +122,16 @@ def load(
         if settings or loss_agg_mode or actor:
             raise LossError(f"{name} has settings of its own: leave --config, --loss-agg-mode and --actor out")
         return function
+    return PolicyLoss(function, configured(settings, _class(actor)), loss_agg_mode or "token-mean")
+
+
+def _class(actor: str | None) -> type | None:
+    """The dataclass that ``--actor`` names, if it is given."""
     kind = _imported(actor) if actor else None
     if kind is not None and not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         remedy = "give the dataclass of the actor's settings, such as --actor verl.workers.config:ActorConfig"
         raise LossError(f"--actor {actor} is no dataclass: {remedy}")
-    return PolicyLoss(function, configured(settings, kind), loss_agg_mode or "token-mean")
+    return kind
 
 
 def named(
@@ -136,25 +141,39 @@ def named(
 
     ``module:function`` as in :func:`load`; a loss of :data:`fspo.losses.LOSSES`, averaged over the responses of the
     mini-batch, with its settings at ``config.policy_loss``; or one of verl's registry or a value of ``algo``
-    (:mod:`recipe.fspo.check_losses`), with verl's own configuration.
+    (:mod:`recipe.fspo.check_losses`), with verl's own configuration. Without verl, ``gspo`` and the other names in
+    tables are the library's losses.
     """
     if ":" in name:
         return load(name, settings, loss_agg_mode, actor)
-    if actor:
-        raise LossError(f"--like {name} has a class of settings of its own: leave --actor {actor} out")
     if name in ALGORITHMS:
-        config = configured([f"policy_loss.loss_mode={name}"])
-        config.policy_loss.update(dataclasses.asdict(ALGORITHMS[name]))
-        loss = PolicyLoss(_of_the_library, config)
+        loss = _library_loss(name, actor)
     else:
         try:
             registered = _imported("recipe.fspo.check_losses:registered")
         except LossError as error:
-            remedy = f"give one of ours, {', '.join(ALGORITHMS)}{did_you_mean(name, ALGORITHMS)}, or MODULE:FUNCTION"
-            raise LossError(f"--like {name} needs verl and this repository's recipe: {remedy}") from error
-        loss = registered(name)
+            if (ours := named_loss(name)) is None:
+                close = did_you_mean(name, ALGORITHMS)
+                remedy = f"give one of ours, {', '.join(ALGORITHMS)}{close}, or MODULE:FUNCTION"
+                raise LossError(f"--like {name} needs verl and this repository's recipe: {remedy}") from error
+            loss = _library_loss(ours, actor)
+        else:
+            if actor:
+                raise LossError(f"--like {name} has a class of settings of its own: leave --actor {actor} out")
+            loss = registered(name)
     _set(loss.config, settings)
     return PolicyLoss(loss.function, loss.config, loss_agg_mode or loss.loss_agg_mode)
+
+
+def _library_loss(name: str, actor: str | None) -> PolicyLoss:
+    """A loss of :data:`ALGORITHMS`; its clip values stand where verl's losses look for theirs, too."""
+    settings = ALGORITHMS[name]
+    config = configured([f"policy_loss.loss_mode={name}"], _class(actor))
+    _values(config.policy_loss).update(dataclasses.asdict(settings))
+    if settings.exponent == 1:
+        low, high = eps_of_c(settings.c_low, settings.c_high)
+        _values(config).update(clip_ratio=low, clip_ratio_low=low, clip_ratio_high=high)
+    return PolicyLoss(_of_the_library, config)
 
 
 def _of_the_library(
@@ -166,10 +185,11 @@ def _of_the_library(
     rollout_is_weights: torch.Tensor | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    settings = resolve_settings(config.policy_loss)
+    values = _values(config.policy_loss)
+    settings = resolve_settings(values)
     if settings is None:
         remedy = f"set policy_loss.loss_mode to one of {', '.join(ALGORITHMS)}"
-        raise LossError(f"policy_loss.loss_mode={config.policy_loss['loss_mode']} is none of ours: {remedy}")
+        raise LossError(f"policy_loss.loss_mode={values['loss_mode']} is none of ours: {remedy}")
     tensors = log_prob, old_log_prob, advantages, response_mask
     output = sequence_policy_loss(*tensors, settings, BandState(), rollout_is_weights)
     info: dict[str, int] = config.global_batch_info
@@ -245,8 +265,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help=what)
     what = "dataclass of the settings, for a loss that asks for one: verl's is verl.workers.config:ActorConfig"
     parser.add_argument("--actor", metavar="MODULE:CLASS", help=what)
-    parser.add_argument("--loss-agg-mode", metavar="MODE", help="verl's averaging (default: token-mean)")
-    what = "compare with a loss of verl's registry, one of ours, or MODULE:FUNCTION, whose settings both get"
+    parser.add_argument("--loss-agg-mode", metavar="MODE", help="verl's averaging (default: token-mean, or that of --like)")
+    what = "compare with a loss of verl's registry, one of ours, or MODULE:FUNCTION; both get its settings"
     parser.add_argument("--like", metavar="NAME", help=what)
     parser.add_argument("--full", action="store_true", help="all checks, what the loss survives, and by length")
     options = parser.parse_args(arguments)
@@ -256,22 +276,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _report(name: str, options: argparse.Namespace) -> int:
     """Print what is to be said of one loss; its exit status."""
-    settings = options.config, options.loss_agg_mode, options.actor
+    mode = options.loss_agg_mode
     try:
-        like = named(options.like, *settings) if options.like else None
-        loss = _with_settings_of(like, name) if like else load(name, *settings)
+        like = None
+        if options.like:  # a name has an averaging of its own, which is part of what it stands for
+            like = named(options.like, options.config, mode if ":" in options.like else None, options.actor)
+        loss = _with_settings_of(like, name, mode) if like else load(name, options.config, mode, options.actor)
         comparison = compare(loss, like) if like else None
         report = check(loss) if options.full else Report(checks(loss))
     except LossError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
     text = report.text() if options.full else report.verdict()
-    if comparison:
-        text = f"like {options.like}: {comparison.text()}\n\n{text}"
+    if like and comparison:
+        averages = "over responses" if like.function is _of_the_library else f"by loss_agg_mode={like.loss_agg_mode}"
+        text = f"like {options.like}: {comparison.text()}\n({options.like} averages {averages})\n\n{text}"
     print(f"{name}, loss_agg_mode={loss.loss_agg_mode}\n\n{text}\n", flush=True)
     return int(not (comparison.equal if comparison else report.conforms))
 
 
-def _with_settings_of(like: PolicyLoss, name: str) -> PolicyLoss:
+def _with_settings_of(like: PolicyLoss, name: str, loss_agg_mode: str | None) -> PolicyLoss:
     function = _function(name)
-    return function if isinstance(function, PolicyLoss) else PolicyLoss(function, like.config, like.loss_agg_mode)
+    if not isinstance(function, PolicyLoss):
+        return PolicyLoss(function, like.config, loss_agg_mode or like.loss_agg_mode)
+    if loss_agg_mode:
+        raise LossError(f"{name} has settings of its own: leave --loss-agg-mode {loss_agg_mode} out")
+    return function

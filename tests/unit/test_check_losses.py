@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from benchmarks.losses import AGGREGATIONS
 from benchmarks.pages import read_table
-from fspo.check_loss.call import synthetic_batch
+from fspo.check_loss.call import LossError, synthetic_batch
 from fspo.check_loss.checks import checks
-from fspo.check_loss.command import load, main
+from fspo.check_loss.command import load, main, named
 from fspo.check_loss.length_bias import normalisation, weight_and_bound
 from recipe.fspo.check_losses import actors, policy_loss
 from recipe.fspo.job import choices
@@ -110,6 +111,28 @@ def test_a_loss_is_compared_with_one_of_the_registry(
 ) -> None:
     assert main([loss, "--like", like]) == status
     assert says in "".join(capsys.readouterr())
+
+
+VERLS_GSPO = "verl.trainer.ppo.core_algos:compute_policy_loss_gspo"
+
+
+@pytest.mark.parametrize("like", [("gspo",), ("seq_gspo", "--actor", "verl.workers.config:ActorConfig")])
+def test_an_averaging_is_that_of_the_loss_which_is_compared_not_of_the_name(
+    like: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """verl 0.9.1 trains with token-mean by default, with which its GSPO is not the paper's."""
+    assert main([VERLS_GSPO, "--loss-agg-mode", "token-mean", "--like", *like]) == 1
+    assert " L times" in capsys.readouterr().out
+    assert main([VERLS_GSPO, "--loss-agg-mode", "seq-mean-token-mean", "--like", *like]) == 0
+    assert main(["recipe.fspo.check_losses:gspo", "--loss-agg-mode", "token-mean", "--like", *like]) == 2
+    assert "--loss-agg-mode token-mean" in capsys.readouterr().err
+
+
+def test_without_verl_a_name_of_the_tables_is_the_library_s_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "recipe.fspo.check_losses", None)
+    assert named("gspo").config.policy_loss.loss_mode == "seq_gspo"
+    with pytest.raises(LossError, match=r"--like dro needs verl.*seq_gspo.*MODULE:FUNCTION"):
+        named("dro")
 
 
 def test_settings_reach_both_sides_of_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
