@@ -8,8 +8,10 @@ Prints the outcomes that both have, the tests that differ, and the files that di
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,10 +43,17 @@ def run(folder: Path, file: str, plugins: bool, limit_s: float) -> dict[str, str
         both = {"FSPO_AUDIT": f"{temporary}/audit"} if plugins else {"VERL_USE_EXTERNAL_PLUGINS": "none"}
         environment |= both | {"HF_HUB_OFFLINE": "1"}
         words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}", file]
-        try:
-            subprocess.run(words, cwd=folder, env=environment, capture_output=True, timeout=limit_s, check=False)
-        except subprocess.TimeoutExpired:
-            return {file: _NO_END}
+        out = subprocess.DEVNULL
+        with subprocess.Popen(
+            words, cwd=folder, env=environment, stdout=out, stderr=out, start_new_session=True
+        ) as tests:
+            try:
+                tests.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                return {file: _NO_END}
+            finally:  # with what they have started
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(tests.pid, signal.SIGKILL)
         return outcomes(report) if report.exists() else {file: _NO_END}
 
 

@@ -184,7 +184,8 @@ def answer(words: Sequence[str]) -> Answer:
     silent = [line.strip() for line in more]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     has_traceback = any("Traceback (most recent call last)" in part for part in (text, config, *more))
-    return Answer(status, errors, silent, has_traceback, text, OmegaConf.create(config))  # type: ignore[arg-type]
+    composed = OmegaConf.create("" if has_traceback else config)
+    return Answer(status, errors, silent, has_traceback, text, composed)  # type: ignore[arg-type]
 
 
 def _answer(words: Sequence[str], out: TextIO) -> None:
@@ -501,7 +502,7 @@ def main() -> None:
                     continue
                 more = [base, f"algo={algorithm(words)}"] if args.experiment else [base]
                 # The page has these options left out before anything else.
-                own = [word for word in words if not word.startswith(("--config-", "-c"))]
+                own = _without_its_file(words)
                 trial = tried([*more, f"run.dir={folder}/run", *own])
                 verdict = _verdict(trial)
                 sums[verdict] += 1
@@ -522,6 +523,18 @@ def main() -> None:
     for counts, what in ((silent, "keys without effect, without a word"), (nameless, "leaves that nothing names")):
         print(f"{counts.total():5d}  {what}")
         print(*(f"{count:5d}    {key}" for key, count in counts.most_common()), sep="\n")
+
+
+def _without_its_file(words: Sequence[str]) -> list[str]:
+    """Without the options that name verl's configuration file, whose value may be the next word."""
+    kept: list[str] = []
+    is_value = False
+    for word in words:
+        is_option = not is_value and word.startswith(("--config-", "-c"))
+        if not is_option and not is_value:
+            kept.append(word)
+        is_value = is_option and "=" not in word
+    return kept
 
 
 def _spread(starts: Iterator[tuple[Path, list[str]]], most: int | None) -> list[tuple[Path, list[str]]]:

@@ -1,4 +1,4 @@
-"""A loss of this package in your own loop, with the audit beside it. It needs torch, numpy and scipy, nothing of verl.
+"""A loss of this package in your own loop, with the audit beside it. Needs torch, numpy, scipy, pyarrow, not verl.
 
     python examples/own_loop.py
 

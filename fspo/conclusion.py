@@ -349,10 +349,10 @@ _VERDICTS: Final = {
 
 def _mean_line(responses: Responses) -> str:
     first = responses.select(~responses.again_B)
-    if not len(first):
+    if len(first) < len(responses) and (reason := too_few(first)) is not None:
         return (
-            "the mean of exp(S) says nothing: each rollout batch is one mini-batch, on which an update was made before "
-            "these S were taken; it is 1 for responses that no update was made on"
+            "the mean of exp(S) says nothing: an update was made on these responses before, in an earlier epoch. Of "
+            f"those in the first epoch: {reason}"
         )
     share = rounding_share(first)
     if not np.isfinite((share.value, share.low, share.high)).all():

@@ -34,6 +34,8 @@ _MOST_CLUSTERS: Final = {"mini-batches": 100, "prompt groups": 2000}
 _QUANTILES: Final = 2000
 #: Eight responses with rewards of 0 or 1 have 15 values of A, all of them often one L.
 _FEW_PAIRS: Final = 16
+#: In a few steps a row may be missing or damaged.
+_MOST_STEPS: Final = 0.5
 _UNKNOWN: Final = float("nan")
 
 
@@ -55,7 +57,7 @@ class Responses:
         batch_B: Mini-batch, numbered from 0 over all steps, int64; the responses of a mini-batch share one policy.
         moved_B: Whether a weight had moved before its mini-batch, bool.
         again_B: Whether an update was made on the same response before, in an earlier epoch over its rollout batch
-            (:func:`_epochs`), bool.
+            (:func:`_again`), bool.
         prompt_B: Prompt group, numbered from 0, int64; None where a row has none.
     """
 
@@ -92,24 +94,22 @@ class Responses:
         step_B, number_B, in_step_B = column("step", 1).astype(np.int64), column("minibatch", 1), column("update", -1)
         in_step_B = number_B if len(in_step_B) == 0 or in_step_B.min() < 0 else in_step_B
         keys = [column("seed", 1), step_B.astype(np.float64), in_step_B]
-        length_B, advantage_B, update_B = column("L"), column("A"), np.maximum(in_step_B, 0).astype(np.int64)
-        epochs = _epochs(_numbered(keys[:2]), update_B, length_B, advantage_B)
         prompt_B = None
         if "prompt" in rows:
             prompt_B = np.unique(np.asarray(rows["prompt"])[kept_B], return_inverse=True)[1].reshape(-1)
         return cls(
             s_B=s_B if whole else s_B[kept_B],
-            length_B=length_B,
-            advantage_B=advantage_B,
+            length_B=column("L"),
+            advantage_B=column("A"),
             inside_B=column("inside"),
             kept_B=column("kept"),
             weight_B=column("weight"),
             truncated_B=column("truncated"),
             step_B=step_B,
-            update_B=update_B,
+            update_B=np.maximum(in_step_B, 0).astype(np.int64),
             batch_B=_numbered(keys),
             moved_B=number_B > 0,
-            again_B=update_B * epochs > update_B.max(initial=0),
+            again_B=_again(rows, n)[kept_B],
             prompt_B=prompt_B,
         )
 
@@ -332,28 +332,38 @@ def rows_of(output: SequenceLossOutput) -> dict[str, Array]:
     return {name: value[output.valid_B].detach().double().cpu().numpy() for name, value in columns.items()}
 
 
-def _epochs(step_B: npt.NDArray[np.int64], update_B: npt.NDArray[np.int64], length_B: Array, advantage_B: Array) -> int:
-    """Epochs over a rollout batch: into so many parts its mini-batches fall, each with the same pairs of L and A.
+def _again(rows: Mapping[str, Any], n: int) -> npt.NDArray[np.bool_]:
+    """Whether the mini-batch of each row belongs to a later epoch over its rollout batch.
 
-    Recognised by L and A alone, because most loops do not number responses. A step whose last mini-batch is not there
-    yet does not count. Too few different pairs could be equal by chance: such responses count as one epoch.
+    An epoch is a part of the mini-batches of a step that has the same pairs of L and A as each other part, in most
+    steps: S is not known of every row, and most loops do not number responses. A step whose last mini-batch is not
+    there yet does not count. Too few different pairs could be equal by chance: such responses count as one epoch.
     """
-    updates = int(update_B.max(initial=0)) + 1
-    pair_B = np.asarray(length_B, np.int64).astype(np.uint64) + np.ascontiguousarray(advantage_B).view(np.uint64)
-    if updates == 1 or len(np.unique(pair_B[:: 1 + len(pair_B) // 4096])) <= _FEW_PAIRS:
-        return 1
+    first_B = np.zeros(n, np.bool_)
+    if n == 0 or any(name not in rows for name in ("L", "A", "update")):
+        return first_B
+    column = {name: np.nan_to_num(np.asarray(rows[name], np.float64), nan=-1.0) for name in ("L", "A", "update")}
+    place = [np.asarray(rows[name], np.float64) for name in ("seed", "step") if name in rows]
+    step_B, update_B = _numbered(place) if place else np.zeros(n, np.int64), column["update"].astype(np.int64)
+    start_S = np.full(int(step_B.max()) + 1, update_B.max())
+    np.minimum.at(start_S, step_B, update_B)
+    update_B = update_B - start_S[step_B]  # some loops count on from step to step
+    updates = int(update_B.max()) + 1
+    pair_B = column["L"].astype(np.int64).astype(np.uint64) + column["A"].view(np.uint64)
+    if updates == 1 or len(np.unique(pair_B[:: 1 + n // 4096])) <= _FEW_PAIRS:
+        return first_B
     # The sum of hashes does not depend on the order of the responses.
     hash_B = (pair_B ^ (pair_B >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
     hash_B = (hash_B ^ (hash_B >> np.uint64(32))) * np.uint64(0x94D049BB133111EB)
-    sums_SU = np.zeros((int(step_B.max()) + 1, updates), np.uint64)
+    sums_SU = np.zeros((len(start_S), updates), np.uint64)
     np.add.at(sums_SU, (step_B, update_B), hash_B)
     whole_SU = sums_SU[np.unique(step_B[update_B == updates - 1])]
     for epochs in range(updates, 1, -1):
         if updates % epochs == 0:
             part_SE = whole_SU.reshape(len(whole_SU), epochs, -1).sum(-1)
-            if (part_SE == part_SE[:, :1]).all():
-                return epochs
-    return 1
+            if (part_SE == part_SE[:, :1]).all(-1).mean() > _MOST_STEPS:
+                return np.asarray(update_B * epochs >= updates)
+    return first_B
 
 
 def _numbered(keys: Sequence[Array]) -> npt.NDArray[np.int64]:

@@ -149,7 +149,8 @@ def describe(
     moved, notes = records.responses.moved(), [f"note: {note}" for note in records.notes()]
     name = records.loss or "not named"
     if len(moved) == 0:
-        return "\n".join([*notes, *(records.problems or [NOT_MOVED])])
+        is_empty = not (len(records.responses) or records.left_out)
+        return "\n".join([*notes, *(records.problems if is_empty and records.problems else [NOT_MOVED])])
     count_J, length_J, mean_J, spread_J = _spread(moved)
     columns = {
         "mean length": [f"{x:.0f}" for x in length_J],

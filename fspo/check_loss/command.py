@@ -265,7 +265,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help=what)
     what = "dataclass of the settings, for a loss that asks for one: verl's is verl.workers.config:ActorConfig"
     parser.add_argument("--actor", metavar="MODULE:CLASS", help=what)
-    parser.add_argument("--loss-agg-mode", metavar="MODE", help="verl's averaging (default: token-mean, or that of --like)")
+    parser.add_argument(
+        "--loss-agg-mode", metavar="MODE", help="verl's averaging (default: token-mean, or that of --like)"
+    )
     what = "compare with a loss of verl's registry, one of ours, or MODULE:FUNCTION; both get its settings"
     parser.add_argument("--like", metavar="NAME", help=what)
     parser.add_argument("--full", action="store_true", help="all checks, what the loss survives, and by length")

@@ -233,14 +233,12 @@ def _agree_too(mine: PolicyLoss, like: PolicyLoss, factor: tuple[float, float], 
 
 
 def _there(mine: PolicyLoss, like: PolicyLoss, factor: tuple[float, float], situation: _Situation) -> str:
-    """The other factor of a situation, where the first one is none that a learning rate could replace; else nothing."""
+    """The other factor of a situation; nothing, where the loss is equal elsewhere or has no factor there."""
     try:
         other = None if _in_words(*factor) == "equal" else _Pair.of(mine, like, situation).factor()
     except LossError:
         other = None
-    if other is None:
-        return ""
-    return f", where it is {_in_words(*other)}: the factor depends on the number of responses or tokens"
+    return "" if other is None else f", where it is {_in_words(*other)}"
 
 
 def _in_words(k: float, exponent: float) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from hydra.errors import InstantiationException
-from hydra.utils import get_class, instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 from recipe.fspo import CONF_DIR
 from recipe.fspo.config import (
@@ -136,7 +136,7 @@ def _of_the_actor(actor: DictConfig, error: InstantiationException) -> list[str]
     """Keys that the loss's class does not take and that the actor has, where they are what is wrong with it."""
     if "unexpected keyword argument" not in str(error.__cause__):
         return []
-    taken = inspect.signature(get_class(actor.policy_loss._target_)).parameters
+    taken = inspect.signature(get_object(actor.policy_loss._target_)).parameters
     return [name for name in actor.policy_loss if name not in taken and name in actor and name != "_target_"]
 
 

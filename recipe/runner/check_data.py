@@ -185,11 +185,11 @@ def _duplicates(rows: Sequence[_Row]) -> Iterator[str]:
     repeated = [which for which in _by(rows, lambda row: " ".join(row.text().split())).values() if len(which) > 1]
     conflicting = [which for which in repeated if len({str(row.truth) for row in which}) > 1]
     # A test set is of other hands than a training set, which write the same problem otherwise.
-    alike = _by(rows, lambda row: tuple(tokens(row.text()))).values()
-    across = [which for which in alike if len({row.file for row in which}) > 1]
+    alike = _by(rows, lambda row: " ".join(tokens(row.text())))
+    across = [which for words, which in alike.items() if words and len({row.file for row in which}) > 1]
     for which, what in (
         (repeated, "are there more than once"),
-        (across, "are in several files, equal but for case, signs and formatting: such a test set is not held out"),
+        (across, "are in several files, equal but for case, signs and formatting: such a test set may not be held out"),
         (conflicting, "have different ground truths"),
     ):
         if which:

@@ -296,7 +296,9 @@ import os
 
 def test_the_same(): pass
 def test_fails_in_both(): assert False
-def test_differs(): assert "FSPO_AUDIT" not in os.environ
+def test_differs():
+    import sys, verl.trainer.ppo.core_algos as losses
+    assert os.environ.get("FSPO_AUDIT") is None and "fspo" not in losses.POLICY_LOSS_REGISTRY
 """
 
 

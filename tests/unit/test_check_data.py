@@ -319,6 +319,19 @@ def test_a_reward_that_fails_in_any_thread_is_not_said_to_need_the_main_one(
     assert "ZeroDivisionError" in problem and "thread" not in problem
 
 
+def test_a_reward_that_earns_later_is_not_said_to_need_the_main_thread(
+    write: Callable[..., str], tmp_path: Path
+) -> None:
+    """Such as a judge that answers 0 until it has warmed up."""
+    reward = tmp_path / "reward.py"
+    text = "calls = []\ndef compute_score(solution_str, **_):\n    calls.append(0)\n"
+    reward.write_text(f"{text}    return float(len(calls) > {{}} and bool(solution_str))\n")
+    whole = reward.read_text()
+    for calls in range(0, 60, 3):
+        reward.write_text(whole.format(calls))
+        assert check([write(rows(2))], reward=str(reward)).problems == []
+
+
 def test_math_verify_without_its_time_limits_passes(write: Callable[..., str], tmp_path: Path) -> None:
     reward = tmp_path / "reward.py"
     reward.write_text(MATH_VERIFY.format(*[", parsing_timeout=None"] * 2, ", timeout_seconds=None"))

@@ -83,7 +83,7 @@ def test_results_do_not_depend_on_the_order_of_the_rows(seed: int, batches: int)
     assert shuffled.sigma() == pytest.approx(responses.sigma(), rel=1e-12)
 
 
-def epochs_of(mini_batches: int, epochs: int, lengths: int = 1000, steps: int = 3) -> dict[str, np.ndarray]:
+def epochs_of(mini_batches: int, epochs: int, lengths: int = 1000, steps: int = 4) -> dict[str, np.ndarray]:
     """Columns of a few steps with so many epochs over 64 responses, each epoch in an order of its own."""
     rng, parts = np.random.default_rng(1), []
     for step in range(steps):
@@ -100,9 +100,14 @@ def epochs_of(mini_batches: int, epochs: int, lengths: int = 1000, steps: int = 
 def test_responses_of_a_later_epoch_are_known_by_l_and_a(mini_batches: int, epochs: int) -> None:
     rows = epochs_of(mini_batches, epochs)
     np.testing.assert_array_equal(Responses.of_rows(rows).again_B, rows["update"] >= mini_batches)
-    begun = (rows["step"] < 2) | (rows["update"] == 0)  # the last step is still going on
-    rows = {name: values[begun] for name, values in rows.items()}
-    np.testing.assert_array_equal(Responses.of_rows(rows).again_B, rows["update"] >= mini_batches)
+    begun = (rows["step"] < 3) | (rows["update"] == 0)  # the last step is still going on
+    begun[0] = False  # a row is missing
+    changed = {name: values[begun] for name, values in rows.items()}
+    changed["S"][1] = np.nan
+    later = changed["update"][np.isfinite(changed["S"])] >= mini_batches
+    np.testing.assert_array_equal(Responses.of_rows(changed).again_B, later)
+    counted_on = rows | {"update": rows["update"] + 7 * rows["step"]}
+    np.testing.assert_array_equal(Responses.of_rows(counted_on).again_B, rows["update"] >= mini_batches)
 
 
 def test_mini_batches_that_are_equal_by_chance_are_no_epochs() -> None:

@@ -18,6 +18,7 @@ GOOD = "def compute_score(data_source, solution_str, ground_truth, extra_info=No
         (GOOD, "compute_score", [], None),
         ("class Reward:\n    def __call__(self, *, data_source, **kwargs): ...\nscore = Reward()", "score", [], None),
         ("class Reward:\n    def __call__(self, **kwargs): ...", "Reward", [], "reward = Reward()"),
+        ("class Score(dict):\n    def __init__(self, **row): self['score'] = 1.0", "Score", [], None),
         (GOOD, "score", [], "'score'; it has compute_score"),
         (GOOD, "compute_score", ["extra_info"], "extra_info"),
         ("def compute_score(a, b): ...", "compute_score", [], "(a, b)"),

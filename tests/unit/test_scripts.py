@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scripts import algorithm, answer, arguments, edited, scripts, tried, unnamed
+from benchmarks.scripts import _without_its_file, algorithm, answer, arguments, edited, scripts, tried, unnamed
 from recipe.runner.launch import left_to_verl, no_effect
 
 OWN = [
@@ -52,6 +52,11 @@ def test_the_arguments_are_those_that_bash_hands_over(tmp_path: Path) -> None:
         "none.sh": [],
     }
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "other.sh", "quoting.sh", "sub"]
+
+
+def test_options_of_verls_file_are_left_out_with_their_values() -> None:
+    words = ["--config-path=config", "a=1", "--config-name", "x", "-cn", "y", "b=2"]
+    assert _without_its_file(words) == ["a=1", "b=2"]
 
 
 def test_a_command_is_edited_as_the_errors_say() -> None:

@@ -44,7 +44,7 @@ _FILES: Final = {
 }
 #: The same as keys of the configuration.
 FILES: Final = tuple(f"{_ROLLOUT}.{name}" for name in _FILES)
-#: The data set class of the user's, which a worker loads before all these.
+#: The data set class of the user's, which a worker loads before all these files.
 _DATASET: Final = "data.custom_cls"
 #: The column of the data that names the loop of a row.
 _COLUMN: Final = "agent_name"
@@ -191,6 +191,7 @@ def _problems(
             is_broken = is_certain
             given = ", ".join(f"{_ROLLOUT}.{name}={values[name]}" for name in names)
             yield f"{given}: verl reads {' and '.join(_FILES[name] for name in names)}. {problem}", is_certain
+    entries: Sequence[str] = ()
     if values[_LOOPS]:
         given = f"{_ROLLOUT}.{_LOOPS}={values[_LOOPS]}"
         problem, entries, _ = _tried(functools.partial(_register_loops, resolve_config_path(values[_LOOPS])))
@@ -200,22 +201,24 @@ def _problems(
         if loops and not set(entries) & set(loops):
             of_rows = f"the rows have {', '.join(loops)}"
             yield f"{given} has {', '.join(entries)}, and {of_rows}: set {_ROLLOUT}.{_LOOP}={next(iter(entries))}", True
-    classes = []
+    classes: list[Any] = []
     default = {str(values[_LOOP]): f"{_ROLLOUT}.{_LOOP}"}
     for name, place in (default if loops is None else loops).items():
+        at = f"{place}={name}" if place.startswith(_ROLLOUT) else f"{place}: {name}"
         if name not in _agent_loop_registry:
             if not is_broken:  # it may be what registers the loop
                 known = sorted(_agent_loop_registry)
-                at = f"{place}={name}" if place.startswith(_ROLLOUT) else f"{place}: {name}"
                 way = f"choose one of {', '.join(known)}, or give the file that registers it ({_ROLLOUT}.{_LOOPS})"
                 yield f"{at} is registered by nobody{did_you_mean(name, known)}: {way}", True
             continue
         problem, loop, _ = _tried(functools.partial(_loop_class, _agent_loop_registry[name]))
-        if problem is not None and not values[_LOOPS]:
-            way = f"{_LIBRARY}=MODULE, {_DATASET}.path=pkg://MODULE, or a file of {_ROLLOUT}.{_LOOPS} that names it"
-            yield f"{place}={name}: {problem}. Put the loop into a module of the Python path, and give {way}", True
-        elif problem is not None:
+        if problem is not None and name in entries:
             yield f"{_ROLLOUT}.{_LOOPS}={values[_LOOPS]}: correct _target_ and keys of {name}: {problem}", True
+        elif problem is not None and _reason(str(_agent_loop_registry[name].get("_target_"))):
+            way = f"{_LIBRARY}=MODULE, {_DATASET}.path=pkg://MODULE, or a file of {_ROLLOUT}.{_LOOPS} that names it"
+            yield f"{at}: {problem}. Put the loop into a module of the Python path, and give {way}", True
+        elif problem is not None:
+            yield f"{at}: correct the loop: {problem}", True
         else:
             classes.append(loop)
     # A loop of the user's may have parsers of its own.

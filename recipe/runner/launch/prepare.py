@@ -152,7 +152,7 @@ def on_this_machine(
         reward = config.reward
         for holder in (reward.custom_reward_function, reward.reward_manager.module, config.data.get("custom_cls")):
             if holder and holder.get("path"):
-                holder.path = absolute_path(holder.path)
+                holder.path = absolute_path(str(holder.path))
         if config.data.get("offline_task"):
             config.data.offline_task.setdefault("folder", f"{config.run.dir}/data")
         ray_init = config.ray_kwargs.ray_init

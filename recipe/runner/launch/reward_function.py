@@ -122,12 +122,13 @@ def call_problem(function: Callable[..., Any], keywords: Iterable[str] = ()) -> 
     keywords = list(keywords)
     if taken := [keyword for keyword in keywords if keyword in ARGUMENTS]:
         return f"reward_kwargs would replace {', '.join(taken)} of every row: take other names"
-    if inspect.isclass(function):
-        return f"it is a class, and verl calls it for each response: give an object, as reward = {function.__name__}()"
     signature = inspect.signature(function)
     try:
         signature.bind(**dict.fromkeys([*ARGUMENTS, *keywords]))
     except TypeError as error:
+        if inspect.isclass(function):
+            name = function.__name__
+            return f"it is a class, and verl calls it for each response: give an object, as reward = {name}() ({error})"
         return (
             f"verl calls it by keyword with {', '.join([*ARGUMENTS, *keywords])}, and it takes {signature}: {error}. "
             f"Write def {getattr(function, '__name__', 'compute_score')}({', '.join(ARGUMENTS)}=None, **kwargs)"

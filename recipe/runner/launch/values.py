@@ -253,6 +253,8 @@ def value_problems(config: DictConfig, defaults: DictConfig | None = None, class
     if config.trainer.total_training_steps is None and config.trainer.total_epochs == _ENDLESS:
         yield "trainer.total_training_steps=null: give it, or trainer.total_epochs; with neither the run has no end"
     for key, what in _NEEDED.items():
+        if key.startswith("data.") and OmegaConf.select(config, "data.custom_cls.path"):
+            continue  # a class of the user's reads what it likes
         value = OmegaConf.select(config, key)
         for one in value if OmegaConf.is_list(value) else [value]:
             if one is not None and not str(one).strip():
