@@ -107,6 +107,11 @@ def test_the_library_needs_torch_numpy_scipy_and_pyarrow_only(wheel: Path, tmp_p
     assert "LRE" in done.stdout and "tensor" in done.stdout
     command = [python, "-m", "fspo.audit", "expected", "sigma=0.03", "lengths=[100]"]
     assert "| gspo " in subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/check-loss.md").read_text(), re.S)
+    (tmp_path / "my_loss.py").write_text(block.partition("\n\nfrom fspo.check_loss")[0])
+    command = [python, "-m", "fspo.check_loss", "my_loss:policy_loss", "--like", "gspo"]
+    compared = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (compared.returncode, "like gspo: equal up to log-ratio" in compared.stdout) == (1, True), compared
 
 
 @pytest.mark.parametrize(
