@@ -116,7 +116,8 @@ def test_verdict_and_failures_come_first_and_the_rest_if_asked_for(capsys: pytes
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (["check_loss_example:sound", "--like", "fspo", *ACTOR], 2, "--actor check_loss_example:ActorSettings"),
+        (["check_loss_example:sound", "--like", "fspo", *ACTOR], 1, "token in place of sequence"),
+        (["check_loss_example:sound", "--like", "gspo", *ACTOR], 2, "--actor check_loss_example:ActorSettings"),
         (["check_loss_example:sound", "--like", "check_loss_example:sound"], 0, "equal"),
         (["check_loss_example:sound", "--like", "seq_rloo"], 1, "token in place of sequence"),
         (["check_loss_example:sound", "--like", "check_loss_example:mean"], 1, "times"),
