@@ -194,6 +194,20 @@ def skyrl(source: Source) -> Iterator[Known]:
         yield known(name, f"compute_policy_loss_{name}")
 
 
+def kl_of_samples(losses: Any, c: Call, name: str) -> Any:
+    """log pi_old - log pi by token, of lists of samples; of ``gspo`` that of the whole response."""
+    new, old, _, mask = c.lists
+    return losses.compute_gspo_kl(new, old, new, mask) if name == "gspo" else (c.old - c.new).flatten()
+
+
+def mean_of_samples(losses: Any, c: Call, terms: Any, opsm: bool) -> Any:
+    """The mean over the responses of their means over tokens, of terms by token; OPSM removes responses with A < 0."""
+    if opsm:
+        terms = terms * losses.compute_opsm_mask(SimpleNamespace(opsm_delta=1e-4), *c.lists)[0]
+    means_B = (terms.view_as(c.new) * c.mask).sum(-1) / c.mask.sum(-1).clamp(min=1)
+    return means_B.sum() / c.responses * c.ranks
+
+
 def slime(source: Source) -> Iterator[Known]:
     """slime's losses, of lists of samples, each its mean over tokens; OPSM removes responses with A < 0."""
     functions = ("compute_policy_loss", "compute_gspo_kl", "compute_cispo_loss", "compute_opsm_mask")
@@ -201,19 +215,13 @@ def slime(source: Source) -> Iterator[Known]:
 
     def known(name: str, dual: float | None = None, opsm: bool = False) -> Known:
         def loss(c: Call) -> Any:
-            new, old, advantages, mask = c.lists
-            kl = losses.compute_gspo_kl(new, old, new, mask) if name == "gspo" else (c.old - c.new).flatten()
+            kl = kl_of_samples(losses, c, name)
             if name == "cispo":
                 terms, _ = losses.compute_cispo_loss(kl, c.new.flatten(), c.advantages.flatten(), 1.0, 0.2)
             else:
                 clip = GSPO if name == "gspo" else PPO
                 terms, _ = losses.compute_policy_loss(kl, c.advantages.flatten(), *clip, dual)
-            if opsm:
-                terms = (
-                    terms * losses.compute_opsm_mask(SimpleNamespace(opsm_delta=1e-4), new, old, advantages, mask)[0]
-                )
-            means_B = (terms.view_as(c.new) * c.mask).sum(-1) / c.mask.sum(-1).clamp(min=1)
-            return means_B.sum() / c.responses * c.ranks
+            return mean_of_samples(losses, c, terms, opsm)
 
         return adapted(f"{name}{', dual clip' if dual else ''}{', OPSM' if opsm else ''}", loss)
 

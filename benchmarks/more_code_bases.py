@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from benchmarks.checkouts import Call, Known, Source, adapted
-from benchmarks.code_bases import GSPO, PPO
+from benchmarks.code_bases import GSPO, PPO, kl_of_samples, mean_of_samples
 from fspo.check_loss.call import Config
 
 
@@ -22,16 +22,11 @@ def miles(source: Source) -> Iterator[Known]:
 
     def known(name: str, dual: float | None = None, opsm: bool = False) -> Known:
         def loss(c: Call) -> Any:
-            new, old, advantages, mask = c.lists
-            kl = losses.compute_gspo_kl(new, old, new, mask) if name == "gspo" else (c.old - c.new).flatten()
+            kl = kl_of_samples(losses, c, name)
             inside = c.mask.flatten()
             kl, a = (torch.where(inside, x, 0.0) for x in (kl, c.advantages.flatten()))
             terms, _ = losses.compute_policy_loss(kl, a, *(GSPO if name == "gspo" else PPO), dual)
-            if opsm:
-                settings = SimpleNamespace(opsm_delta=1e-4)
-                terms = terms * losses.compute_opsm_mask(settings, new, old, advantages, mask)[0]
-            means_B = (terms.view_as(c.new) * c.mask).sum(-1) / c.mask.sum(-1).clamp(min=1)
-            return means_B.sum() / c.responses * c.ranks
+            return mean_of_samples(losses, c, terms, opsm)
 
         return adapted(f"{name}{', dual clip' if dual else ''}{', OPSM' if opsm else ''}", loss)
 
@@ -161,17 +156,12 @@ def relax(source: Source) -> Iterator[Known]:
 
     def known(name: str, opsm: bool = False) -> Known:
         def loss(c: Call) -> Any:
-            new, old, advantages, mask = c.lists
-            kl = losses.compute_gspo_kl(new, old, new, mask) if name == "gspo" else (c.old - c.new).flatten()
+            kl = kl_of_samples(losses, c, name)
             if name == "sapo":
                 terms, _ = losses.compute_sapo_loss(kl, c.advantages.flatten(), 1.0, 1.05)
             else:
                 terms, _ = losses.compute_policy_loss(kl, c.advantages.flatten(), *(GSPO if name == "gspo" else PPO))
-            if opsm:
-                settings = SimpleNamespace(opsm_delta=1e-4)
-                terms = terms * losses.compute_opsm_mask(settings, new, old, advantages, mask)[0]
-            means_B = (terms.view_as(c.new) * c.mask).sum(-1) / c.mask.sum(-1).clamp(min=1)
-            return means_B.sum() / c.responses * c.ranks
+            return mean_of_samples(losses, c, terms, opsm)
 
         return adapted(f"{name}{', OPSM' if opsm else ''}", loss)
 
