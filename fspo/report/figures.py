@@ -159,7 +159,8 @@ def draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: Mapp
             axes.errorbar(steps + beside, mean, _bars(mean, low, high), capsize=2, label=group.algo, **look)
         else:
             axes.fill_between(steps, low, high, color=look["color"], alpha=0.15, lw=0)
-            axes.plot(steps, mean, label=group.algo, color=look["color"], linestyle=look["linestyle"])
+            marker = look["marker"] if len(steps) == 1 else ""  # a line of one point is invisible
+            axes.plot(steps, mean, label=group.algo, color=look["color"], linestyle=look["linestyle"], marker=marker)
     if not axes.has_data():
         return False
     axes.set_xlabel("step")

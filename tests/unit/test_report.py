@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from fspo.audit import Audit, read_audit
 from fspo.audit.description import what_follows
@@ -28,7 +29,7 @@ from fspo.report.__main__ import main
 from fspo.report.__main__ import main as report_command
 from fspo.report.build import build_report
 from fspo.report.common_records import common_records
-from fspo.report.figures import COLOURS, algo_looks
+from fspo.report.figures import COLOURS, algo_looks, curves, draw_curve
 from fspo.report.findings import clip_values_in_words, compared, differing_settings, findings
 from fspo.report.groups import clip_profiles, group_runs, length_profile, pooled_lre_difference, standard_measures
 from fspo.report.runs import Run, load_run, load_runs
@@ -583,6 +584,18 @@ def test_a_loss_has_one_colour_in_every_figure() -> None:
     assert len({look["color"] for look in shown.values()}) == 4, "other names take what no loss beside them has"
     names = [*COLOURS, *map(str, range(9))]
     assert all(algo_looks(names)[name]["color"] == COLOURS[name] for name in COLOURS), "more names than colours"
+
+
+def test_a_value_that_one_step_alone_has_is_seen(tmp_path: Path) -> None:
+    """A line of one point draws nothing: so looked the LRE of two steps."""
+    folder = write_run(tmp_path / "run", "fspo", 0)
+    curve = next(one for one in curves([]) if one.name == "lre")
+    for steps, is_marked in ((1, True), (3, False)):
+        lines = [{"step": step, "metrics": {"fspo/lre_debiased": 0.1}} for step in range(1, steps + 1)]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        axes = Figure().subplots()
+        assert draw_curve(axes, group_runs([load_run(folder)]), curve, algo_looks(["fspo"]))
+        assert (axes.lines[0].get_marker() not in ("", "None")) == is_marked
 
 
 def test_a_missing_extra_ends_in_a_sentence(
