@@ -176,12 +176,17 @@ def test_activations_follow_the_micro_batch_and_ulysses() -> None:
     assert halved["activations kept"] == whole["activations kept"] / 2
 
 
-def test_logits_by_the_way_they_are_computed() -> None:
+def test_logits_by_the_way_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = 20_480 * 151_936
     assert predicted()["update"]["logits"] == 2 * entries  # bf16, gradient in place
     assert predicted("actor_rollout_ref.actor.entropy_coeff=0.01")["update"]["logits"] == 12 * entries
     no_flash = "actor_rollout_ref.model.override_config.attn_implementation=sdpa"
-    assert predicted(no_flash)["update"]["logits"] == 12 * entries
+    few = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192"  # so that the head decides, not sdpa's layers
+    monkeypatch.setattr("recipe.runner.plan.setup.find_spec", lambda _: None)
+    without = predicted(no_flash, few)["update"]
+    monkeypatch.setattr("recipe.runner.plan.setup.find_spec", lambda _: "its cross-entropy alone")
+    assert without["logits"] == 12 * 8192 * 151_936
+    assert 2 * 8192 * 151_936 < sum(predicted(no_flash, few)["update"].values()) < sum(without.values()) - 2 * GIB
     assert "logits" not in predicted("actor_rollout_ref.model.use_fused_kernels=true")["update"]
     assert logits_bytes(4, flash_cross_entropy=False, entropy=False) == 16
     chunked, whole = (

@@ -186,8 +186,7 @@ def _update(model: ModelShape, setup: Setup) -> Items:
     kept = float(tokens * model.layers * (b * model.hidden if checkpointing else per_layer))
     # Beside what autograd keeps, the backward pass needs two gradients of the MLP's width.
     in_layer = (per_layer if checkpointing else 0) + 2 * b * model.intermediate
-    # verl uses flash-attn's cross-entropy wherever the package is installed; without it attention is another, too.
-    per_entry = logits_bytes(b, flash_cross_entropy=setup.mask_width is None, entropy=setup.entropy_in_update)
+    per_entry = logits_bytes(b, flash_cross_entropy=setup.flash_cross_entropy, entropy=setup.entropy_in_update)
     if setup.model.use_fused_kernels:  # they form no logits
         per_entry = 0
     reduced = setup.reduce_bytes * model.embedding * (1 + 1 / setup.shards)

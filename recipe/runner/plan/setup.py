@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any, Final
 
 from hydra.core.override_parser.types import Override
@@ -102,6 +103,8 @@ class Setup:
         longest: Tokens of the longest prompt with the longest response.
         update_tokens, log_prob_tokens: Most tokens of a micro-batch on one GPU.
         mask_width: Keys in the attention mask of a query; None: flash-attn, which forms no mask.
+        flash_cross_entropy: Whether flash-attn's cross-entropy computes the log-probs: with its attention, and where
+            the package is installed here (requirements/install-gpu.sh installs its cross-entropy alone, too).
         master_bytes, compute_bytes, reduce_bytes, vllm_bytes: Of one element.
         reference_bytes: Of one element of the reference model.
         has_reference: Whether there is a reference model.
@@ -135,6 +138,8 @@ class Setup:
         self.mask_width: int | None = None
         if OmegaConf.select(self.model, _ATTENTION) == "sdpa":
             self.mask_width = self.update_tokens if self.model.use_remove_padding else self.longest
+        # verl uses it wherever it is installed, with the attention of another package, too.
+        self.flash_cross_entropy = self.mask_width is None or find_spec("flash_attn") is not None
         self.entropy_in_update = actor.calculate_entropy or actor.entropy_coeff != 0
 
         precision = fsdp.get("mixed_precision") or {}
