@@ -5,7 +5,8 @@ has passed on this machine with this torch is not repeated unless ``--again`` na
 transformers and psutil alone. ``--device cpu`` runs the same steps in sizes that two CPU cores manage.
 
 Results are one file, OUT/results.json. ``--write`` runs nothing: it takes this file, of whatever machine, into
-``benchmarks/gpu_check/results.json``, from which the documentation's table is made.
+``benchmarks/gpu_check/results.json``, from which the documentation's table is made; steps that such a machine ran
+before, and not this time, stay there.
 """
 
 from __future__ import annotations
@@ -110,8 +111,6 @@ def run(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
         pass
     finally:
         start.stop()  # after Ctrl-C, too: nothing may be left on the GPU
-        if step in WEIGHTS:
-            shutil.rmtree(folder / WEIGHTS[step], ignore_errors=True)
     row = {"verdict": "failed", "reason": f"the process gave no result ({status})", "numbers": {}}
     if answer.is_file():
         row = json.loads(answer.read_text(encoding="utf-8"))
@@ -179,7 +178,11 @@ def not_planned(record: dict[str, Any]) -> Table:
 def write(results: Path) -> None:
     """Take the results of one machine into the record and the documentation's table; prints the page's rows."""
     result = json.loads(results.read_text(encoding="utf-8"))
-    record = json.loads(RECORD.read_text(encoding="utf-8")) | {result["device"]: result}
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    before = record.get(result["device"], {})
+    if before.get("machine") == result["machine"]:  # another hour of such a machine: what it did not run stays
+        result["steps"] = before["steps"] | result["steps"]
+    record[result["device"]] = result
     write_json(RECORD, {device: record[device] for device in DEVICES if device in record})
     write_tables({"gpu-check": table(record)})
     heads, *cells = not_planned(record)
@@ -232,10 +235,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if record["steps"].get(step, {}).get("verdict") == "passed" and step not in chosen.again:
             print(f"{step}: passed before, not repeated (--again {step})", flush=True)
             continue
-        row = run(step, chosen.device, gpus, folder)
-        row |= {"date": time.strftime("%Y-%m-%d"), "commit": chosen.commit or commit()}
-        record["steps"][step] = row
-        write_json(results, record)
+        try:
+            row = run(step, chosen.device, gpus, folder)
+            row |= {"date": time.strftime("%Y-%m-%d"), "commit": chosen.commit or commit()}
+            record["steps"][step] = row
+            write_json(results, record)  # before its weights go: an end of the loan in these seconds would cost the row
+        finally:
+            if step in WEIGHTS:
+                shutil.rmtree(folder / WEIGHTS[step], ignore_errors=True)
         log = f"; log: {folder / row['log']}" if row["verdict"] == "failed" else ""
         print(f"{step}: {row['verdict']} ({row['seconds']:.0f} s): {summary(row)}{log}", flush=True)
     rows = record["steps"]

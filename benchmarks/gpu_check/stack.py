@@ -64,7 +64,9 @@ def ending_model(size: Size, device: str, dtype: torch.dtype, mean_length: int) 
     """A model with random weights, untied; a token is the last with a probability of 1 over ``mean_length``.
 
     Every token of the vocabulary is a character of its own. The row of the end's logits points along the mean of the
-    last hidden states, so that a response may end at any token; random weights would always use the whole length.
+    last hidden states, so that a response may end at any token; random weights would always use the whole length. Its
+    length is fitted on other tokens than its direction: a mean over T tokens holds 1/T of each of them, which in a wide
+    model is more than what they have in common, and responses would hardly end.
     Returns the model and its tokenizer.
     """
     vocabulary = size.shape[0]
@@ -72,9 +74,13 @@ def ending_model(size: Size, device: str, dtype: torch.dtype, mean_length: int) 
     tokenizer = build_tokenizer(characters[: vocabulary - 3], max_length=4096)
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
     model = random_model(size, device, dtype, **ends)
-    tokens = torch.randint(vocabulary, (128, 32), generator=torch.Generator().manual_seed(0)).to(device)
-    hidden = model.model(tokens).last_hidden_state.flatten(0, 1).float()
-    mean, total = hidden.mean(0), (hidden @ model.lm_head.weight.float().T).logsumexp(-1)
+
+    def hidden_states(sequences: int, seed: int) -> torch.Tensor:
+        tokens = torch.randint(vocabulary, (sequences, 32), generator=torch.Generator().manual_seed(seed))
+        return model.model(tokens.to(device)).last_hidden_state.flatten(0, 1).float()
+
+    mean, hidden = hidden_states(1024, seed=0).mean(0), hidden_states(128, seed=1)
+    total = (hidden @ model.lm_head.weight.float().T).logsumexp(-1)
     along = hidden @ mean / mean.dot(mean)
     scales = torch.linspace(0, 20, 201).tolist()
     scale = min(scales, key=lambda one: abs((one * along - total).sigmoid().mean().item() - 1 / mean_length))
@@ -153,8 +159,8 @@ def smoke_on(gpus: int, tokens: int = 20_480) -> tuple[str, ...]:
     return ("experiment=gpu_smoke", f"trainer.n_gpus_per_node={gpus}", budget)
 
 
-def smoke(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
-    """``experiment=gpu_smoke``: what the 8B job uses, on a model with random weights; TP and Ulysses over two GPUs.
+def smoke_job(folder: Path, size: Size, device: str, gpus: int) -> tuple[tuple[str, ...], Numbers]:
+    """Overrides of ``experiment=gpu_smoke`` on this device, with its model in FOLDER/model, and its width and packs.
 
     Widths and packs are the 8B job's, so that its kernels round; on a small GPU those of Qwen3-0.6B.
     """
@@ -168,20 +174,25 @@ def smoke(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
         )
         size = wide if is_wide else narrow
         overrides = (*smoke_on(gpus, size.pack), *attention())
-    write_model(model, size, device, mean_length=64 if device == "cuda" else 24)
-    measured = train(folder / "smoke", (*overrides, f"actor_rollout_ref.model.path={model}"))
-    return {"width": size.shape[1]} | ({"tokens of a pack": size.pack} if device == "cuda" else {}) | measured
+    if not (model / "tokenizer.json").is_file():  # which is written last
+        write_model(model, size, device, mean_length=64 if device == "cuda" else 24)
+    numbers: Numbers = {"width": size.shape[1]} | ({"tokens of a pack": size.pack} if device == "cuda" else {})
+    return (*overrides, f"actor_rollout_ref.model.path={model}"), numbers
+
+
+def smoke(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
+    """``experiment=gpu_smoke``: what the 8B job uses, on a model with random weights; TP and Ulysses over two GPUs."""
+    overrides, numbers = smoke_job(folder, size, device, gpus)
+    return numbers | train(folder / "smoke", overrides)
 
 
 def preemption(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
     """A warning in the middle of the smoke test: it saves, ends with status 75, and the next start resumes it."""
-    if not (model := folder / "model").is_dir():
-        raise Skipped("the step `smoke` writes the model")
-    overrides = SHAPED_ON_A_CPU if device == "cpu" else (*smoke_on(gpus, 8192), *attention())
+    overrides, _ = smoke_job(folder, size, device, gpus)
     run = folder / "preemption"
     shutil.rmtree(run, ignore_errors=True)
     steps = ("trainer.total_training_steps=3", "trainer.save_freq=-1", "trainer.test_freq=-1", f"run.dir={run}")
-    words = ("recipe.fspo.main", *overrides, *steps, f"actor_rollout_ref.model.path={model}")
+    words = ("recipe.fspo.main", *overrides, *steps)
     start = Start(folder, *words, log="preemption-run.log", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     try:
         while start.process.poll() is None and not (run / "metrics.jsonl").exists():
