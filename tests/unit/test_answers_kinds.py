@@ -81,6 +81,18 @@ def test_one_spelling(text: str, expected: str) -> None:
         (r"$x=\boxed{2}$ and $x=\boxed{3}$", ["2, 3"]),
         ("- \\boxed{2}\n- \\boxed{3}", ["2, 3"]),
         (r"\boxed{50}\%", [r"50\%"]),
+        # Boxes of several cases are a list, boxes of two sentences are not.
+        (r"If n is odd, \boxed{2}; if even, \boxed{3}.", ["2, 3"]),
+        (r"\boxed{2} / \boxed{3}", ["2, 3"]),
+        ("| 1 | \\boxed{2} |\n| 2 | \\boxed{3} |", ["2, 3"]),
+        (r"First answer: \boxed{2}; second answer: \boxed{3}", ["2, 3"]),
+        (r"x: \boxed{2}, y: \boxed{3}", ["2, 3"]),
+        (r"\boxed{2}. When we add them, \boxed{3}", ["3", "2, 3"]),
+        ("综上所述，选C。", ["C。"]),
+        ("正确选项是（C）", ["（C）"]),
+        ("不选C", []),
+        ("The answer is 5. Then contradiction.", []),
+        ("Suppose the answer is 5.", []),
         (r"<think>\boxed{5}</think> The answer is 6.", ["6."]),
         ("<answer>18</answer>", ["18"]),
         ("It is 5.\n#### 7", ["7"]),
@@ -151,6 +163,89 @@ def test_a_part_that_is_not_read_is_no_answer_and_no_truth(scorer: MathScorer) -
 )
 def test_a_percent_sign_after_a_bare_number_counts(scorer: MathScorer, response: str, accepted: bool) -> None:
     assert (scorer.score(response, r"10\%").status is Status.CORRECT) is accepted
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "There are 5 cats.",
+        "Step 5: 2 + 3 = 5",
+        "By Theorem 2, the count is 5.",
+        "As 7 > 6, the value is 5.",
+        "How many cats are there? There are 5.",
+        "I guessed wrong before. The answer is 5.",
+        "Suppose there are x cats. Then x = 5.",
+        "The answer is 5. This is not surprising.",
+        r"\boxed{5}",
+    ],
+)
+def test_a_number_that_a_sentence_gives_is_the_answer(scorer: MathScorer, response: str) -> None:
+    assert scorer.score(response, "5").status is Status.CORRECT
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "I guess 5.",
+        "Is it 5?",
+        "It could be 5.",
+        "Answer: 5 (just a guess)",
+        "By Theorem 5 we are done.",
+        "Therefore x > 5.",
+        "The answer exceeds 5.",
+        "A number such as 5.",
+        "It is 5. This is wrong.",
+        "Let x = 5. This leads to a contradiction.",
+        "Suppose it is 5.",
+        "Die Lösung ist nicht 5.",
+        "La respuesta no es 5.",
+        "Ответ не 5.",
+        r"\boxed{5\text{, I think}}",
+        r"\boxed{5\text{ (not sure)}}",
+        r"\boxed{5\text{ could be right}}",
+    ],
+)
+def test_a_guess_a_denial_and_a_reference_give_no_answer(scorer: MathScorer, response: str) -> None:
+    assert scorer.score(response, "5").status is not Status.CORRECT
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "accepted"),
+    [
+        (r"AB^2=25", "25", True),
+        (r"a_1+a_2=25", "25", True),
+        (r"x_1+x_2=25", "25", False),
+        (r"(\text{E})", "E", True),
+        (r"(1101)_2", "1101_2", True),
+        (r"(1101)_2", "1101_3", False),
+        ("3:00", "1:00", False),
+        ("6:4", "3:2", True),
+        (r"\left\{\begin{array}{l}x=2\\y=-1\end{array}\right.", "x=2,y=-1", True),
+        (r"\begin{cases}x&=2\\y&=-1\end{cases}", "(2,-1)", True),
+        (r"\begin{cases}x=-1\\y=2\end{cases}", "x=2,y=-1", False),
+        (r"\begin{cases}x,x<0\\-x,x>0\end{cases}", r"\begin{cases}-x,x<0\\x,x>0\end{cases}", False),
+        ("2{,}5", "2.5", True),
+        (r"\begin{pmatrix}1&-2\end{pmatrix}^T", r"\begin{pmatrix}1\\-2\end{pmatrix}", True),
+        (r"[1,-2]^T", r"\begin{pmatrix}1\\-2\end{pmatrix}", True),
+        (r"\begin{pmatrix}1&-2\end{pmatrix}", r"\begin{pmatrix}1\\-2\end{pmatrix}", False),
+        ("y=3x-2", "f(x)=3x-2", True),
+        ("x=3y-2", "f(x)=3x-2", False),
+        (r"C_{n+1}^3", r"\binom{n+1}{3}", True),
+        (r"2mg/k", r"\frac{2mg}{k}", True),
+        (r"\frac{mg}{k}", r"\frac{2mg}{k}", False),
+        ("5 km/h", "5", True),
+        (r"\text{Ann is the winner}", r"\text{Ann}", True),
+        (r"\text{not possible}", "impossible", True),
+        (r"\text{not possible}", "possible", False),
+    ],
+)
+def test_notations_of_models_and_of_public_truths(scorer: MathScorer, answer: str, truth: str, accepted: bool) -> None:
+    assert (scorer.score(f"\\boxed{{{answer}}}", truth).status is Status.CORRECT) is accepted
+
+
+def test_a_formula_with_doubled_backslashes_or_words_is_read(scorer: MathScorer) -> None:
+    assert scorer.score(r"Hence $-2 \\le x \\le 7$.", r"x \in [-2,7]").status is Status.CORRECT
+    assert scorer.score(r"It is $1-\frac{1}{\mathrm{e}}$.", r"1-\frac{1}{e}").status is Status.CORRECT
 
 
 def test_without_normalisation_the_verdict_is_math_verifys(scorer: MathScorer) -> None:

@@ -80,8 +80,11 @@ _BOXES = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
 # Between boxes that together are one answer: a list in a sentence, or one with bullets or numbers.
 # The more special alternatives come first, and nothing is read in two ways.
 _JOINED = re.compile(
-    r"(?>(?i:case|part|option|question)\s+\w+\s*[:.)]|\||(?<=\n)\s*(?:[-+•]|\(?\w[.)]|\d+[.)])|(?<=[\s$;,])\(?(?:[ivx]{1,4}|[a-zA-Z]|\d)\)"
-    r"|(?:[a-zA-Z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*="
+    r"(?>(?i:case|part|option|question)\s+\w+\s*[:.)]|\|[^|\n]{0,40}\||\||(?<=\n)\s*(?:[-+•]|\(?\w[.)]|\d+[.)])"
+    r"|(?<=[\s$;,])\(?(?:[ivx]{1,4}|[a-zA-Z]|\d)\)"
+    r"|(?:[a-zA-Z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*[=:]|/"
+    r"|(?i:(?:second|third|next|other)\s+(?:answer|solution|value|root|case|part)|(?:part|case)\s+(?:two|three))\s*(?:is|:|=)"
+    r"|(?<![.!?\n]\s)(?<!\n)(?i:if|when|for|otherwise)\b[^.\n\\]{0,40}[,:]"
     r"|\\q?quad|\\(?:text|mathrm)\s*\{\s*(?:and|or)[\s,]*\}|\b(?:and|or|as well as|possibly|perhaps|maybe)\b"
     r"|[\s,;&$.*~]|\\[,;:! ()\[\]]|\\\\)*+"
 )
@@ -89,7 +92,8 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _ANCHORED = re.compile(
     r"^[ \t]*####[ \t]*(?P<hash>[^\n]+)"
     r"|(?:answers?|respuesta|option|choice)(?:\s+(?:is|are|es)\b|[*_`\s]*(?::|=))[:*_`\s]*(?P<answer>[^\n]+)"
-    r"|answer[*_`:#\s]*\n[*_`\s]*(?P<below>[^\n]+)|(?:答案|故选|应选|故填|答(?=[:：]))[是为应选:：*\s]*(?P<chinese>[^\n]+)",
+    r"|answer[*_`:#\s]*\n[*_`\s]*(?P<below>[^\n]+)"
+    r"|(?:答案|故选|应选|故填|选项(?=[是为])|(?<![不能可])选择?(?=\s*[(（]?[A-Z]\b)|答(?=[:：]))[是为应选:：*\s]*(?P<chinese>[^\n]+)",
     re.IGNORECASE | re.MULTILINE,
 )
 
@@ -154,14 +158,17 @@ def answer_texts(text: str) -> Extract:
         sentence = next(part for part in anchored[-1].groups() if part)
         end = re.search(r"(?:(?<=\w)|(?<=[)}$\]]))\.\s", sentence)
         if end and _TAKEN_BACK.match(sentence, end.end()):
-            return Extract([sentence], True)
+            return Extract([], True)
         return Extract([sentence[: end.start()] if end else sentence], True)
     return Extract([], True)
 
 
-#: A sentence that takes a number back by another one: "The answer is 17. Or rather 18."
+#: A sentence that takes a number back: "The answer is 17. Or rather 18.", "The answer is 17. This is wrong."
 _TAKEN_BACK = re.compile(
-    rf"\W*(?:or|no(?=,|\s+wait)|wait|actually|rather|sorry|correction|hmm)\b[^.\n]*(?:\d|{NUMBER_WORD})", re.IGNORECASE
+    rf"\W*(?:or|no(?=,|\s+wait)|wait|actually|rather|sorry|correction|hmm)\b[^.\n]*(?:\d|{NUMBER_WORD})"
+    r"|\W*(?:but\s+)?(?:this|that|it)\s+is\s+(?:wrong|false|incorrect)\W*\Z|\W*but\s+(?:this|that|it)\s+is\s+impossible\b"
+    r"|\W*(?:(?:then|this|that|it|is|leads|to|a)\s+)*contradiction\b",
+    re.IGNORECASE,
 )
 #: A number that a sentence denies before or behind the one that it gives: "not 17, but 18", "17, not 18".
 _DENIED = re.compile(
@@ -171,16 +178,22 @@ _DENIED = re.compile(
 )
 #: Before "the answer is": "It is not the case that".
 _DOUBTED = re.compile(
-    r"\b(?:not|false|untrue|wrong|doubt\w*|unlikely)\b[^.,;\n]*\bthat\s+(?:the\s+)?(?:final\s+)?\Z", re.IGNORECASE
+    r"\b(?:not|false|untrue|wrong|doubt\w*|unlikely)\b[^.,;\n]*\bthat\s+(?:the\s+)?(?:final\s+)?\Z"
+    r"|\b(?:guess|suppose|assume)\s+(?:that\s+)?(?:the\s+)?(?:final\s+|correct\s+)?\Z",
+    re.IGNORECASE,
 )
 #: With one of these a sentence does not say that its number is the answer.
 _HEDGE = re.compile(
     r"\b(?:not|cannot|never|nor|neither|nobody|no one|unlikely|doubt\w*|false|wrong|nearly|exclude"
-    r"|anything but|rule out|too (?:large|small|big|much|many|few|high|low))\b|n['’]t\b|不"
+    r"|anything but|rule out|too (?:large|small|big|much|many|few|high|low)|(?:i|my|an?|['’]d)\s+guess|presumably"
+    r"|nicht|keine?|n['’]est pas|no es|не)\b|n['’]t\b|不"
+    r"|\A\W*(?:suppose|assume)\b|\?\Z"
+    r"|\b(?:equation|formula|theorem|lemma|figure|section|problem|exercise)\s[^\d\w]*\d+\D*\Z"
     r"|\bfrom\s[^.]{0,40}\d\W{0,9}\s(?:to|through|until)\s\W*\d"
     r"|\d\W*\b(?:or|and)\s+(?:more|less|fewer|above|over|greater|below|so)\b"
     r"|\b(?:than|least|most|up to|over|under|above|below|between|either|except|instead of|without|or|possibly"
-    r"|perhaps|maybe|half|twice|double|multiple|divisible by|square|cube|reciprocal|one|number after|close to)"
+    r"|perhaps|maybe|half|twice|double|multiple|divisible by|square|cube|reciprocal|one|number after|close to|exceeds?"
+    r"|different from|differs from|such as|number like|for example|(?:might|may|could) be)"
     r"\s+(?:of\s+)?[-$\\({]*\d|\d\W*\s(?:divided by|choose|to the power|point \w|and (?:a|one|two|three) \w|less \d)",
     re.IGNORECASE,
 )
@@ -190,7 +203,7 @@ _FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 def said(text: str) -> str:
     """The last sentence with a number or a formula, where it says it plainly; else nothing."""
     text = _FORMULA.sub(lambda match: match[0].replace("\n", " "), after_thought(text))
-    sentences = re.split(r"(?<=[a-zA-Z\d)}$\]])[.!?](?:\s|\Z)|\n", text)
+    sentences = re.split(r"(?<=[a-zA-Z\d)}$\]])[.!](?:\s|\Z)|(?<=[a-zA-Z\d)}$\]]\?)\s|\n", text)
     numbered = [number for number, part in enumerate(sentences) if re.search(r"\d", part) or _FORMULA.search(part)]
     if not numbered or any(map(_TAKEN_BACK.match, sentences[numbered[-1] + 1 :])):
         return ""
@@ -212,4 +225,4 @@ def bare(text: str) -> list[str]:
 def formula(text: str) -> list[str]:
     """The last formula of a text."""
     formulas = _FORMULA.findall(text)
-    return ["".join(formulas[-1])] if formulas else []
+    return [unescaped("".join(formulas[-1]))] if formulas else []

@@ -194,7 +194,7 @@ def _differ(values: list[str]) -> bool:
 
 
 def _has_a_decimal_comma(sides: _Sides) -> bool:
-    pair = (trusted(sides.truth).strip("$ "), sides.texts[0].strip("$ "))
+    pair = [text.strip("$ ").replace("{,}", ",") for text in (trusted(sides.truth), sides.texts[0])]
     return any(
         re.fullmatch(r"-?\d+\.\d+", one) and one.replace(".", ",") == other
         for one, other in itertools.permutations(pair)
@@ -302,6 +302,9 @@ def _last_numbers(text: str) -> list[str]:
     """What math-verify finds in a text that names no answer, with the percent sign that it leaves out."""
     readings = [reading for reading in _parse_response(text.replace(r"\$", " ")) if isinstance(reading, str)]
     readings = [reading for reading in readings if "\\" not in reading or reading in text]  # not "\\\\le" as "\\le"
+    readings = [reading for reading in readings if reading.count("{") == reading.count("}")]  # not a part of a formula
+    relation = re.compile(r"(?:[<>≤≥≠]|\\(?:leq?|geq?|neq?))[\s$\\({]*\Z")
+    readings = [reading for reading in readings if not relation.search(text.rpartition(reading)[0])]  # x < 5
     percent = re.compile(r"\s*(?:\\?%|per\s?cent)")
     return [f"{reading}%" if percent.match(text.rpartition(reading)[2]) else reading for reading in readings]
 
@@ -384,7 +387,7 @@ def _line(side: Answer) -> Answer:
 def _same_ratio(target: Answer, answer: Answer) -> bool:
     """Whether 6 : 8 is 3 : 4."""
     sides = [[_parsed(part.text) for part in side.parts] for side in (target, answer)]
-    if len(sides[0]) != len(sides[1]) or None in sides[0] + sides[1]:
+    if len(sides[0]) != len(sides[1]) or {None, 0} & {*sides[0], *sides[1]}:  # 12:00 is a time
         return _in_order(target.parts, answer.parts)
     return all(gold * sides[1][0] == value * sides[0][0] for gold, value in zip(*sides, strict=True))
 
@@ -608,6 +611,8 @@ def _same_relation(target: Answer, answer: Answer) -> bool:
         return True
     if _is_assignment(target) and _is_assignment(answer):
         one, other = (re.fullmatch(r"([a-zA-Z])\(([a-zA-Z])\)", side.words) for side in (target, answer))
+        if (one or other) and "y" in (target.words, answer.words):  # y = 3 x of f(x) = 3 x
+            return same(_value(target), _value(answer))
         if one and other and one[1] == other[1] and one[2] != other[2]:
             gold, value = (_parsed(_value(side).text) for side in (target, answer))
             if gold is None or value is None:

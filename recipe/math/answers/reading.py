@@ -52,13 +52,15 @@ PHRASES: Final = tuple(
         "no solution, no solutions, none, empty set, \\emptyset, \\{\\}, no such, there is no solution",
         "infinitely many, infinite, infinitely many solution, infinite solution, \\infty, infinity",
         "does not exist, dne, undefined, not exist, limit does not exist, not defined",
+        "impossible, not possible, cannot be done",
     )
 )
 _SETS: Final = {"real": r"\mathbb{R}", "rational": r"\mathbb{Q}", "integer": r"\mathbb{Z}", "natural": r"\mathbb{N}"}
 _MONTHS: Final = "january february march april may june july august september october november december".split()  # noqa: SIM905
 #: With one of them beside it a number is not given as the answer.
 _DENIAL: Final = re.compile(
-    "\x02(?:[^\x03]*\\b(?:never|wrong|false|incorrect|maybe|perhaps|possibly|doubt\\w*|too)\\b|(?:no|not)\\W*\x03)",
+    "\x02(?:[^\x03]*\\b(?:never|wrong|false|incorrect|maybe|perhaps|possibly|probably|likely|hopefully|presumably|might"
+    "|could|guess\\w*|unsure|not sure|uncertain|i think|doubt\\w*|too)\\b|(?:no|not)\\W*\x03)",
     re.IGNORECASE,
 )
 #: Words that say of what kind a named thing is: "isosceles triangle", "Bob wins".
@@ -74,6 +76,7 @@ FILLERS: Final = frozenset(
         "number",
         "integer",
         "win",
+        "winner",
         "won",
         "is",
         "it",
@@ -97,6 +100,14 @@ _SIGNS: Final = str.maketrans(
     | {"−": "-", "。": ".", "、": ",", "或": r" \lor ", "和": r" \land ", "ℝ": r"\mathbb{R}"}
 )  # fmt: skip
 _Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...]
+
+
+def _equations(system: re.Match[str]) -> str:
+    """A system of equations, one a row, as a list; anything else, such as a function by cases, as it is."""
+    rows = [re.sub(r"&|[\s,;.]+\Z", "", row) for row in re.split(r"\\\\(?:\[\w.]+\])?", system[1]) if row.strip()]
+    return ", ".join(rows) if all(re.fullmatch(r"[^=<>,;]+=[^=<>,;]+", row) for row in rows) else system[0]
+
+
 _FUNCTIONS: Final = r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|cis"
 #: Commands with one argument whose meaning is more than the argument's.
 _MEANING: Final = re.compile(
@@ -134,12 +145,14 @@ _SPELLINGS: Final[_Rules] = (
     (r"(?<!\\)\$|\\[()\[\]](?!\d+pt)|`|</?[a-zA-Z]\w*>|<\|\w+\|>", "", r"$\frac12$ || 0.5"),
     (r"\A(?:[\s*]|__)+|(?:[\s*]|__)+\.?\s*\Z|\*\*(?=\W)", "", "__12__ || 12"),
     (r"\*\*", "^", "x**2 || x^2"),
+    (r"(?:\\left\s*\\\{\s*\\begin\{(?:array|aligned|matrix)\}(?:\{[lcr]*\})?|\\begin\{cases\})((?:(?!\\end).)*)\\end\{\w+\}"
+     r"(?:\s*\\right\s*\.)?", _equations, r"\begin{cases}x=5\\y=6\end{cases} || x=5,y=6"),
     (_ENVIRONMENT, " ", r"\begin{aligned}5\end{aligned} || 5"),
     (r"\\\\\s*\[\s*\d+(?:\.\d+)?\s*\w\w\]", r"\\\\",
      r"\begin{pmatrix}1\\[4pt]2\end{pmatrix} || \begin{pmatrix}1\\2\end{pmatrix}"),
     (r"(?<!\\)\\[,;: ]|~", " ", r"12\,000 || 12000"),
     (r"\\!\s*|\\n\Z|(?<![a-zA-Z}])\{\}", "", r"12,\!000 || 12000"),
-    (r"\s*\{\s*,\s*\}\s*", ",", "12{,}000 || 12000"),
+    (r"\s*\{\s*([,:])\s*\}\s*", r"\1", "12{,}000 || 12000"),
     (r"&\s*=", "=", r"\begin{aligned}x&=5\end{aligned} || 5"),
     (rf"(?:\b(?:US|USD)\s*)?({'|'.join(map(re.escape, _CURRENCIES))})(?![a-zA-Z])\s*((?:\d|[.,]\d)*)",
      lambda m: f"{m[2]}\\text{{ {_CURRENCIES[m[1]]} }}" if m[2] else " ", "€12 || 12"),
@@ -147,6 +160,8 @@ _SPELLINGS: Final[_Rules] = (
     (r"\\([%_])", r"\1", r"50\% || 0.5"),
     (r"\bper\s+cent", "percent", r"50\text{ per cent} || 0.5"),
     (r"\{\s*\\rm(?![a-z])([^{}]*)\}", r"\\text{\1}", r"5{\rm cm} || 5"),
+    (r"\+\s*\\(?:text|mathrm)\s*\{?\s*(?:[Cc]|const(?:ant|\.)?)(?![a-zA-Z])\s*\}?", "+C",
+     r"x+\text{C} || x+C"),
     (r"\\sqrt\s+(\d+)", r"\\sqrt{\1}", r"\sqrt 12 || 2\sqrt{3}"),
     (r"\^\s*\{?\s*(?:\\circ|\\degree|(?:\\text)?\{?o(?!\w)\}?)\s*\}?|\\degree", "°", r"\sin 30^\circ || 0.5"),
     (rf"(?<![\\a-zA-Z])(sqrt|pi|infty|{_FUNCTIONS})(?![a-zA-Z])", r"\\\1 ", r"2pi || 2\pi"),
@@ -168,8 +183,9 @@ _NUMBERS: Final[_Rules] = (
      "12,000 || 12000"),
     (r"(?<![\w.,(\[{])[1-9]\d{0,2}(?:\.\d{3}){2,}(?![\d.])", lambda m: m[0].replace(".", ""), "1.234.567 || 1234567"),
     (r"(?<=\d) ?[eE]([+-]?)0*(\d+)(?!\d|\.\d)", lambda m: f" \\cdot 10^{{{m[1].strip('+')}{m[2]}}}", "2.5e3 || 2500"),
-    (r"(?<![a-zA-Z\\])(?:C|\x02C\x03)_(\{\d+\})\^(\{\d+\})|_(\{\d+\})C_(\{\d+\})",
+    (r"(?<![a-zA-Z\\])(?:C|\x02C\x03)\s*_(\{[\w+-]+\})\^(\{\w+\})|_(\{\d+\})C_(\{\d+\})",
      lambda m: "\\binom" + "".join(filter(None, m.groups())), "C_5^2 || 10"),
+    (r"(?<=\d)\s*(?:\x02to\x03|\bto\b)\s*(?=\d)", ":", r"3\text{ to }5 || 3:5"),
     (r"(?<![\w.}])(\d{1,9})\s+(\d{1,9})/([1-9]\d{0,8})(?![\d/])", r"\1\\frac{\2}{\3}", "1 1/2 || 1.5"),
     (r"(?<![\w.])(\d*)\.(\d*?)(\d{1,6}?)\3{2,}(?:\.\.\.)", r"\1.\2\\overline{\3}", r"0.333\ldots || \frac13"),
     (r"(?<![\d.])(\d{0,9})\.(\d{0,6})\\(?:overline|bar|dot)\s*\{?(\d{1,6})\}?(?:\.\.\.)?(?!\d)",
@@ -408,6 +424,11 @@ _NAME: Final = re.compile(
     r"(?:_\{?\w+\}?|_\{[^{}]*\})?'*\s*(?:\((?:[^()]|\([^()]*\))*\)|\[[^\[\]]*\])?"
 )
 _MATRIX: Final = re.compile(r"\\begin\s*\{([pbBvV]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
+#: A row as a column: (1, 2)^T.
+_TRANSPOSED: Final = re.compile(
+    r"(?:[(\[]|\\begin\{[pbB]matrix\})((?:(?!\\\\|\\end)[^()\[\]])*)(?:[)\]]|\\end\{[pbB]matrix\})"
+    r"\^\{(?:T|\\(?:top|intercal))\}"
+)
 _RESIDUE: Final = re.compile(r"(.+?)\s*\(?\s*\\[bp]?mod(?![a-z])\s*\{?\s*(\d+)\s*\}?\s*\)?")
 _WHOLE_SET: Final = re.compile(
     f"(?:[a-zA-Z]\\s*(?:=|\\\\in)\\s*)?\x02(?:(?:all|any|every|the|set|of)\\s+)+(?P<set>{'|'.join(_SETS)})s?(?:\\s+numbers?)?"
@@ -430,6 +451,8 @@ def read(text: str, inner: bool = False) -> Answer:
         filter(None, (date.fullmatch(" ".join(_CHUNK.sub(r" \1 ", text).split())) for date in _DATES)), None
     ):
         return Answer(WORDS, " ".join(filter(None, (match["day"], match["month"], match["year"]))))
+    if match := _TRANSPOSED.fullmatch(text):
+        text = f"({match[1].replace('&', ',')})"
     if match := _MATRIX.fullmatch(text):
         rows = [re.split("&", row) for row in re.split(r"\\\\", match[2].strip().removesuffix("\\\\"))]
         if match[1] == "array" and len(rows) == len(rows[0]) == 1:
@@ -469,7 +492,7 @@ def read(text: str, inner: bool = False) -> Answer:
         sides = [re.sub(r"\\(pm|mp)(?![a-z])", lambda m: "+-"[(m[1] == "pm") == lower], text) for lower in (0, 1)]  # noqa: B023
         return Answer(LIST, parts=tuple(read(side, inner) for side in sides))
     text = re.sub(r"\A\](.*)\[\Z", r"(\1)", text)
-    text = re.sub(r"(?<=\))\^\{(?:T|\\(?:top|intercal))\}\Z|\A[A-Z]'?\s*(?=\([^()]*,[^()]*\)\Z)", "", text)
+    text = re.sub(r"\A[A-Z]'?\s*(?=\([^()]*,[^()]*\)\Z)", "", text)
     match = re.fullmatch("([(\\[].*[)\\]])\\s*(?:\x02[^\x03]*\x03\\s*)+", text)
     if match and _closes(text, 0) == match.end(1) - 1:
         text = match[1]  # the unit of a tuple
@@ -556,6 +579,8 @@ def _relation(sides: list[tuple[str, str]]) -> Answer:
     texts, signs = [stripped(side) for side, _ in sides], [sign for _, sign in sides[1:]]
     if len(texts) > 2 and signs[-1] == "=" and _is_words(texts[-1]):  # "x = 40 is the answer"
         return _relation(sides[:-1])
+    if signs == ["="] and all(map(_is_words, texts)) and FILLERS.issuperset(re.findall(r"\w+", texts[1].lower())):
+        return read(texts[0])  # "Bob is the winner"
     if signs[-1] in ("\\approx", "\\sim"):  # an approximation behind the exact value does not count
         numbers = [float(side) for side in texts if re.fullmatch(r"-?\d+(?:\.\d+)?", side)]
         if len(numbers) == len(texts) == 2 and abs(numbers[0] - numbers[1]) > 0.02 * abs(numbers[0]):  # 5 \approx 6
@@ -588,9 +613,9 @@ def _is_name(text: str) -> bool:
     terms = re.split(r"\s*\+\s*", name)
     is_sum = len(set(terms)) == len(terms) and (len(terms) > 1 or name[0] == "|")
     measure = r"\|[A-Z](?:[A-Z]|\s*\\(?:cup|cap|setminus)\s*[A-Z])*\|"
-    if is_sum and all(re.fullmatch(rf"\d*[a-wA-W]|[A-Z]{{2}}|{measure}", term) for term in terms):
+    if is_sum and all(re.fullmatch(rf"\d*[a-wA-W]|[a-wA-W]_\{{\w+\}}|[A-Z]{{2}}|{measure}", term) for term in terms):
         return True
-    return bool(_NAME.fullmatch(name))
+    return bool(_NAME.fullmatch(name) or re.fullmatch(r"[A-Z]{2}\^\{2\}", name))
 
 
 def _leaf(text: str) -> Answer:
@@ -626,7 +651,7 @@ def choice(text: str, with_text: bool = False) -> str:
     """The letters of a choice, such as C, (C) or A, C; with its text, as in (C) 12, if ``with_text``. Empty if none."""
     text = re.sub("[\x02\x03]", "", text).replace(r"\land", "and").strip()
     text = re.sub(r"\A(?:(?:option|choice|answer)s?|故?选|答案?是?)\s*:?\s*(?=\(?[A-Z])", "", text, flags=re.IGNORECASE)
-    match = re.match(r"\(?([A-Z](?:\s*(?:,|and|,\s*and)?\s*[A-Z])*)(?![\w'])(\)?[.:)]*)\s*", text)
+    match = re.match(r"\(?\s*([A-Z](?:\s*(?:,|and|,\s*and)?\s*[A-Z])*)(?![\w'])(\s*\)[.:)]*|[.:)]*)\s*", text)
     if match is None or len(match[1]) > 20:
         return ""
     rest = text[match.end() :]
@@ -640,7 +665,7 @@ def choice(text: str, with_text: bool = False) -> str:
 
 def based(text: str) -> tuple[int, int] | None:
     """Value and base of a number such as 52_8 or 1A_{16}; None of anything else."""
-    match = re.fullmatch(r"([0-9][0-9A-F]*|[A-F][0-9A-F]*(?=_\{16))_\{\(?(\w+)\)?\}", text.strip())
+    match = re.fullmatch(r"\(?\s*([0-9][0-9A-F]*|[A-F][0-9A-F]*(?=_\{16))\s*\)?_\{\(?(\w+)\)?\}", text.strip())
     if match is None:
         return None
     base = int(match[2]) if match[2].isdigit() else [*_BASES.split(), match[2]].index(match[2].lower())

@@ -205,7 +205,11 @@ def bare_units() -> str:
     long += [prefix + symbol for prefix in "kMG" for symbol in _PREFIXED if symbol[0].isupper()]
     single = "".join(name for name in names if len(name) == 1)
     one = rf"{'|'.join(sorted(long, key=len)[::-1])}|(?<=\s)[{single}](?=\s*(?:/|\Z))"
-    return rf"(?:{one})(?![a-zA-Z])(?:\s*/\s*[a-zA-Z]+)?"
+    below = "|".join(
+        rf"{name}s?" for line in _TABLE.strip().splitlines() for name in re.findall("[a-zA-Z]+", line.split("|")[0])
+    )
+    factor = r"(?!\s*(?:[}(\d+/-]|\\(?!land|lor|approx|text)[a-z]))"  # 3 mg / 2 is no mass
+    return rf"(?:{one})(?![a-zA-Z])(?:\s*/\s*(?:{below})(?![a-zA-Z]))?{factor}"
 
 
 def cardinal(words: str) -> int | None:
