@@ -91,9 +91,9 @@ _JOINED = re.compile(
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _ANCHORED = re.compile(
     r"^[ \t]*####[ \t]*(?P<hash>[^\n]+)"
-    r"|(?:answers?|respuesta|option|choice)(?:\s+(?:is|are|es)\b|[*_`\s]*(?::|=))[:*_`\s]*(?P<answer>[^\n]+)"
+    r"|(?:answers?|respuesta|option|choice)(?:\s+(?:is|are|es)\b|[*_`\s]*(?::|=))[:*_`}\s]*(?P<answer>[^\n]+)"
     r"|answer[*_`:#\s]*\n[*_`\s]*(?P<below>[^\n]+)"
-    r"|(?:答案|故选|应选|故填|选项(?=[是为])|(?<![不能可])选择?(?=\s*[(（]?[A-Z]\b)|答(?=[:：]))[是为应选:：*\s]*(?P<chinese>[^\n]+)",
+    r"|(?:答案|故选|应选|故填|选项(?=[是为])|(?<![不能可])选择?(?=\s*[(（]?[A-Z]\b)|答え?(?=[:：は]))[是为应选は:：*\s]*(?P<chinese>[^\n]+)",
     re.IGNORECASE | re.MULTILINE,
 )
 
@@ -186,14 +186,16 @@ _DOUBTED = re.compile(
 _HEDGE = re.compile(
     r"\b(?:not|cannot|never|nor|neither|nobody|no one|unlikely|doubt\w*|false|wrong|nearly|exclude"
     r"|anything but|rule out|too (?:large|small|big|much|many|few|high|low)|(?:i|my|an?|['’]d)\s+guess|presumably"
+    r"|used to be|or rather"
     r"|nicht|keine?|n['’]est pas|no es|не)\b|n['’]t\b|不"
     r"|\A\W*(?:suppose|assume)\b|\?\Z"
     r"|\b(?:equation|formula|theorem|lemma|figure|section|problem|exercise)\s[^\d\w]*\d+\D*\Z"
+    r"|\b(?:times|end(?:s|ing)? (?:in|with)|includ(?:es?|ing))\s+\d[\d.,]*\W*\Z"
     r"|\bfrom\s[^.]{0,40}\d\W{0,9}\s(?:to|through|until)\s\W*\d"
-    r"|\d\W*\b(?:or|and)\s+(?:more|less|fewer|above|over|greater|below|so)\b"
+    r"|\d\W*\b(?:or|and)\s+(?:more|less|fewer|above|over|greater|higher|lower|larger|smaller|below|so)\b"
     r"|\b(?:than|least|most|up to|over|under|above|below|between|either|except|instead of|without|or|possibly"
-    r"|perhaps|maybe|half|twice|double|multiple|divisible by|square|cube|reciprocal|one|number after|close to|exceeds?"
-    r"|different from|differs from|such as|number like|for example|(?:might|may|could) be)"
+    r"|perhaps|maybe|half|twice|double|multiple|divisible by|square|cube|reciprocal|one|number after|close to|near"
+    r"|exceeds?|different from|differs from|such as|number like|for example|(?:might|may|could) be)"
     r"\s+(?:of\s+)?[-$\\({]*\d|\d\W*\s(?:divided by|choose|to the power|point \w|and (?:a|one|two|three) \w|less \d)",
     re.IGNORECASE,
 )

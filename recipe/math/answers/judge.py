@@ -304,7 +304,12 @@ def _last_numbers(text: str) -> list[str]:
     readings = [reading for reading in readings if "\\" not in reading or reading in text]  # not "\\\\le" as "\\le"
     readings = [reading for reading in readings if reading.count("{") == reading.count("}")]  # not a part of a formula
     relation = re.compile(r"(?:[<>≤≥≠]|\\(?:leq?|geq?|neq?))[\s$\\({]*\Z")
-    readings = [reading for reading in readings if not relation.search(text.rpartition(reading)[0])]  # x < 5
+    sides = [(reading, text.rpartition(reading)) for reading in readings]
+    readings = [
+        reading
+        for reading, (before, _, after) in sides
+        if not (relation.search(before) or re.match(r"\s*[<>≤≥≠]", after))
+    ]  # x < 5
     percent = re.compile(r"\s*(?:\\?%|per\s?cent)")
     return [f"{reading}%" if percent.match(text.rpartition(reading)[2]) else reading for reading in readings]
 

@@ -68,6 +68,7 @@ FILLERS: Final = frozenset(
     (
         "a",
         "an",
+        "on",
         "the",
         "real",
         "there",
@@ -190,6 +191,10 @@ _NUMBERS: Final[_Rules] = (
     (r"(?<![\w.])(\d*)\.(\d*?)(\d{1,6}?)\3{2,}(?:\.\.\.)", r"\1.\2\\overline{\3}", r"0.333\ldots || \frac13"),
     (r"(?<![\d.])(\d{0,9})\.(\d{0,6})\\(?:overline|bar|dot)\s*\{?(\d{1,6})\}?(?:\.\.\.)?(?!\d)",
      lambda m: _latex(_repeating(*m.groups())), r"0.\overline{3} || \frac13"),
+    (r"(\A|\\in)\s*\]([^\[\]()]*[,;][^\[\]()]*)(?=[\[\]]\s*\Z)", r"\1(\2", "]1,2] || (1,2]"),
+    (r"([(\[][^\[\]()]*[,;][^\[\]()]*)\[\s*\Z", r"\1)", "[1,2[ || [1,2)"),
+    (r"(\\mathbb\{?[RQZNC]\}?)\s*(?:-|\\backslash(?![a-z]))\s*(?=\\\{)", r"\1 \\setminus ",
+     r"\mathbb{R}-\{0\} || x\ne 0"),
     (r"(?<=\.)(\d+)\.\.\.", r"\1", r"0.25\ldots || 0.25"),
     (r"(?<=[\d)])\s*(?=\\binom)", r" \\cdot ", r"2\binom{5}{2} || 20"),
     ("(?<=[\\d.}])\\s*(?:\x02([kMG])\x03\\s*)?\\\\Omega(?![a-z])", "\x02\\1ohm\x03", r"5\ \Omega || 5"),
@@ -491,7 +496,6 @@ def read(text: str, inner: bool = False) -> Answer:
     if re.search(r"\\(?:pm|mp)(?![a-z])", text):
         sides = [re.sub(r"\\(pm|mp)(?![a-z])", lambda m: "+-"[(m[1] == "pm") == lower], text) for lower in (0, 1)]  # noqa: B023
         return Answer(LIST, parts=tuple(read(side, inner) for side in sides))
-    text = re.sub(r"\A\](.*)\[\Z", r"(\1)", text)
     text = re.sub(r"\A[A-Z]'?\s*(?=\([^()]*,[^()]*\)\Z)", "", text)
     match = re.fullmatch("([(\\[].*[)\\]])\\s*(?:\x02[^\x03]*\x03\\s*)+", text)
     if match and _closes(text, 0) == match.end(1) - 1:
@@ -608,14 +612,17 @@ def _relation(sides: list[tuple[str, str]]) -> Answer:
 
 
 def _is_name(text: str) -> bool:
-    """Whether something is called that, a sum of distinct names included: "m + n = 42", not "x + y = 42"."""
+    """Whether something is called that, with sums and products of distinct names: "m + n = 42", not "x + y = 42"."""
     name = _CHUNK.sub(" ", text).strip() or "x"
-    terms = re.split(r"\s*\+\s*", name)
+    terms = re.split(r"\s*(?:[+-]|\\cdot(?![a-z]))\s*", name)
     is_sum = len(set(terms)) == len(terms) and (len(terms) > 1 or name[0] == "|")
     measure = r"\|[A-Z](?:[A-Z]|\s*\\(?:cup|cap|setminus)\s*[A-Z])*\|"
-    if is_sum and all(re.fullmatch(rf"\d*[a-wA-W]|[a-wA-W]_\{{\w+\}}|[A-Z]{{2}}|{measure}", term) for term in terms):
+    if is_sum and all(
+        re.fullmatch(rf"\d*[a-wA-W]|[a-wA-W]_\{{\w+\}}|[A-Z]{{2}}|\\(?:alpha|beta|gamma)|{measure}", term)
+        for term in terms
+    ):
         return True
-    return bool(_NAME.fullmatch(name) or re.fullmatch(r"[A-Z]{2}\^\{2\}", name))
+    return bool(_NAME.fullmatch(name) or re.fullmatch(r"[A-Z]{2}\^\{2\}|\[[A-Z]{3,}\]", name))
 
 
 def _leaf(text: str) -> Answer:
@@ -651,6 +658,8 @@ def choice(text: str, with_text: bool = False) -> str:
     """The letters of a choice, such as C, (C) or A, C; with its text, as in (C) 12, if ``with_text``. Empty if none."""
     text = re.sub("[\x02\x03]", "", text).replace(r"\land", "and").strip()
     text = re.sub(r"\A(?:(?:option|choice|answer)s?|故?选|答案?是?)\s*:?\s*(?=\(?[A-Z])", "", text, flags=re.IGNORECASE)
+    if re.fullmatch(r"(?:\(\s*[A-Z]\s*\)\s*(?:,|and)?\s*){2,}", text):  # (A), (C)
+        text = re.sub(r"[()]", " ", text).strip()
     match = re.match(r"\(?\s*([A-Z](?:\s*(?:,|and|,\s*and)?\s*[A-Z])*)(?![\w'])(\s*\)[.:)]*|[.:)]*)\s*", text)
     if match is None or len(match[1]) > 20:
         return ""
