@@ -10,10 +10,10 @@ import pytest
 from messages import unpadded
 
 from benchmarks.rewards import KINDS, PAIRS, SIBLINGS, Pair, load, read_pairs, score_all, table
-from recipe.math.answers import MathScorer, Status, reading
+from recipe.math.answers import MathScorer, Status, spelling
 from recipe.math.answers import judge as judging
 from recipe.math.answers.extraction import answer_texts
-from recipe.math.answers.reading import cleaned
+from recipe.math.answers.spelling import cleaned
 
 
 @pytest.fixture(scope="module")
@@ -132,12 +132,12 @@ def test_where_the_answer_is(response: str, answers: list[str]) -> None:
 
 @pytest.mark.parametrize("table", ["_SPELLINGS", "_NUMBERS"])
 def test_every_rule_of_spelling_makes_its_example_equal(table: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = getattr(reading, table)
+    rules = getattr(spelling, table)
     for rule in rules:
         answer, truth = rule[2].split(" || ")
-        monkeypatch.setattr(reading, table, rules)
+        monkeypatch.setattr(spelling, table, rules)
         assert judging.judge(f"\\boxed{{{answer}}}", truth, True) is Status.CORRECT, rule
-        monkeypatch.setattr(reading, table, tuple(other for other in rules if other is not rule))
+        monkeypatch.setattr(spelling, table, tuple(other for other in rules if other is not rule))
         assert judging.judge(f"\\boxed{{{answer}}}", truth, True) is not Status.CORRECT, rule
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from recipe.math.answers.reading import unescaped, unglued
+from recipe.math.answers.spelling import unescaped, unglued
 from recipe.math.answers.units import NUMBER_WORD
 
 MAX_RESPONSE_CHARS = 50_000

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from recipe.math.answers.reading import SIGN, split, stripped
+from recipe.math.answers.reading import SIGN, split
+from recipe.math.answers.spelling import stripped
 
 _NAMED: Final = {"R": "Reals", "Q": "Rationals", "Z": "Integers", "N": "Naturals"}
 _JOINED: Final = (("Union", r"\\(?:cup|lor)(?![a-z])"), ("Intersection", r"\\(?:cap|land)(?![a-z])"),

@@ -8,7 +8,7 @@ import warnings
 from typing import Final
 
 from recipe.math.answers.extraction import answer_texts
-from recipe.math.answers.reading import trusted
+from recipe.math.answers.spelling import trusted
 
 _RECORD: Final = re.compile(r"\{\s*[\"']|\[\s*(?:\{\s*)?[\"']|\A\s*(?:\{\s*\}|\[\s*\])\s*\Z")
 #: Several words of which a response would need one; a list of numbers may be one answer.

@@ -93,42 +93,11 @@ SCALES: Final = {
     "k": 10**3, "ten": 10, "dozen": 12, "hundred": 100, "thousand": 10**3, "lakh": 10**5, "crore": 10**7, "bn": 10**9,
     "mn": 10**6, "万": 10**4, "亿": 10**8,
 } | {name + "illion": 10**power for name, power in (("m", 6), ("b", 9), ("tr", 12))}  # fmt: skip
-_CARDINALS: Final = dict(
-    zip(
-        [
-            "zero",
-            "one",
-            "two",
-            "three",
-            "four",
-            "five",
-            "six",
-            "seven",
-            "eight",
-            "nine",
-            "ten",
-            "eleven",
-            "twelve",
-            "thirteen",
-            "fourteen",
-            "fifteen",
-            "sixteen",
-            "seventeen",
-            "eighteen",
-            "nineteen",
-            "twenty",
-            "thirty",
-            "forty",
-            "fifty",
-            "sixty",
-            "seventy",
-            "eighty",
-            "ninety",
-        ],
-        (*range(20), *range(20, 100, 10)),
-        strict=True,
-    )
+_NAMES_OF_NUMBERS: Final = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
 )
+_CARDINALS: Final = dict(zip(_NAMES_OF_NUMBERS.split(), (*range(20), *range(20, 100, 10)), strict=True))
 #: A number in words, as it may stand in a sentence.
 NUMBER_WORD: Final = rf"\b(?:{'|'.join(_CARDINALS)}|dozen|hundred|thousand|million|billion)\b"
 _POWERS: Final = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
