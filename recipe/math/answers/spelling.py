@@ -218,7 +218,7 @@ def trusted(truth: str) -> str:
 
 def unglued(text: str) -> str:
     """A text whose "or" and "and" stand apart from numbers and names: "x=3ory=4"."""
-    return re.sub(r"(?<=[\d)\]}])(or|and)(?=[-\d(\[{\\]|[a-zA-Z](?:\([a-zA-Z]\))?\s*=)", r" \\text{ \1 } ", text)
+    return re.sub(r"(?<=[\d)\]}])(or|and)(?=\s*(?:[-\d(\[{\\]|[a-zA-Z](?:\([a-zA-Z]\))?\s*=))", r" \\text{ \1 } ", text)
 
 
 def _plain_sign(match: re.Match[str]) -> str:
