@@ -43,7 +43,8 @@ class Pair(NamedTuple):
 
 def read_pairs(path: Path) -> list[Pair]:
     """The labelled pairs of a file."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    with path.open(encoding="utf-8") as lines:  # which end at "\n" alone: an answer may hold another line separator
+        rows = [json.loads(line) for line in lines]
     rows = [
         row if isinstance(row, dict) else dict(zip(("kind", "", "label", "truth", "response"), row, strict=True))
         for row in rows
