@@ -91,7 +91,9 @@ def test_processes_are_found_by_mark_and_named_by_title(
 class Watched:
     """Notes what a supervisor calls, and when."""
 
-    def __init__(self, run_id: str, folder: Path, phase: Phase, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, run_id: str, folder: Path, monkeypatch: pytest.MonkeyPatch, phase: Phase, hang: HangLimit | None
+    ) -> None:
         self.called: dict[str, float] = {}
         self.recorded: list[str] = []
         monkeypatch.setattr(supervisor, "_leave", lambda: self._note("leave"))
@@ -99,23 +101,23 @@ class Watched:
         monkeypatch.setattr(supervisor, "LEAVE_S", 0.3)
         write_phase(folder, phase)
         self.run_id = run_id
-        self.supervisor = Supervisor(run_id, folder, lambda: self._note("stop"), self.recorded.append)
+        self.supervisor = Supervisor(run_id, folder, lambda: self._note("stop"), self.recorded.append, hang)
 
     def start(self, titles: set[str]) -> None:
         self.supervisor.start()
-        wait_until(lambda: {process.role for process in self.supervisor._processes} == titles)
+        wait_until(lambda: {process.role for process in self.supervisor.processes} == titles)
 
     def _note(self, name: str) -> None:
         self.called[name] = time.monotonic()
 
 
 @pytest.fixture
-def watch(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Phase], Watched]]:
+def watch(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watched]]:
     """Makes the supervisor of a run that is in a phase."""
     made: list[Watched] = []
 
-    def watch(phase: Phase) -> Watched:
-        made.append(Watched(run_id, tmp_path, phase, monkeypatch))
+    def watch(phase: Phase, hang: HangLimit | None = None) -> Watched:
+        made.append(Watched(run_id, tmp_path, monkeypatch, phase, hang))
         return made[-1]
 
     yield watch
@@ -124,7 +126,7 @@ def watch(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def test_the_first_death_is_named_and_a_run_that_goes_on_is_ended(
-    begin: Begin, watch: Callable[[Phase], Watched], tmp_path: Path
+    begin: Begin, watch: Callable[..., Watched], tmp_path: Path
 ) -> None:
     watched = watch(Phase(3, "update", 0.0))
     processes = [begin(title) for title in ("ray::IDLE", "VLLM::EngineCore", "ray::WorkerDict")]
@@ -143,7 +145,7 @@ def test_the_first_death_is_named_and_a_run_that_goes_on_is_ended(
 
 
 def test_a_stopped_process_explains_the_death_of_another(
-    begin: Begin, watch: Callable[[Phase], Watched], tmp_path: Path
+    begin: Begin, watch: Callable[..., Watched], tmp_path: Path
 ) -> None:
     watched = watch(Phase(3, "update", 0.0))
     node, control = begin("raylet"), begin("gcs_server")
@@ -157,7 +159,7 @@ def test_a_stopped_process_explains_the_death_of_another(
 
 
 def test_a_stopped_process_explains_an_error_of_ray(
-    begin: Begin, watch: Callable[[Phase], Watched], tmp_path: Path
+    begin: Begin, watch: Callable[..., Watched], tmp_path: Path
 ) -> None:
     watched = watch(Phase(3, "update", 0.0))
     control = begin("gcs_server")
@@ -169,9 +171,8 @@ def test_a_stopped_process_explains_an_error_of_ray(
         assert part in failed
 
 
-def test_a_hang_ends_a_run_as_a_death_does(begin: Begin, watch: Callable[[Phase], Watched], tmp_path: Path) -> None:
-    watched = watch(Phase(3, "update", 0.0))
-    watched.supervisor._hang = HangLimit(0.5, tmp_path, lambda line: None)
+def test_a_hang_ends_a_run_as_a_death_does(begin: Begin, watch: Callable[..., Watched], tmp_path: Path) -> None:
+    watched = watch(Phase(3, "update", 0.0), HangLimit(0.5, tmp_path, lambda line: None))
     begin("ray::WorkerDict").send_signal(signal.SIGSTOP)
     watched.start({"FSDP worker"})
     wait_until(lambda: "leave" in watched.called)
@@ -180,9 +181,7 @@ def test_a_hang_ends_a_run_as_a_death_does(begin: Begin, watch: Callable[[Phase]
     assert "is stopped" in sentence and "run.hang_after_s" in sentence
 
 
-def test_a_run_that_ends_by_itself_is_left_alone(
-    begin: Begin, watch: Callable[[Phase], Watched], tmp_path: Path
-) -> None:
+def test_a_run_that_ends_by_itself_is_left_alone(begin: Begin, watch: Callable[..., Watched], tmp_path: Path) -> None:
     watched = watch(Phase(3, "update", 0.0, ending=True))
     storage, worker = begin("ray::SimpleStorageUnit"), begin("ray::WorkerDict")
     watched.start({"TransferQueue's storage", "FSDP worker"})

@@ -51,6 +51,7 @@ class Supervisor(threading.Thread):
 
     Attributes:
         failure: The first one.
+        processes: What is watched on this machine.
         over: Set once processes of the run are expected to end.
     """
 
@@ -68,7 +69,7 @@ class Supervisor(threading.Thread):
         self.over = threading.Event()
         self._run_id, self._run_dir, self._stop_run, self._record = run_id, Path(run_dir), stop, record
         self._hang = hang
-        self._processes = Processes(run_id)
+        self.processes = Processes(run_id)
         self._nodes = OtherNodes(run_id, self._phase, self.report, self.over) if other_nodes else None
         self._reaper = Reaper(run_id, str(run_dir))
 
@@ -84,12 +85,12 @@ class Supervisor(threading.Thread):
 
     def run(self) -> None:
         while self.failure is None and not self.over.is_set():
-            ended = self._processes.first_end(lambda: expected_to_end(self._phase()))
+            ended = self.processes.first_end(lambda: expected_to_end(self._phase()))
             if ended is not None and not self.over.is_set():
                 self.report(death(ended, self._phase()))
             if self._hang is not None and (hang := self._hang.look(self._snapshots)) is not None:
                 self.report(hang)
-        self._processes.close()
+        self.processes.close()
         if self.failure is not None:
             self._end(self.failure)
 
@@ -107,12 +108,12 @@ class Supervisor(threading.Thread):
         return read_phase(self._run_dir)
 
     def _snapshots(self) -> list[Snapshot]:
-        return [*snapshots_of(self._processes), *(self._nodes.snapshots() if self._nodes is not None else [])]
+        return [*snapshots_of(self.processes), *(self._nodes.snapshots() if self._nodes is not None else [])]
 
     def explain(self, error: BaseException, log: Path) -> TrainingFailed:
         """What a person needs of an error of Ray; a process that is stopped may be behind one without a failure."""
         phase = self._phase()
-        if stopped := next((process for process in self._processes if is_stopped(process.pid)), None):
+        if stopped := next((process for process in self.processes if is_stopped(process.pid)), None):
             self.report(Failure(f"{stopped} is stopped, so that the run failed{during(phase)}"))
         return explained(error, log, self.failure, phase)
 
