@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -10,9 +11,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import omegaconf.base
 import pytest
 
 os.environ["VERL_PLATFORM"] = "cpu"
+# OmegaConf parses an interpolation whenever it is read: a third of the time of a composition and its checks. A
+# configuration has hundreds, of 77 kinds.
+omegaconf.base.parse = functools.cache(omegaconf.base.parse)
 
 
 @pytest.fixture
