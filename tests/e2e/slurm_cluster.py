@@ -43,6 +43,7 @@ AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 GresTypes=gpu
+SchedulerParameters=bf_interval=1,sched_interval=2
 SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=30
@@ -181,6 +182,10 @@ class Cluster:
         for process in [*stepds, *tasks]:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+    def give_up(self, node: str) -> None:
+        """What SLURM does after SlurmdTimeout seconds without a word from the node: it starts nothing there."""
+        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
 
     def bring_back(self, node: str) -> None:
         """The node has started anew."""

@@ -194,34 +194,37 @@ def test_a_node_on_which_ray_ends_costs_a_requeue(cluster: Cluster, submit: Subm
     assert_nothing_left(cluster, job, run_dir)
 
 
-def test_a_dead_node_costs_a_requeue(cluster: Cluster, submit: Submit, tmp_path: Path) -> None:
+def test_a_dead_node_costs_a_requeue_and_three_without_a_checkpoint_are_the_last(
+    cluster: Cluster, submit: Submit, tmp_path: Path
+) -> None:
+    """Two jobs side by side, because both wait for SLURM and Ray most of the time."""
     watch = tmp_path / "watch.py"
     watch.write_text(WATCH)
     job, log, run_dir = submit("--no-kill", bare_job(tmp_path), "python", str(watch))
+    hopeless_log, hopeless_dir = tmp_path / "hopeless.out", tmp_path / "hopeless"
+    words = ("--nodes=1", "--nodelist=node3", f"--output={hopeless_log}", bare_job(tmp_path), "bash", "-c", "exit 75")
     wait_for("Ray is up on 2 node(s)", cluster, job, log, 180)
+    hopeless, *_ = submit(*words, FSPO_RUN_DIR=str(hopeless_dir))
     cluster.lose("node2")
     try:
         wait_for("requeueing job", cluster, job, log, 120)
+        cluster.give_up("node2")  # its place is taken by another
+        ended = cluster.wait_for_end(job, 300, log)
     finally:
         cluster.bring_back("node2")
-    ended = cluster.wait_for_end(job, 300, log)
     text = log.read_text()
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), tail(log)
     # Ray itself may lose a node once more on a busy machine: that costs another requeue, and the job still ends.
     assert int(ended["Restarts"]) >= 1 and text.count("Ray is up on 2 node(s)") >= 2
+    assert "2 node(s): node1 node3;" in text
     assert "node node2 does not answer" in text or "Ray ended on node node2" in text
+    ended = cluster.wait_for_end(hopeless, 600, hopeless_log)
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "1:0", "3"), tail(hopeless_log)
+    text = hopeless_log.read_text()
+    assert text.count("requeueing job") == 3 and "restart 3: " in text and "--time" in text
     shutil.rmtree(PRIVATE / f"{job}-1", ignore_errors=True)  # the dead node's
     assert_nothing_left(cluster, job, run_dir)
-
-
-def test_requeues_without_a_checkpoint_are_three_at_most(cluster: Cluster, submit: Submit, tmp_path: Path) -> None:
-    command = ("--nodes=1", bare_job(tmp_path), "bash", "-c", "exit 75")
-    job, log, run_dir = submit(*command)
-    ended = cluster.wait_for_end(job, 600, log)
-    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "1:0", "3"), tail(log)
-    text = log.read_text()
-    assert text.count("requeueing job") == 3 and "restart 3: " in text and "--time" in text
-    assert_nothing_left(cluster, job, run_dir)
+    assert_nothing_left(cluster, hopeless, hopeless_dir)
 
 
 def test_scancel_leaves_nothing(cluster: Cluster, submit: Submit) -> None:
