@@ -232,6 +232,7 @@ class Long(SingleTurnAgentLoop):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # each finished response is progress: tests/unit/test_hang.py
 def test_a_step_with_ten_times_longer_responses_is_no_hang(start: Starter, tmp_path: Path) -> None:
     trigger = tmp_path / "trigger"
     (tmp_path / "long_loop.py").write_text(LONG_LOOP.format(trigger=str(trigger)))
