@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -105,21 +106,6 @@ def bare_job(folder: Path) -> str:
     script = folder / "bare.sh"
     script.write_text(BARE_JOB)
     return str(script)
-
-
-def test_demo_trains_on_two_nodes(cluster: Cluster, submit: Submit) -> None:
-    job, log, run_dir = submit("slurm/demo_cpu.sh", *SMALL)
-    ended = cluster.wait_for_end(job, 900, log)
-    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), tail(log)
-    assert steps(run_dir) == [1, 2]
-    assert json.loads((run_dir / "run.json").read_text())["status"] == "finished"
-    text = log.read_text()
-    assert "Ray is up on 2 node(s)" in text and "step 2/2" in text
-    # An FSDP rank on each node: its output is in that node's own Ray logs.
-    (logs,) = (run_dir / "slurm").glob(f"{job}-restart-0")
-    for host in ("node1", "node2"):
-        assert any("WorkerDict" in file.read_text(errors="replace") for file in logs.glob(f"ray-{host}/worker-*.out"))
-    assert_nothing_left(cluster, job, run_dir)
 
 
 #: Stands for Apptainer, which Debian does not have: notes its arguments and runs the command without a container.
@@ -227,17 +213,9 @@ def test_a_dead_node_costs_a_requeue_and_three_without_a_checkpoint_are_the_last
     assert_nothing_left(cluster, hopeless, hopeless_dir)
 
 
-def test_scancel_leaves_nothing(cluster: Cluster, submit: Submit) -> None:
-    job, log, run_dir = submit("--nodes=1", "slurm/demo_cpu.sh", *SMALL, "trainer.total_training_steps=50")
-    wait_for("step 1/50", cluster, job, log, 500)
-    cluster.run("scancel", job)
-    assert cluster.wait_for_end(job, 60, log)["JobState"] == "CANCELLED"
-    assert_nothing_left(cluster, job, run_dir)
-
-
-def test_warning_saves_requeues_and_resumes(cluster: Cluster, submit: Submit) -> None:
+def test_two_nodes_train_and_a_warning_saves_requeues_and_resumes(cluster: Cluster, submit: Submit) -> None:
     overrides = ("trainer.total_training_steps=6", "trainer.save_freq=100", "algo=fspo_quantile")
-    job, log, run_dir = submit("--nodes=1", "slurm/demo_cpu.sh", *SMALL, *overrides)
+    job, log, run_dir = submit("slurm/demo_cpu.sh", *SMALL, *overrides)
     wait_for("step 1/6", cluster, job, log, 500)
     cluster.run("scancel", "--batch", "--signal=USR1", job)
     wait_for("requeueing job", cluster, job, log, 200)
@@ -246,24 +224,34 @@ def test_warning_saves_requeues_and_resumes(cluster: Cluster, submit: Submit) ->
     assert json.loads((run_dir / "run.json").read_text())["status"] == "preempted"
     assert f"preempted after step {saved}" in log.read_text()
     ended = cluster.wait_for_end(job, 600, log)
+    text = log.read_text()
     assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("COMPLETED", "0:0", "1"), tail(log)
-    assert f"resumed from {run_dir}/checkpoints/global_step_{saved}" in log.read_text()
+    assert f"resumed from {run_dir}/checkpoints/global_step_{saved}" in text and "step 6/6" in text
     assert steps(run_dir) == [1, 2, 3, 4, 5, 6]
+    assert json.loads((run_dir / "run.json").read_text())["status"] == "finished"
+    assert text.count("Ray is up on 2 node(s)") == 2
     assert {path.name for path in (run_dir / "slurm").iterdir()} == {f"{job}-restart-0", f"{job}-restart-1"}
+    # An FSDP rank on each node: its output is in that node's own Ray logs.
+    for logs, host in itertools.product((run_dir / "slurm").iterdir(), ("node1", "node2")):
+        assert any("WorkerDict" in file.read_text(errors="replace") for file in logs.glob(f"ray-{host}/worker-*.out"))
     assert_nothing_left(cluster, job, run_dir)
 
 
-def test_the_end_of_the_time_limit_is_seen_without_a_warning(cluster: Cluster, submit: Submit) -> None:
+def test_the_end_of_the_time_limit_is_seen_without_a_warning_and_scancel_leaves_nothing(
+    cluster: Cluster, submit: Submit
+) -> None:
     limit = ("--time=3", "--signal=B:CONT@1")  # which nothing heeds; the run sees the end two minutes before
     overrides = ("trainer.total_training_steps=1000", "trainer.save_freq=1000")
     job, log, run_dir = submit("--nodes=1", *limit, "slurm/demo_cpu.sh", *SMALL, *overrides)
     wait_for("requeueing job", cluster, job, log, 400)
-    cluster.run("scancel", job)
+    cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=30")  # of the next start
     saved = int((run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
     assert steps(run_dir) == list(range(1, saved + 1))
     text = log.read_text()
     assert "the job ends in" in text and f"preempted after step {saved}" in text and "warning signal" not in text
-    cluster.wait_for_end(job, 60, log)
+    wait_for(f"step {saved + 1}/1000", cluster, job, log, 500)
+    cluster.run("scancel", job)
+    assert cluster.wait_for_end(job, 60, log)["JobState"] == "CANCELLED"
     assert_nothing_left(cluster, job, run_dir)
 
 
