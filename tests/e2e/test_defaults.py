@@ -7,15 +7,29 @@ import re
 from pathlib import Path
 
 import pytest
-from real_stack import Starter
+from real_stack import SMALL, Starter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-@pytest.mark.parametrize("algo", ["fspo", pytest.param("gspo", marks=pytest.mark.nightly)])
-def test_the_demo_prints_no_warning_and_sets_its_clip_values(start: Starter, tmp_path: Path, algo: str) -> None:
+#: The demo but for its sizes. Of its groups of 8 equal rewards have 0.42 (37 of 88), 0.5 at most: nine before the last
+#: mini-batch have no gradient in 0.2% of the steps, in three of twelve or in the first two once in 100,000 runs.
+SMALL_STEPS = (*SMALL, "data.train_batch_size=12", "actor_rollout_ref.actor.ppo_mini_batch_size=3")
+
+
+@pytest.mark.parametrize(
+    ("algo", "sizes"),
+    [
+        pytest.param("fspo", SMALL_STEPS, id="fspo, small"),
+        pytest.param("fspo", (), id="fspo", marks=pytest.mark.nightly),
+        pytest.param("gspo", (), id="gspo", marks=pytest.mark.nightly),
+    ],
+)
+def test_the_demo_prints_no_warning_and_sets_its_clip_values(
+    start: Starter, tmp_path: Path, algo: str, sizes: tuple[str, ...]
+) -> None:
     # The norm clip is warned of after ten steps in a row, and the clip values are fixed after ten that count.
-    run = start(tmp_path / algo, f"algo={algo}", "trainer.total_training_steps=12", "trainer.save_freq=-1")
+    run = start(tmp_path / algo, *sizes, f"algo={algo}", "trainer.total_training_steps=12", "trainer.save_freq=-1")
     assert run.wait(1000) == 0, run.output()[-4000:]
     output = run.output()
     assert "warning:" not in output and "UserWarning" not in output
