@@ -19,7 +19,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """
     name, known = str(name), list(known)
     mistakes = {key: letters for key in known if (letters := _mistakes(name, key, known))}
-    near = sorted(mistakes, key=lambda key: (mistakes[key], key))
+    near = sorted(mistakes, key=lambda key: (mistakes[key], key.lower() != name.lower(), key))
     if not near:  # max_response_len
         abbreviated = [key for key in known if _abbreviates(name, key)]
         near = abbreviated if len(abbreviated) == 1 else []

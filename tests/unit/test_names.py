@@ -7,6 +7,8 @@ import pytest
 from fspo.names import did_you_mean
 
 KNOWN = (
+    "Adam",
+    "AdamW",
     "ppo",
     "max_prompt_length",
     "min_lr_ratio",
@@ -28,6 +30,7 @@ KNOWN = (
         ("entropy_coef", "entropy_coeff"),
         ("Param_Offload", "param_offload"),
         ("pop", "ppo"),
+        ("adamw", "AdamW"),
         ("entropy_coefficient", "entropy_coeff"),
         ("max_prompt_len", "max_prompt_length"),
     ],
