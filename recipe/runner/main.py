@@ -69,7 +69,7 @@ def _main(job: Job, several: str, settings: Mapping[str, Any], overrides: list[O
         sweeps = [override for override in overrides if override.is_sweep_override()]
         if flags.multirun or sweeps:
             what = text_of(sweeps[0]) if sweeps else "--multirun"
-            problems.append(f"{what}: one command is one run; for several use {several}")
+            problems.append(f"{what}: one command is one run; for several use {several}; a list is KEY=[A,B]")
             overrides = [override for override in overrides if override not in sweeps]
         resume = resume_of(overrides, job)
         try:

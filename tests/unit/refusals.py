@@ -52,6 +52,14 @@ ARGUMENTS: tuple[Row, ...] = (
     ("algo=fspo,gspo", "algo=fspo,gspo", "recipe.fspo.compare"),
     ("seed=1,2 dry_run=maybe", "seed=1,2", "recipe.fspo.compare"),
     ("--config-dir=mine", "--config-dir=mine", "hydra.searchpath", "--help"),
+    ("trainer.logger=console,wandb", "trainer.logger=console,wandb", "[A,B]"),
+    # as other programs take them
+    ("--algo=gspo", "--algo=gspo", "algo=VALUE", "--help"),
+    ("--learning_rate 1e-6", "--learning_rate", "learning_rate=VALUE"),
+    ("seed =1", "'=1'", "blank"),
+    *((f"{key}=1e-5", f"the key {key} ", "GROUP.NAME") for key in (f"{OPTIM}..lr", f"actor_rollout_ref/{OPTIM}")),
+    (f"{OPTIM}.lr=1e\u22126", f"{OPTIM}.lr=1e\u22126", "value", "a text is"),
+    *((f"{plus}algo=gspo", f"{plus}algo=gspo", "leave the + out") for plus in ("+", "++")),
     ("--config-name=ppo_megatron_trainer", "--config-name=ppo_megatron_trainer", "hydra.searchpath"),
     ("--config-path config", "--config-path=config", "hydra.searchpath"),
     ("'data.train_batch_size=8\r'", "data.train_batch_size=8", "\\r", "take it out"),
@@ -97,6 +105,7 @@ KEYS: tuple[Row, ...] = (
     # mistyped, or without the groups above them
     *((f"{key}=1", key, f"{OPTIM}.lr?") for key in (f"{OPTIM}.lrr", f"{ACTOR}.optm.lr", "lr", "actor.optim.lr")),
     ("fspo.c_low=1", "fspo.c_low", f"{LOSS}.c_low?"),
+    *((f"{ACTOR}{key}=1", f"{ACTOR}{key}", f"{OPTIM}.lr?") for key in (".optim_lr", "_optim.lr")),
     (f"{ACTOR}.kl_loss_coeff=1", f"{ACTOR}.kl_loss_coeff", f"{ACTOR}.kl_loss_coef?"),
     (f"{ACTOR}.ppo_kl_coef=1", f"{ACTOR}.ppo_kl_coef", f"{LOSS}.ppo_kl_coef?"),
     (f"{ROLLOUT}.val_kwarg.temperature=1", "val_kwarg.", f"{ROLLOUT}.val_kwargs.temperature?"),

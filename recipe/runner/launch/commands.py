@@ -80,14 +80,19 @@ def split_arguments(
             wrong.append(f"{argument!r} has a line break in it, as a file written on Windows has (\\r): take it out")
         elif not argument.strip():
             wrong.append(f"{argument!r} is not KEY=VALUE: at the end of a line, take out the blank after the backslash")
-        elif not argument.startswith("~") and (not equals or key.startswith("-")):
-            wrong.append(f"{argument!r} is not KEY=VALUE: a value with blanks in it needs quotes; see --help")
+        elif key.startswith("-"):
+            name = key.lstrip("-")
+            wrong.append(f"{argument!r} is no option: keys have no dashes before them, {name}=VALUE; see --help")
+        elif not argument.startswith("~") and not (equals and key.strip()):
+            wrong.append(
+                f"{argument!r} is not KEY=VALUE: there is no blank beside the =, and a value with blanks in it needs "
+                "quotes; see --help"
+            )
         elif key not in own:
             try:
                 overrides += parsed([argument])
             except HydraException as error:
-                why, way = str(error).splitlines()[0], shlex.quote(f"{key}={quoted(value)}")
-                wrong.append(f"{argument}: the value cannot be read ({why}); a text is {way}, a list KEY=[A,B]")
+                wrong.append(_unreadable(argument, str(error).splitlines()[0]))
         else:
             try:  # out is a name as it stands: 2026_11_23 is a folder and not a number
                 values[key] = value if key == "out" else yaml.safe_load(value)
@@ -98,6 +103,17 @@ def split_arguments(
     if problems is not None:
         problems += wrong
     return values, overrides
+
+
+def _unreadable(argument: str, why: str) -> str:
+    """What is wrong with an override that Hydra's grammar does not take: its key, or else its value."""
+    key, _, value = argument.partition("=")
+    text = f"{key}={quoted(value)}"
+    try:
+        parsed([text])
+    except HydraException:
+        return f"{argument}: the key {key} cannot be read; its names have a single dot between them: GROUP.NAME=VALUE"
+    return f"{argument}: the value cannot be read ({why}); a text is {shlex.quote(text)}, a list KEY=[A,B]"
 
 
 def as_list(own: Mapping[str, Any], key: str, choices: Sequence[str] = ()) -> list[Any]:

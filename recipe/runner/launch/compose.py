@@ -223,6 +223,8 @@ def _culprit(job: Job, overrides: Sequence[Override], error: Exception) -> dict[
             _composed(job, [other for other in overrides if other is not override])
         except Exception:  # so this one is not the only cause
             continue
+        if override.is_force_add() or (override.is_add() and "Multiple values" in str(error)):
+            return {text: f"{text}: there is {key} already; leave the + out"}
         why = " ".join(f"{type(error).__name__ if file else ''} {str(error) or error.__cause__}".split())
         return {text: f"{text}: {file} cannot be composed ({why}); correct the file" if file else f"{text}: {why}"}
     return {}
@@ -397,6 +399,8 @@ def _like(job: Job, key: str, own: Collection[str], defaults: DictConfig) -> str
     of_job = parts[0] in (job.name, "run")
     if (len(parts) == 1 or of_job) and parts[-1] in own:
         return f" (did you mean {parts[-1]}?)"
+    if same := [other for other in everywhere if _letters(other) == _letters(key)]:  # actor.optim_lr
+        return f" (did you mean {same[0]}?)"
     # A setting of the loss or the data, as it seems.
     further = [other for other in everywhere if _leaves_groups_out(parts[of_job:] or parts, other.split("."))]
     of_loss = [other for other in further if other.startswith(_LOSS)]
@@ -415,6 +419,11 @@ def _like(job: Job, key: str, own: Collection[str], defaults: DictConfig) -> str
             if named := [other for other in known if f".{other}".endswith(f".{name}")]:
                 return f" (did you mean {named[0]}?)"
     return ""
+
+
+def _letters(key: str) -> str:
+    """A key without what separates its names."""
+    return re.sub(r"[^a-z0-9]", "", key.lower())
 
 
 def _leaves_groups_out(parts: Sequence[str], of: Sequence[str]) -> bool:
