@@ -119,6 +119,10 @@ KEYS: tuple[Row, ...] = (
     (f"{ROLLOUT}.num_generations=8", f"{ROLLOUT}.num_generations", f"{ROLLOUT}.n?"),
     ("data.max_completion_length=8", "data.max_completion_length", "data.max_response_length?"),
     # of an earlier verl
+    # as OpenRLHF calls them
+    ("actor_learning_rate=1e-6", "actor_learning_rate", f"{OPTIM}.lr?"),
+    ("rollout_batch_size=128", "rollout_batch_size", "data.train_batch_size?"),
+    ("n_samples_per_prompt=8", "n_samples_per_prompt", f"{ROLLOUT}.n?"),
     ("critic.model.fsdp_config.param_offload=true", "critic.model.fsdp_config", "critic.fsdp"),
     (f"{ACTOR}.megatron.tensor_model_parallel_size=2", f"{ACTOR}.megatron", "Megatron is not served"),
     (f"+{ROLLOUT}.update_weights_bucket_megabytes=512", f"{ROLLOUT}.checkpoint_engine.update_weights"),
