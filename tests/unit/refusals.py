@@ -504,7 +504,14 @@ NOTED: tuple[tuple[str, str], ...] = (
 )
 
 #: Added keys that no code has, each in a note of its own.
-UNKNOWN: Final = ("+trainer.of_nobody=disable", "+async_training.of_nobody=4")
+UNKNOWN: Final = (
+    "+trainer.of_nobody=disable",
+    "+async_training.of_nobody=4",
+    "+trainer.total_steps=10",  # verl's code has variables of this name
+    "+reward.of_nobody.overlong_buffer=3",
+)
+#: Such a key that is a mistyped one, and the one that is meant.
+MISTYPED: Final = ("+fspo.clip_value=published", "clip_values?")
 
 # ---------------------------------------------------------------- taken without a word
 

@@ -164,6 +164,12 @@ def test_an_added_key_that_no_code_has_is_noted(say: Say) -> None:
     assert all(override.lstrip("+") in note for override in refusals.UNKNOWN)
 
 
+def test_of_a_mistyped_key_that_is_added_the_note_says_which_is_meant(say: Say) -> None:
+    override, meant = refusals.MISTYPED
+    (note,) = say(Command([(override,)])).notes
+    assert override.lstrip("+") in note and meant in note
+
+
 @pytest.mark.parametrize("command", alone([(command,) for command in refusals.TAKEN]), ids=str)
 def test_what_works_gets_no_word(say: Say, command: Command) -> None:
     said = say(command)

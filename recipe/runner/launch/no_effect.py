@@ -19,8 +19,9 @@ from typing import Any, Final
 
 import yaml
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from fspo.names import did_you_mean
 from recipe.runner.launch import agents, inputs
 from recipe.runner.launch.compose import (
     CONF_DIR,
@@ -195,7 +196,7 @@ def judged(
             if row is not None or _is_switched_off(key, config):
                 idle.append(key)
             elif key in added and _is_unknown(key, without):
-                unknown.append(f"{key}={as_written(value)}")
+                unknown.append(f"{key}={as_written(value)}{_like(key, without)}")
             continue
         switches = row.switches(key, config)
         is_spared = not row.always and (not value or any(place in values for place in switches))
@@ -217,15 +218,33 @@ def judged(
 
 
 def _is_unknown(key: str, without: DictConfig) -> bool:
-    """Whether an added key is new to the configuration, below no group that hands on what it holds, and in no code."""
+    """Whether an added key is new to the configuration, below no group that hands on what it holds, and a name of it
+    that is new is in no code."""
     is_new = select(without, key, _ABSENT) is _ABSENT and not HANDED_ON.search(key)
-    return is_new and not re.search(rf"\b{re.escape(key.rpartition('.')[2])}\b", _code())
+    return is_new and not _names_in_code().issuperset(_new_names(key, without))
+
+
+def _new_names(key: str, without: DictConfig) -> list[str]:
+    """The last names of a key, from the first one on that the configuration does not have."""
+    names = key.split(".")
+    there = next(n for n in range(len(names), -1, -1) if n == 0 or has_key(without, ".".join(names[:n])))
+    return names[there:]
+
+
+def _like(key: str, without: DictConfig) -> str:
+    """A suggestion for an added key that is a mistyped one of its group."""
+    new = _new_names(key, without)
+    group = ".".join(key.split(".")[: -len(new)])
+    beside = select(without, group, None) if group else without
+    return did_you_mean(new[0], map(str, beside)) if new and OmegaConf.is_dict(beside) else ""
 
 
 @functools.cache
-def _code() -> str:
-    """All of verl's code, and that of the recipes."""
+def _names_in_code() -> frozenset[str]:
+    """What verl's code and that of the recipes reads: attributes, texts, fields; no variables and no comments."""
     folders = (verl_config_dir().parents[1], CONF_DIR.parents[1])
     # old_keys.py names keys that nothing reads.
     files = (file for folder in folders for file in folder.rglob("*.py") if file.name != "old_keys.py")
-    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+    names = re.compile(r"""[."']([\w-]+)|^ +(\w+) ?:""", re.MULTILINE)
+    read = (names.findall(re.sub(r"#.*", "", file.read_text(encoding="utf-8"))) for file in files)
+    return frozenset(name for of_file in read for either in of_file for name in either if name)
