@@ -61,6 +61,8 @@ _TOKEN_ESTIMATORS: Final = ("gae", "optimal_token_baseline", "tir_optimal_token_
 _FACTOR: Final = 50.0
 #: The class of settings of this recipe's losses.
 _OUR_CLASS: Final = "recipe.fspo.config.SequencePolicyLossConfig"
+#: That of verl's, which algo=grpo has: with a loss of this recipe's it becomes the other.
+_VERLS_CLASS: Final = "verl.workers.config.PolicyLossConfig"
 #: What a loss of verl's needs beside its name.
 _NEEDED: Final = {
     "dro": f" {_POLICY_LOSS}.dro_beta=0.1",
@@ -130,6 +132,11 @@ def _class_problems(config: DictConfig) -> Iterator[str]:
                     )
             else:
                 yield f"{_POLICY_LOSS}._target_={target}: {_reason(error)}"
+    elif target not in (_OUR_CLASS, _VERLS_CLASS):
+        yield (
+            f"{_POLICY_LOSS}._target_={target} would not be used: {_POLICY_LOSS}.loss_mode={loss_mode} has a class of "
+            "settings; leave _target_ out, or give the loss_mode that is registered with your class"
+        )
 
 
 def _of_the_actor(actor: DictConfig, error: InstantiationException) -> list[str]:
@@ -346,6 +353,12 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
     new, old = f"ppo_{unit}_per_gpu", f"log_prob_{unit}_per_gpu"
     mini_batch = actor.ppo_mini_batch_size
     for wrong, setting, why in (
+        (
+            not config.fspo.get("algo"),
+            "fspo.algo",
+            "is missing, and reports group runs by it: give algo=NAME, or +fspo.algo=NAME beside ~algo; a file of yours "
+            "in algo/ has fspo: {algo: NAME}",
+        ),
         (
             mode not in TRAINER_MODES,
             f"trainer.v1.trainer_mode={mode}",

@@ -88,6 +88,7 @@ KEYS: tuple[Row, ...] = (
     ("+data.train_batch_size=8", "+data.train_batch_size=8", "leave the + out"),
     ("data.apply_chat_template_kwargs.effort=high", "+data.apply_chat_template_kwargs.effort=high adds it"),
     ("trainer.nothing_like_it=8", "trainer.nothing_like_it", "leave it out"),
+    ("~algo", "fspo.algo", "algo=NAME", "+fspo.algo=NAME"),
     ("~trainer.nothing_like_it", "~trainer.nothing_like_it", "leave it out"),
     ("trainer.logger.name=wandb", "trainer.logger.name", "trainer.logger=["),
     *((f"{plus}trainer.logger.a.b=1", f"{plus}trainer.logger.a.b=1", "trainer.logger=[") for plus in ("", "+", "++")),
@@ -299,6 +300,7 @@ INPUTS: tuple[Row, ...] = (
     ("data.val_files=null", "data.val_files", "0 rows", "give more data"),
     (
         "data.train_max_samples=8",
+    (f"{LOSS}._target_=nowhere.Mine", f"{LOSS}._target_=nowhere.Mine ", "loss_mode=fspo", "leave _target_ out"),
         "data.train_files: ",
         "8 are taken",
         "data.train_max_samples",
