@@ -105,8 +105,8 @@ KEYS: tuple[Row, ...] = (
     ("resum=1", "resum", "did you mean resume?"),
     # mistyped, or without the groups above them
     *((f"{key}=1", key, f"{OPTIM}.lr?") for key in (f"{OPTIM}.lrr", f"{ACTOR}.optm.lr", "lr", "actor.optim.lr")),
-    ("fspo.c_low=1", "fspo.c_low", f"{LOSS}.c_low?"),
     *((f"{ACTOR}{key}=1", f"{ACTOR}{key}", f"{OPTIM}.lr?") for key in (".optim_lr", "_optim.lr")),
+    ("fspo.c_low=1", "fspo.c_low", f"{LOSS}.c_low?"),
     (f"{ACTOR}.kl_loss_coeff=1", f"{ACTOR}.kl_loss_coeff", f"{ACTOR}.kl_loss_coef?"),
     (f"{ACTOR}.ppo_kl_coef=1", f"{ACTOR}.ppo_kl_coef", f"{LOSS}.ppo_kl_coef?"),
     (f"{ROLLOUT}.val_kwarg.temperature=1", "val_kwarg.", f"{ROLLOUT}.val_kwargs.temperature?"),
@@ -119,11 +119,11 @@ KEYS: tuple[Row, ...] = (
     ("trainer.max_steps=100", "trainer.max_steps", "trainer.total_training_steps?"),
     (f"{ROLLOUT}.num_generations=8", f"{ROLLOUT}.num_generations", f"{ROLLOUT}.n?"),
     ("data.max_completion_length=8", "data.max_completion_length", "data.max_response_length?"),
-    # of an earlier verl
     # as OpenRLHF calls them
     ("actor_learning_rate=1e-6", "actor_learning_rate", f"{OPTIM}.lr?"),
     ("rollout_batch_size=128", "rollout_batch_size", "data.train_batch_size?"),
     ("n_samples_per_prompt=8", "n_samples_per_prompt", f"{ROLLOUT}.n?"),
+    # of an earlier verl
     ("critic.model.fsdp_config.param_offload=true", "critic.model.fsdp_config", "critic.fsdp"),
     (f"{ACTOR}.megatron.tensor_model_parallel_size=2", f"{ACTOR}.megatron", "Megatron is not served"),
     (f"+{ROLLOUT}.update_weights_bucket_megabytes=512", f"{ROLLOUT}.checkpoint_engine.update_weights"),
@@ -148,7 +148,8 @@ _KINDS: Final[dict[str, str]] = {
     "integer": (
         f"{ROLLOUT}.n=2.5 {ACTOR}.ppo_epochs=1.5 {ACTOR}.ppo_mini_batch_size=64.0 {ROLLOUT}.max_model_len=None "
         "critic.ppo_epochs=two trainer.save_freq=null data.train_max_samples=1.5 seed=abc "
-        f"trainer.v1.sampler.max_off_policy_threshold=eight {MODEL}.lora_alpha=1.5"
+        f"trainer.v1.sampler.max_off_policy_threshold=eight {MODEL}.lora_alpha=1.5 "
+        "ray_kwargs.ray_init.num_cpus=two"
     ),
     "true or false": (
         f"{ACTOR}.use_kl_loss=Flase {ROLLOUT}.enforce_eager=1 {ROLLOUT}.enable_chunked_prefill=yes evaluate=ture "
@@ -160,7 +161,12 @@ _KINDS: Final[dict[str, str]] = {
     "string": "trainer.logger=[1] data.prompt_key=[a] trainer.experiment_name=[a,b]",
     "dictionary": f"+{REWARD}.reward_kwargs=2",
     "'headline' or 'all'": "run.log=few",
-    "equal to 0": f"{MODEL}.lora_rank=-1",
+    "equal to 0": f"{MODEL}.lora_rank=-1 {ACTOR}.clip_ratio_low=-0.2 {ACTOR}.clip_ratio_high=-0.2 {ACTOR}.kl_loss_coef=-0.1 {OPTIM}.weight_decay=-1",
+    "than or equal to 1": f"{OPTIM}.lr_warmup_steps_ratio=5",
+    "'constant' or 'cosine'": f"{OPTIM}.lr_scheduler_type=cosin",
+    "'fixed' or 'adaptive'": "algorithm.kl_ctrl.type=adaptve",
+    "'middle'": "data.truncation=lef",
+    "'cpu', 'cuda'": "trainer.device=gpu",
     "equal to 1": f"{ROLLOUT}.max_num_seqs=0",
     "equal to -1": "trainer.test_freq=-2",
     "-1": f"{ACTOR}.fsdp_config.fsdp_size=0",
@@ -285,11 +291,16 @@ CHECKS: tuple[Row, ...] = (
         f"{CORRECTION}.rollout_is=sequence {CORRECTION}.rollout_is_threshold=0",
         *(f"{CORRECTION}.rollout_is=sequence ", "rollout_is_threshold=0", "positive"),
     ),
+    (f"{CORRECTION}.rollout_rs=seq_mean_k1 {CORRECTION}.rollout_rs_threshold=abc", "rollout_rs_threshold=abc", "0.5_2.0"),
+    (f"{OPTIM}.optimizer=AdanW", f"{OPTIM}.", "optimizer=AdanW", "did you mean AdamW?"),
+    (f"{OPTIM}.betas=[0.9,1.5]", f"{OPTIM}.", "1.5", "correct"),
+    (f"+{OPTIM}.override_optimizer_config.esp=1e-8", f"{OPTIM}", "'esp'", "correct"),
     (f"{ACTOR}.loss_agg_mode=foo", "loss_agg_mode: foo"),  # verl's words
     # a loss without its class of settings
     (f"{LOSS}.loss_mode=cispo", f"{LOSS}.loss_mode=cispo ", "algo=cispo"),
     (f"algo=gspo_verl {LOSS}.loss_mode=fsop", f"{LOSS}.loss_mode=fsop ", "fspo"),
     (f"{LOSS}.loss_mode=fsop", f"{LOSS}.loss_mode=fsop ", "fspo"),
+    (f"{LOSS}._target_=nowhere.Mine", f"{LOSS}._target_=nowhere.Mine ", "loss_mode=fspo", "leave _target_ out"),
     (f"~{LOSS}._target_", "loss_mode=fspo ", f"~{LOSS}._target_"),
     (f"algo=sapo +{LOSS}.tau_pos=1.0 +{LOSS}.tau_neg=2", f"{LOSS}.tau_pos=1.0", f"use {ACTOR}.tau_pos"),
     (f"{MODEL}.external_lib=nowhere", "external_lib=nowhere ", "install"),
@@ -300,7 +311,6 @@ INPUTS: tuple[Row, ...] = (
     ("data.val_files=null", "data.val_files", "0 rows", "give more data"),
     (
         "data.train_max_samples=8",
-    (f"{LOSS}._target_=nowhere.Mine", f"{LOSS}._target_=nowhere.Mine ", "loss_mode=fspo", "leave _target_ out"),
         "data.train_files: ",
         "8 are taken",
         "data.train_max_samples",
@@ -433,6 +443,7 @@ UNSETTLED: tuple[Row, ...] = (
         for key in ("multi_turn.tool_config_path", "multi_turn.function_tool_path", "agent.agent_loop_config_path")
     ),
     (f"{MODEL}.lora_rank=8 {MODEL}.lora_adapter_path=./none", f"{MODEL}.lora_adapter_path=./none", "adapter_config"),
+    (f"{OPTIM}.optimizer_impl=of.nobody", "optimizer_impl=of.nobody", "install"),
     (f"{MODEL}.path=/no/such/model", "model.path='/no/such/model'", "hub"),
     (f"+{MODEL}.tokenizer_path=./none", "model.tokenizer_path='./none'", "copy its files"),
     ("data.val_files=file:///no/such.parquet", "data.val_files", "/no/such.parquet"),

@@ -23,12 +23,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fspo.names import did_you_mean
 from recipe.runner.launch.compose import as_written
+from recipe.runner.launch.values import MachineProblem
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _LOSS: Final = f"{_ACTOR}.policy_loss.loss_mode"
 _MTP: Final = "actor_rollout_ref.model.mtp.enable"
 #: verl's names for an estimate of the KL divergence; it has "full" in its documentation only.
 _KL_ESTIMATES: Final = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "full")
+#: The forms of verl's thresholds.
+_IS_THRESHOLD: Final = "an upper bound such as 2.0, or both bounds such as 0.5_2.0"
+_RS_THRESHOLD: Final = "both bounds of a rule k1, such as 0.5_2.0, and the upper bound of k2 and k3"
 #: What verl raises for settings of the actor that it refuses.
 _REFUSALS: Final = (
     *(AssertionError, AttributeError, KeyError, TypeError, ValueError),
@@ -44,6 +48,7 @@ def problems(config: DictConfig) -> Iterator[str]:
     yield from correction_problems(config)
     yield from _penalty_problems(config)
     yield from _loss_problems(config)
+    yield from _optimizer_problems(config)
 
 
 def library_problem(config: DictConfig) -> str | None:
@@ -192,16 +197,16 @@ def correction_problems(config: DictConfig) -> Iterator[str]:
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
 
     mask_BT = _batch()["response_mask"]
-    for key, value, compute in (
-        ("rollout_rs", rules, compute_rollout_rejection_mask),
-        ("rollout_is", weights, compute_rollout_correction_weights),
+    for key, value, compute, remedy in (
+        ("rollout_rs", rules, compute_rollout_rejection_mask, _RS_THRESHOLD),
+        ("rollout_is", weights, compute_rollout_correction_weights, _IS_THRESHOLD),
     ):
         threshold = correction.get(f"{key}_threshold")
         call = functools.partial(compute, 0 * mask_BT, mask_BT, value, threshold)
         if value is not None and (failure := _failure(call)):
             yield (
                 f"algorithm.rollout_correction.{key}={value} with {key}_threshold="
-                f"{'null' if threshold is None else threshold}: {failure}"
+                f"{'null' if threshold is None else threshold}: {failure} ({key}_threshold is {remedy})"
             )
 
 
@@ -293,6 +298,31 @@ def _update(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         value.backward()
     if not torch.isfinite(arguments["log_prob"].grad).all():
         raise ValueError("its gradient is not finite")
+
+
+# ---------------------------------------------------------------- the optimizer
+
+
+def _optimizer_problems(config: DictConfig) -> Iterator[str]:
+    """An optimizer that is in no module, or that refuses its settings, which verl makes in the workers."""
+    import torch
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config.optimizer import build_optimizer
+
+    try:
+        settings = omega_conf_to_dataclass(config.actor_rollout_ref.actor.optim)
+    except _REFUSALS:  # which verl's own checks say
+        return
+    named = f"{_ACTOR}.optim.optimizer_impl={settings.optimizer_impl} with optimizer={settings.optimizer}"
+    try:
+        build_optimizer([torch.nn.Parameter(torch.zeros(1))], settings)
+    except ImportError as error:
+        yield MachineProblem(f"{named}: {error}; install its package on every node, or leave both out")
+    except AttributeError:  # its text has all names of the module
+        module = importlib.import_module(settings.optimizer_impl)
+        yield f"{named}: the module has no such class{did_you_mean(settings.optimizer, dir(module))}; AdamW is verl's"
+    except (TypeError, ValueError) as error:
+        yield f"{named}: {error}; correct the settings of {_ACTOR}.optim"
 
 
 # ---------------------------------------------------------------- responses with A = 0
