@@ -20,6 +20,7 @@ from recipe.runner.faults.preemption import (
     STOP_VARIABLE,
     UNSAVED_VARIABLE,
     ask_to_stop,
+    end_note,
     remove_old_request,
     stop_request,
     tell_of_save,
@@ -151,6 +152,19 @@ except BaseException:  # as some packages do
     pass
 print("imported")
 """
+
+
+@pytest.mark.parametrize("end", ["2026-11-27T19:00", "+3600", "1795806000000"])
+def test_an_end_of_a_job_that_is_no_time_is_said(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", end)
+    note = end_note() or ""
+    assert f"SLURM_JOB_END_TIME={end} " in note and "export SLURM_JOB_END_TIME=" in note
+
+
+@pytest.mark.parametrize("end", ["", "1000", "UNLIMITED", str(int(time.time()) + 3600)])
+def test_a_time_at_which_a_job_ends_gets_no_word(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", end)
+    assert end_note() is None
 
 
 def test_ctrl_c_during_an_import_is_a_sentence() -> None:

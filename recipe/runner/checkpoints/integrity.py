@@ -310,6 +310,8 @@ def resume_problems(
     remedy = (
         f"resume the newest complete one with trainer.resume_mode=resume_path trainer.resume_from_path={other}"
         if other
+        else "correct trainer.resume_from_path"
+        if trainer.resume_mode == "resume_path"
         else "begin again with another run.dir"
     )
     for problem in problems:

@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from fspo.files import local_path
 from fspo.records import CONFIG_FILE
 from recipe.runner.checkpoints import integrity
+from recipe.runner.faults.preemption import end_note
 from recipe.runner.faults.resources import needs_of
 from recipe.runner.launch import adapters, agents, checks, inputs, masking, run_settings
 from recipe.runner.launch.compose import defaults, former_keys, unexpected_key
@@ -92,7 +93,7 @@ def prepare(
     run_settings.check_folder(Path(config.run.dir), trainer, goes_on, resume)
     refused += filter(None, [saves_elsewhere])
     notes, facts, unsettled = check(config, job, elsewhere, refused, checkpoint, references)
-    _note(*idle)
+    _note(*idle, end_note() or "")
     if isinstance(note, MachineProblem):
         unsettled.append(note)
     else:
