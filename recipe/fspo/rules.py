@@ -356,8 +356,8 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
         (
             not config.fspo.get("algo"),
             "fspo.algo",
-            "is missing, and reports group runs by it: give algo=NAME, or +fspo.algo=NAME beside ~algo; a file of yours "
-            "in algo/ has fspo: {algo: NAME}",
+            "is missing, and reports group runs by it: give algo=NAME, or +fspo.algo=NAME beside ~algo; a file of "
+            "yours in algo/ has fspo: {algo: NAME}",
         ),
         (
             mode not in TRAINER_MODES,

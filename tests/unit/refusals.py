@@ -161,7 +161,10 @@ _KINDS: Final[dict[str, str]] = {
     "string": "trainer.logger=[1] data.prompt_key=[a] trainer.experiment_name=[a,b]",
     "dictionary": f"+{REWARD}.reward_kwargs=2",
     "'headline' or 'all'": "run.log=few",
-    "equal to 0": f"{MODEL}.lora_rank=-1 {ACTOR}.clip_ratio_low=-0.2 {ACTOR}.clip_ratio_high=-0.2 {ACTOR}.kl_loss_coef=-0.1 {OPTIM}.weight_decay=-1",
+    "equal to 0": (
+        f"{MODEL}.lora_rank=-1 {ACTOR}.clip_ratio_low=-0.2 {ACTOR}.clip_ratio_high=-0.2 {ACTOR}.kl_loss_coef=-0.1 "
+        f"{OPTIM}.weight_decay=-1"
+    ),
     "than or equal to 1": f"{OPTIM}.lr_warmup_steps_ratio=5",
     "'constant' or 'cosine'": f"{OPTIM}.lr_scheduler_type=cosin",
     "'fixed' or 'adaptive'": "algorithm.kl_ctrl.type=adaptve",
@@ -291,7 +294,11 @@ CHECKS: tuple[Row, ...] = (
         f"{CORRECTION}.rollout_is=sequence {CORRECTION}.rollout_is_threshold=0",
         *(f"{CORRECTION}.rollout_is=sequence ", "rollout_is_threshold=0", "positive"),
     ),
-    (f"{CORRECTION}.rollout_rs=seq_mean_k1 {CORRECTION}.rollout_rs_threshold=abc", "rollout_rs_threshold=abc", "0.5_2.0"),
+    (
+        f"{CORRECTION}.rollout_rs=seq_mean_k1 {CORRECTION}.rollout_rs_threshold=abc",
+        "rollout_rs_threshold=abc",
+        "0.5_2.0",
+    ),
     (f"{OPTIM}.optimizer=AdanW", f"{OPTIM}.", "optimizer=AdanW", "did you mean AdamW?"),
     (f"{OPTIM}.betas=[0.9,1.5]", f"{OPTIM}.", "1.5", "correct"),
     (f"+{OPTIM}.override_optimizer_config.esp=1e-8", f"{OPTIM}", "'esp'", "correct"),
