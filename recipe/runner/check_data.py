@@ -30,7 +30,7 @@ from recipe.runner.launch.data_files import (
 from recipe.runner.launch.inputs import media_problem
 from recipe.runner.launch.own_process import end_in_time
 from recipe.runner.launch.reward_function import (
-    TRUTH_NOTE,
+    NOTE,
     BadReward,
     call_problem,
     load,
@@ -253,8 +253,8 @@ def _truths(rows: Sequence[_Row], reader: Callable[..., list[str | None]], findi
         if problem is None:
             continue
         where = f"{_short(which[0].truth)} (data_source={which[0].source}): {_named(which)}"
-        if problem.startswith(TRUTH_NOTE):
-            note = f"the ground truth {problem.removeprefix(TRUTH_NOTE)}: {where}"
+        if problem.startswith(NOTE):
+            note = f"the ground truth {problem.removeprefix(NOTE)}: {where}"
             findings.lines.append(f"note: {len(which)} row(s) on which {note}")
         else:
             unread |= {*which}

@@ -19,6 +19,7 @@ from verl.tools import function_tool
 from recipe.runner import agent_failures
 from recipe.runner.launch import agents
 from recipe.runner.launch.prepare import on_this_machine
+from recipe.runner.launch.reward_function import NOTE
 
 TOOLS, FUNCTIONS = "multi_turn.tool_config_path", "multi_turn.function_tool_path"
 LOOPS, MANAGER, PARSER = "agent.agent_loop_config_path", "agent.agent_loop_manager_class", "multi_turn.format"
@@ -115,7 +116,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sys.modules.pop("my_code", None)
 
 
-def problems(values: dict[str, str], *loops: str) -> list[tuple[str, bool]]:
+def problems(values: dict[str, str], *loops: str) -> list[str]:
     """What a process of its own would answer, in this one."""
     places = {name: f"actor_rollout_ref.rollout.{LOOP}" for name in loops or (VALUES | values)[LOOP].split()}
     return [*agents._problems(VALUES | values, places, None)]
@@ -159,8 +160,8 @@ def problems(values: dict[str, str], *loops: str) -> list[tuple[str, bool]]:
 )
 def test_what_a_worker_could_not_load_is_named(folder: Path, values: dict[str, str], parts: tuple[str, ...]) -> None:
     in_folder = {name: str(folder / value) if value in FILES else value for name, value in values.items()}
-    ((sentence, is_certain),) = problems(in_folder)
-    assert is_certain
+    (sentence,) = problems(in_folder)
+    assert not sentence.startswith(NOTE)
     assert all(part in sentence for part in parts), sentence
 
 
@@ -181,8 +182,8 @@ def test_what_a_worker_loads_gets_no_word(folder: Path, values: dict[str, str]) 
 
 
 def test_a_constructor_that_fails_here_is_a_note(folder: Path) -> None:
-    ((sentence, is_certain),) = problems({TOOLS: str(folder / "NoServer_tool.yaml")})
-    assert not is_certain
+    (sentence,) = problems({TOOLS: str(folder / "NoServer_tool.yaml")})
+    assert sentence.startswith(NOTE)
     assert "my_code.NoServer" in sentence and "no server" in sentence
 
 
@@ -192,7 +193,7 @@ def test_each_loop_that_the_rows_name_is_looked_up(folder: Path) -> None:
     config = on_this_machine(composed("run.dir=/nowhere", "data.train_files=rows.parquet"))
     loops = agents.named_loops(config)
     assert loops is not None and set(loops) == {"tool_agent", "tool_agnet", "single_turn_agent"}  # the last by default
-    ((sentence, _),) = agents._problems(VALUES, loops, None)
+    (sentence,) = agents._problems(VALUES, loops, None)
     assert "rows.parquet" in sentence and "tool_agnet" in sentence
     absent = on_this_machine(composed("run.dir=/nowhere", "data.train_files=/no/such.parquet"))
     assert agents.named_loops(absent) is None
@@ -250,7 +251,7 @@ def test_a_data_set_class_is_loaded_as_a_worker_does(
     monkeypatch.delitem(sys.modules, "own_data", raising=False)
     answers = [*agents._problems(VALUES | {LOOP: loop}, None, None, (path, name))]
     assert len(answers) == bool(parts)
-    assert all(part in sentence and is_certain for sentence, is_certain in answers for part in parts), answers
+    assert all(part in answer and not answer.startswith(NOTE) for answer in answers for part in parts), answers
     sys.modules.pop("own_data", None)
 
 

@@ -223,7 +223,7 @@ NAMES: dict[str, dict[str, str]] = {
     "recipe/runner/agent_failures.py": {
         f"{_QUEUE}:logger": "a worker's log alone has what an agent loop raised",
     },
-    "recipe/runner/launch/trial.py": {
+    "recipe/runner/launch/attempt.py": {
         "ray._private.auto_init_hook:enable_auto_connect": "no Ray starts in a trial",
     },
     "recipe/runner/faults/errors.py": {

@@ -21,10 +21,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from fspo.names import did_you_mean
 from recipe.runner.launch import inputs
+from recipe.runner.launch.attempt import attempt
 from recipe.runner.launch.data_files import columns_and_rows, read_table
 from recipe.runner.launch.own_process import answer, asked
-from recipe.runner.launch.reward_function import describe
-from recipe.runner.launch.trial import library_problem, without_ray
+from recipe.runner.launch.reward_function import NOTE, describe
+from recipe.runner.launch.trial import library_problem
 from recipe.runner.launch.values import MachineProblem
 
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
@@ -60,10 +61,6 @@ class _Broken(Exception):
     """A file of the user's that verl's loader could not use; the message says what of it."""
 
 
-class _FailedHere(Exception):
-    """A constructor of the user's failed, and may have what it needs in a worker."""
-
-
 def agent_problems(config: DictConfig) -> Iterator[str]:
     """Tools, agent loops and parsers that the workers could not load, or that the run does not name rightly."""
     from verl.workers.config import AgentLoopConfig, MultiTurnConfig
@@ -92,11 +89,11 @@ def agent_problems(config: DictConfig) -> Iterator[str]:
             named = ", ".join(f"{_ROLLOUT}.{key}={value}" for key, value in values.items() if value)
             named += f", {_DATASET}.path={path}" if path else ""
             yield f"{named}: {ended}"
-        for sentence, is_certain in problems or ():
-            if is_certain:
-                yield sentence
+        for sentence in problems or ():
+            if sentence.startswith(NOTE):
+                print(sentence, file=sys.stderr)
             else:
-                print(f"note: {sentence}", file=sys.stderr)
+                yield sentence
 
 
 def _file_of(value: str) -> Path | None:
@@ -147,8 +144,8 @@ def takes_one_turn(config: DictConfig) -> bool:
 
 def _problems(
     values: Mapping[str, Any], loops: Mapping[str, str] | None, library: Any, dataset: Sequence[str] | None = None
-) -> Iterator[tuple[str, bool]]:
-    """Each problem, and whether it is certain to be one in a worker, too. Loads in the order of a worker."""
+) -> Iterator[str]:
+    """Each problem; as a note (:data:`NOTE`) what may be none in a worker. Loads in the order of a worker."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopManager, _agent_loop_registry
     from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
     from verl.experimental.agent_loop.tool_parser import ToolParser
@@ -159,19 +156,19 @@ def _problems(
         importlib.import_module(module)
     if dataset:
         path, name = dataset
-        problem, _, _ = _tried(functools.partial(_dataset_class, path, name))
+        problem, _ = _tried(functools.partial(_dataset_class, path, name))
         if problem is not None:
             given = f"{_DATASET}.path={path}, {_DATASET}.name={name}"
-            yield f"{given}: verl wants a subclass of torch.utils.data.Dataset there. {problem}", True
+            yield f"{given}: verl wants a subclass of torch.utils.data.Dataset there. {problem}"
             return
     is_own_manager = False
     if fqn := values[_MANAGER]:
-        problem, manager, _ = _tried(functools.partial(load_class_from_fqn, fqn, "AgentLoopManager"))
+        problem, manager = _tried(functools.partial(load_class_from_fqn, fqn, "AgentLoopManager"))
         methods = ("create", "generate_sequences")
         if problem is None and not all(callable(getattr(manager, name, None)) for name in methods):
             problem = "it has no methods create and generate_sequences, which verl calls"
         if problem is not None:
-            yield f"{_ROLLOUT}.{_MANAGER}={fqn}: give package.module.Class, or leave it out for verl's. {problem}", True
+            yield f"{_ROLLOUT}.{_MANAGER}={fqn}: give package.module.Class, or leave it out for verl's. {problem}"
             return
         is_own_manager = not issubclass(manager, AgentLoopManager)
     if is_own_manager:  # what it loads is its own affair
@@ -184,23 +181,23 @@ def _problems(
             continue
         files = {name.rpartition(".")[2]: paths[name] if name in names else None for name in paths}
         with _checked_classes():
-            problem, tools, is_certain = _tried(functools.partial(load_all_tools, **files))
+            problem, tools = _tried(functools.partial(load_all_tools, **files))
         if problem is None and not tools and set(_agent_loop_registry) == before:
             problem = "it has no tool"
         if problem is not None:
-            is_broken = is_certain
+            is_broken, of_files = not problem.startswith(NOTE), " and ".join(_FILES[name] for name in names)
             given = ", ".join(f"{_ROLLOUT}.{name}={values[name]}" for name in names)
-            yield f"{given}: verl reads {' and '.join(_FILES[name] for name in names)}. {problem}", is_certain
+            yield f"{'' if is_broken else NOTE}{given}: verl reads {of_files}. {problem.removeprefix(NOTE)}"
     entries: Sequence[str] = ()
     if values[_LOOPS]:
         given = f"{_ROLLOUT}.{_LOOPS}={values[_LOOPS]}"
-        problem, entries, _ = _tried(functools.partial(_register_loops, resolve_config_path(values[_LOOPS])))
+        problem, entries = _tried(functools.partial(_register_loops, resolve_config_path(values[_LOOPS])))
         if problem is not None:
-            yield f"{given}: verl reads {_FILES[_LOOPS]}. {problem}", True
+            yield f"{given}: verl reads {_FILES[_LOOPS]}. {problem}"
             return
         if loops and not set(entries) & set(loops):
             of_rows = f"the rows have {', '.join(loops)}"
-            yield f"{given} has {', '.join(entries)}, and {of_rows}: set {_ROLLOUT}.{_LOOP}={next(iter(entries))}", True
+            yield f"{given} has {', '.join(entries)}, and {of_rows}: set {_ROLLOUT}.{_LOOP}={next(iter(entries))}"
     classes: list[Any] = []
     default = {str(values[_LOOP]): f"{_ROLLOUT}.{_LOOP}"}
     for name, place in (default if loops is None else loops).items():
@@ -209,16 +206,16 @@ def _problems(
             if not is_broken:  # it may be what registers the loop
                 known = sorted(_agent_loop_registry)
                 way = f"choose one of {', '.join(known)}, or give the file that registers it ({_ROLLOUT}.{_LOOPS})"
-                yield f"{at} is registered by nobody{did_you_mean(name, known)}: {way}", True
+                yield f"{at} is registered by nobody{did_you_mean(name, known)}: {way}"
             continue
-        problem, loop, _ = _tried(functools.partial(_loop_class, _agent_loop_registry[name]))
+        problem, loop = _tried(functools.partial(_loop_class, _agent_loop_registry[name]))
         if problem is not None and name in entries:
-            yield f"{_ROLLOUT}.{_LOOPS}={values[_LOOPS]}: correct _target_ and keys of {name}: {problem}", True
+            yield f"{_ROLLOUT}.{_LOOPS}={values[_LOOPS]}: correct _target_ and keys of {name}: {problem}"
         elif problem is not None and _reason(str(_agent_loop_registry[name].get("_target_"))):
             way = f"{_LIBRARY}=MODULE, {_DATASET}.path=pkg://MODULE, or a file of {_ROLLOUT}.{_LOOPS} that names it"
-            yield f"{at}: {problem}. Put the loop into a module of the Python path, and give {way}", True
+            yield f"{at}: {problem}. Put the loop into a module of the Python path, and give {way}"
         elif problem is not None:
-            yield f"{at}: correct the loop: {problem}", True
+            yield f"{at}: correct the loop: {problem}"
         else:
             classes.append(loop)
     # A loop of the user's may have parsers of its own.
@@ -226,21 +223,13 @@ def _problems(
     if values[_PARSER] not in ToolParser._registry and not theirs and not is_broken:
         known = sorted(ToolParser._registry)
         parser = f"{_ROLLOUT}.{_PARSER}={values[_PARSER]}"
-        yield (
-            f"{parser} is no parser of tool calls{did_you_mean(values[_PARSER], known)}: choose {', '.join(known)}",
-            True,
-        )
+        yield f"{parser} is no parser of tool calls{did_you_mean(values[_PARSER], known)}: choose {', '.join(known)}"
 
 
-def _tried(call: Callable[[], Any]) -> tuple[str | None, Any, bool]:
-    """What a call raises, in words; what it returns; and whether a failure is one in a worker, too."""
-    try:
-        with without_ray():
-            return None, call(), True
-    except (_Broken, _FailedHere) as error:
-        return str(error), None, isinstance(error, _Broken)
-    except (Exception, SystemExit) as error:
-        return describe(error), None, True
+def _tried(call: Callable[[], Any]) -> tuple[str | None, Any]:
+    """What is wrong with what a call loads; and what it returns."""
+    loaded, error = attempt(call)
+    return (str(error) if isinstance(error, _Broken) else error and describe(error)), loaded
 
 
 def _dataset_class(path: str, name: str) -> Any:
@@ -276,8 +265,8 @@ def _checked_classes() -> Iterator[None]:
             except Exception as error:
                 *_, (frame, _) = traceback.walk_tb(error.__traceback__)
                 is_certain = str(frame.f_globals.get("__name__")).startswith("verl.tools.")  # it has no schema
-                kind, where = (_Broken, "") if is_certain else (_FailedHere, " on this machine")
-                raise kind(f"class_name={name} failed{where}: {describe(error)}") from error
+                note, where = ("", "") if is_certain else (NOTE, " on this machine")  # a worker may have what it needs
+                raise _Broken(f"{note}class_name={name} failed{where}: {describe(error)}") from error
 
         return make
 

@@ -33,7 +33,7 @@ from recipe.runner.launch.data_files import (
 )
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.own_process import asked
-from recipe.runner.launch.reward_function import TRUTH_NOTE, BadReward, class_problem, problem_of, truth_reader
+from recipe.runner.launch.reward_function import NOTE, BadReward, class_problem, problem_of, truth_reader
 from recipe.runner.launch.reward_trial import Outcome, TrialRow, first_rows, rows_of_file
 from recipe.runner.launch.values import MachineProblem, PreflightError
 
@@ -369,7 +369,7 @@ def _truth_problems(rows: Sequence[TrialRow], reader: Callable[..., list[str | N
     """
     rows = [row for row in rows if isinstance(row.ground_truth, str)]
     problems = reader([(row.data_source, row.ground_truth) for row in rows], settings) if rows else []
-    told = [(row, why, why.startswith(TRUTH_NOTE)) for row, why in zip(rows, problems, strict=True) if why is not None]
+    told = [(row, why, why.startswith(NOTE)) for row, why in zip(rows, problems, strict=True) if why is not None]
     bad = [row for row, _, is_note in told if not is_note]
     for source, of_notes in dict.fromkeys((row.data_source, is_note) for row, _, is_note in told):
         of_one = [(row, why) for row, why, is_note in told if (row.data_source, is_note) == (source, of_notes)]
@@ -377,7 +377,7 @@ def _truth_problems(rows: Sequence[TrialRow], reader: Callable[..., list[str | N
         n_tried = sum(other.data_source == source for other in rows)
         what = "the ground truth" if of_notes else "no response can earn anything, as the ground truth"
         text = (
-            f"data_source={source}: on {len(of_one)} of {n_tried} rows {what} {why.removeprefix(TRUTH_NOTE)} "
+            f"data_source={source}: on {len(of_one)} of {n_tried} rows {what} {why.removeprefix(NOTE)} "
             f"({row.place}: {row.ground_truth!r:.100})"
         )
         if len(bad) == len(rows) and not of_notes:

@@ -27,8 +27,8 @@ SETTINGS_PROBLEM: Final = "settings_problem"
 #: A module with a function of this name reads ground truths that are text, and says what is wrong with each of a list:
 #: ``truth_problems([(data_source, ground_truth), ...], reward_kwargs)`` returns a list of sentences and None.
 TRUTH_PROBLEMS: Final = "truth_problems"
-#: How a sentence of :data:`TRUTH_PROBLEMS` begins that is no reason to stop.
-TRUTH_NOTE: Final = "note: "
+#: How a sentence of :data:`TRUTH_PROBLEMS`, or of another process, begins that is no reason to stop.
+NOTE: Final = "note: "
 #: A command with {prompt} and {answer}, which makes a file in verl's schema of two columns of another file.
 PREPARATION: Final = "PREPARATION"
 _PACKAGE, _FILE = "pkg://", "file://"

@@ -1,6 +1,6 @@
 """One update on a made-up batch, tried before Ray starts: a setting that fails there ends a run at its first update.
 
-The batch has two prompts with two responses each. verl's own functions and those of its registries compute advantages,
+The batch has four prompts with two responses each. verl's own functions and those of its registries compute advantages,
 rollout correction, KL penalties and the loss with its gradient. A function of the user's may need what only a worker
 has. So it is refused for its arguments and for a setting that is not there. Any other failure of it is a note.
 """
@@ -13,7 +13,6 @@ import functools
 import importlib
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fspo.names import did_you_mean
+from recipe.runner.launch.attempt import INSTALL, attempt, in_words
 from recipe.runner.launch.compose import as_written
 from recipe.runner.launch.values import MachineProblem
 
@@ -58,60 +58,27 @@ def library_problem(config: DictConfig) -> str | None:
         for module in library if OmegaConf.is_list(library) else [library] if library else []:
             importlib.import_module(str(module))
     except Exception as error:
-        return (
-            f"actor_rollout_ref.model.external_lib={library} cannot be imported ({type(error).__name__}: {error}): "
-            "install its package on every node, or start the command in the folder that holds it"
-        )
+        return f"actor_rollout_ref.model.external_lib={library} cannot be imported ({in_words(error)}): {INSTALL}"
     return None
 
 
 def _batch() -> dict[str, Any]:
-    """Columns of verl's V1 trainer. The responses have three and two tokens, each prompt a right and a wrong one."""
-    return _columns([3, 2, 3, 2], [1.0, 0.0, 0.0, 1.0])
+    """Columns of verl's V1 trainer: four prompts with two responses each, whose last token has the reward.
 
-
-def _group_batch() -> dict[str, Any]:
-    """Four prompts with two responses each, of different lengths; the rewards of the last two prompts are equal."""
-    return _columns([3, 2, 4, 3, 5, 2, 6, 7], [1.0, 0.0, 0.25, 0.75, 1.0, 1.0, 0.5, 0.5])
-
-
-def _columns(lengths: list[int], rewards: list[float]) -> dict[str, Any]:
-    """Prompts with two responses each; the last token of a response has its reward."""
+    The responses differ in length. The rewards of the last two prompts are equal.
+    """
     import numpy as np
     import torch
 
-    length_B = torch.tensor(lengths)
-    mask_BT = (torch.arange(max(lengths)) < length_B[:, None]).float()
+    length_B = torch.tensor([3, 2, 4, 3, 5, 2, 6, 7])
+    mask_BT = (torch.arange(7) < length_B[:, None]).float()
     reward_BT = torch.zeros_like(mask_BT)
-    reward_BT[torch.arange(len(lengths)), length_B - 1] = torch.tensor(rewards)
-    uid_B = np.array([chr(ord("a") + i // 2) for i in range(len(lengths))], dtype=object)
+    reward_BT[torch.arange(8), length_B - 1] = torch.tensor([1.0, 0.0, 0.25, 0.75, 1.0, 1.0, 0.5, 0.5])
+    uid_B = np.array([*"aabbccdd"], dtype=object)
     return {"token_level_rewards": reward_BT, "response_mask": mask_BT, "old_log_probs": -mask_BT, "index": uid_B}
 
 
-def _failure(call: Callable[[], Any]) -> Exception | None:
-    """What a call raises, or None. Nothing that it prints or warns of is shown."""
-    try:
-        with warnings.catch_warnings(), without_ray():
-            warnings.simplefilter("ignore")
-            call()
-    except Exception as error:
-        return error
-    return None
-
-
-@contextlib.contextmanager
-def without_ray() -> Iterator[None]:
-    """Ray starts or joins a cluster when a function of it is called first. In a trial such a call fails instead."""
-    from ray._private import auto_init_hook
-
-    before, auto_init_hook.enable_auto_connect = auto_init_hook.enable_auto_connect, False
-    try:
-        yield
-    finally:
-        auto_init_hook.enable_auto_connect = before
-
-
-def _is_certain(function: Callable[..., Any], arguments: Mapping[str, Any], error: Exception) -> bool:
+def _is_certain(function: Callable[..., Any], arguments: Mapping[str, Any], error: BaseException) -> bool:
     """Whether a function that failed here would fail in a worker, too."""
     if str(inspect.unwrap(function).__module__).startswith(_CERTAIN):
         return True
@@ -126,12 +93,8 @@ def _is_certain(function: Callable[..., Any], arguments: Mapping[str, Any], erro
     return isinstance(error, AttributeError) and lacking is not None and of_settings
 
 
-def _in_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _note(setting: str, error: Exception) -> None:
-    print(f"note: {setting} was tried on a made-up batch, and failed there: {_in_words(error)}", file=sys.stderr)
+def _note(setting: str, error: BaseException) -> None:
+    print(f"note: {setting} was tried on a made-up batch, and failed there: {in_words(error)}", file=sys.stderr)
 
 
 # ---------------------------------------------------------------- advantages
@@ -150,9 +113,7 @@ def _advantages(config: DictConfig, estimator: str, batch: dict[str, Any]) -> An
         config = copy.deepcopy(config)
         config.algorithm.adv_estimator = estimator
     settings = config.algorithm
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl's, for every estimator but GAE
-        batch |= {"values": batch["token_level_rewards"]} if need_critic(config) else {}
+    batch |= {"values": batch["token_level_rewards"]} if need_critic(config) else {}
     tensors = {name: column for name, column in batch.items() if name != "index"}
     columns = batch | {"batch": tensors, "non_tensor_batch": {"uid": batch["index"]}}
     columns |= {"config": settings, "gamma": settings.gamma, "lam": settings.lam}
@@ -160,9 +121,9 @@ def _advantages(config: DictConfig, estimator: str, batch: dict[str, Any]) -> An
     return function(**{name: columns[name] for name in taken if name in columns})[0]
 
 
-def _advantage_failure(config: DictConfig, estimator: str) -> Exception | None:
+def _advantage_failure(config: DictConfig, estimator: str) -> BaseException | None:
     """What an estimator raises on the batch."""
-    return _failure(lambda: _advantages(config, estimator, _batch()))
+    return attempt(lambda: _advantages(config, estimator, _batch()))[1]
 
 
 def estimator_problems(config: DictConfig) -> Iterator[str]:
@@ -180,7 +141,7 @@ def estimator_problems(config: DictConfig) -> Iterator[str]:
         _note(setting, failure)
         return
     else:
-        wrong = f"needs columns that verl's V1 trainer, which this run uses, does not have ({_in_words(failure)})"
+        wrong = f"needs columns that verl's V1 trainer, which this run uses, does not have ({in_words(failure)})"
     computed = [name for name in REGISTRY if _advantage_failure(config, name) is None]
     yield f"{setting} {wrong}: choose one of {', '.join(computed)}"
 
@@ -203,7 +164,7 @@ def correction_problems(config: DictConfig) -> Iterator[str]:
     ):
         threshold = correction.get(f"{key}_threshold")
         call = functools.partial(compute, 0 * mask_BT, mask_BT, value, threshold)
-        if value is not None and (failure := _failure(call)):
+        if value is not None and (failure := attempt(call)[1]):
             yield (
                 f"algorithm.rollout_correction.{key}={value} with {key}_threshold="
                 f"{'null' if threshold is None else threshold}: {failure} ({key}_threshold is {remedy})"
@@ -215,7 +176,7 @@ def _penalty_problems(config: DictConfig) -> Iterator[str]:
     from verl.trainer.ppo.core_algos import kl_penalty
 
     def is_estimated(name: str) -> bool:
-        return _failure(lambda: kl_penalty(torch.zeros(1, 1), torch.zeros(1, 1), name)) is None
+        return attempt(lambda: kl_penalty(torch.zeros(1, 1), torch.zeros(1, 1), name))[1] is None
 
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     for key, penalised, estimate in (
@@ -258,35 +219,41 @@ def _loss_problems(config: DictConfig) -> Iterator[str]:
     elif has_class and settings is not None:
         function = POLICY_LOSS_REGISTRY[loss_mode]
         arguments = _loss_arguments(settings)
-        failure = _failure(lambda: _update(function, arguments))
+        _, failure = attempt(lambda: _update(function, arguments))
         if failure is not None and not getattr(failure, "needs_worker", False):  # an exception may say so itself
             setting = f"{_LOSS}={loss_mode}"
             if _is_certain(function, arguments, failure):
-                yield f"{setting} would end the run at its first mini-batch: {_in_words(failure)}"
+                yield f"{setting} would end the run at its first mini-batch: {in_words(failure)}"
             else:
                 _note(setting, failure)
 
 
-def _loss_arguments(settings: Any) -> dict[str, Any]:
-    """What verl hands to a loss. pi has moved from pi_old, by another way for each response."""
+def _loss_arguments(settings: Any, scale: float = 0.001, weighted: bool = False) -> dict[str, Any]:
+    """What verl hands to a loss, of eight responses. The last three have A = 0, and are the longest.
+
+    ``scale`` is that of log pi - log pi_old and of A, whose mean is not 0; ``weighted``: with weights of a rollout
+    correction.
+    """
     import torch
 
-    mask_BT = _batch()["response_mask"]
+    draw = torch.Generator().manual_seed(int(scale * 1000))
+    length_B = torch.tensor([5, 2, 4, 1, 3, 7, 9, 8])
+    mask_BT = (torch.arange(9) < length_B[:, None]).float()
     settings.global_batch_info.update(
         dp_size=1,
         batch_num_tokens=int(mask_BT.sum()),
         global_batch_size=len(mask_BT),
         loss_scale_factor=settings.loss_scale_factor,
     )
-    moved_BT = mask_BT * torch.tensor([[0.0], [0.001], [-0.001], [0.0005]])
+    old_BT = -5 * torch.rand(8, 9, generator=draw) * mask_BT
     return {
-        "old_log_prob": -mask_BT,
-        "log_prob": (moved_BT - mask_BT).requires_grad_(),
-        "advantages": mask_BT * torch.tensor([[1.0], [-1.0], [-1.0], [1.0]]),
+        "old_log_prob": old_BT,
+        "log_prob": ((old_BT + scale * torch.randn(8, 9, generator=draw)) * mask_BT).requires_grad_(),
+        "advantages": scale * torch.tensor([3.0, -1.0, 2.0, -0.5, 1.0, 0.0, 0.0, 0.0])[:, None] * mask_BT,
         "response_mask": mask_BT,
         "loss_agg_mode": settings.loss_agg_mode,
         "config": settings,
-        "rollout_is_weights": None,
+        "rollout_is_weights": (0.5 + torch.rand(8, 1, generator=draw)) * mask_BT if weighted else None,
     }
 
 
@@ -342,9 +309,7 @@ def why_zero_advantages_count(config: DictConfig, loss_is_known: bool = False) -
 
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     correction = algorithm.get("rollout_correction") or {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl's, for every estimator but GAE
-        has_critic = need_critic(config)
+    has_critic, _ = attempt(lambda: need_critic(config))  # it warns of every estimator but GAE
     for setting, counts, why in (
         (f"{_ACTOR}.use_kl_loss=true", actor.use_kl_loss, "penalises every response"),
         ("algorithm.use_kl_in_reward=true", algorithm.use_kl_in_reward, "makes rewards differ that are equal"),
@@ -369,44 +334,43 @@ def why_zero_advantages_count(config: DictConfig, loss_is_known: bool = False) -
     ):
         if counts:
             return f"{setting} {why}"
-    if why := _estimator_reads_more(config):
+    if why := _on_trial(lambda: _estimator_reads_more(config)):
         return f"algorithm.adv_estimator={algorithm.adv_estimator} {why}"
-    if not loss_is_known and (why := _loss_reads_more(config)):
+    if not loss_is_known and (why := _on_trial(lambda: _loss_reads_more(config))):
         return f"{_LOSS}={actor.policy_loss.loss_mode} {why}"
     return None
+
+
+def _on_trial(find: Callable[[], str | None]) -> str | None:
+    """What a function finds out about code that is tried; else how that code has failed; None if nothing."""
+    why, failure = attempt(find)
+    return f"was tried on a made-up batch, and failed there: {in_words(failure)}" if failure else why
 
 
 def _estimator_reads_more(config: DictConfig) -> str | None:
     """What an estimator does with responses whose rewards are equal, or with log-probabilities; None if nothing."""
     import torch
 
-    estimator = str(config.algorithm.adv_estimator)
-
     def of(batch: dict[str, Any]) -> Any:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            return _advantages(config, estimator, batch) * batch["response_mask"]
+        return (_advantages(config, str(config.algorithm.adv_estimator), batch) * batch["response_mask"]).detach()
 
     def differ(advantages_BT: Any, others_BT: Any) -> bool:
         return not torch.allclose(advantages_BT[:4, :4], others_BT[:4, :4], rtol=1e-5, atol=1e-6)
 
-    try:
-        advantages_BT = of(_group_batch())
-        # As TransferQueue would have them: a token each, with mask 0, whose reward is that of the response.
-        reduced = _group_batch()
-        reduced["token_level_rewards"][4:] = 0
-        reduced["token_level_rewards"][4:, 0] = torch.tensor([1.0, 1.0, 0.5, 0.5])
-        reduced["response_mask"][4:] = 0
-        reduced = {name: column if name == "index" else column[:, :4] for name, column in reduced.items()}
-        others = _group_batch()
-        others["old_log_probs"] = others["old_log_probs"] * torch.linspace(0.1, 3, 7)
-        if not advantages_BT[4:].abs().max() <= 1e-4:
-            return "is not 0 where all responses to a prompt earn the same reward"
-        if differ(advantages_BT, of(reduced)):
-            return "depends on the lengths of responses to other prompts"
-        return "reads log-probabilities" if differ(advantages_BT, of(others)) else None
-    except Exception as error:
-        return f"was tried on a made-up batch, and failed there: {_in_words(error)}"
+    advantages_BT = of(_batch())
+    # As TransferQueue would have them: a token each, with mask 0, whose reward is that of the response.
+    reduced = _batch()
+    reduced["token_level_rewards"][4:] = 0
+    reduced["token_level_rewards"][4:, 0] = torch.tensor([1.0, 1.0, 0.5, 0.5])
+    reduced["response_mask"][4:] = 0
+    reduced = {name: column if name == "index" else column[:, :4] for name, column in reduced.items()}
+    others = _batch()
+    others["old_log_probs"] = others["old_log_probs"] * torch.linspace(0.1, 3, 7)
+    if not advantages_BT[4:].abs().max() <= 1e-4:
+        return "is not 0 where all responses to a prompt earn the same reward"
+    if differ(advantages_BT, of(reduced)):
+        return "depends on the lengths of responses to other prompts"
+    return "reads log-probabilities" if differ(advantages_BT, of(others)) else None
 
 
 def _loss_reads_more(config: DictConfig) -> str | None:
@@ -419,49 +383,22 @@ def _loss_reads_more(config: DictConfig) -> str | None:
     if function is None:
         return "is registered by nobody"
     weighted = (config.algorithm.get("rollout_correction") or {}).get("rollout_is") is not None
-    try:
-        settings = omega_conf_to_dataclass(actor)
-        for scale in (0.001, 0.1, 1.0, 3.0):
-            if why := _tried_without(function, settings, scale, weighted):
-                return why
-    except Exception as error:
-        return f"was tried on a made-up batch, and failed there: {_in_words(error)}"
-    return None
+    settings = omega_conf_to_dataclass(actor)
+    tried = (_differs_without(function, _loss_arguments(settings, scale, weighted)) for scale in (0.001, 0.1, 1.0, 3.0))
+    return next(filter(None, tried), None)
 
 
-def _tried_without(function: Callable[..., Any], settings: Any, scale: float, weighted: bool) -> str | None:
-    """Compare the gradient of eight responses with that of the first five; what differs, or None.
-
-    The last three have A = 0, and are the longest. ``scale`` is that of log pi - log pi_old and of A,
-    whose mean is not 0.
-    """
+def _differs_without(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:
+    """Compare the gradient of eight responses with that of the first five, those with A != 0; what differs, or None."""
     import torch
 
-    draw = torch.Generator().manual_seed(int(scale * 1000))
-    length_B = torch.tensor([5, 2, 4, 1, 3, 7, 9, 8])
-    mask_BT = (torch.arange(9) < length_B[:, None]).float()
-    old_BT = -5 * torch.rand(8, 9, generator=draw) * mask_BT
-    columns = {
-        "old_log_prob": old_BT,
-        "log_prob": (old_BT + scale * torch.randn(8, 9, generator=draw)) * mask_BT,
-        "advantages": scale * torch.tensor([3.0, -1.0, 2.0, -0.5, 1.0, 0.0, 0.0, 0.0])[:, None] * mask_BT,
-        "response_mask": mask_BT,
-        "rollout_is_weights": (0.5 + torch.rand(8, 1, generator=draw)) * mask_BT if weighted else None,
-    }
-    settings.global_batch_info.update(
-        dp_size=1,
-        batch_num_tokens=int(mask_BT.sum()),
-        global_batch_size=len(mask_BT),
-        loss_scale_factor=settings.loss_scale_factor,
-    )
-
-    def gradient(rows: slice, width: int, mask_BT: Any = None) -> Any:
-        given = {name: None if column is None else column[rows, :width] for name, column in columns.items()}
-        given["log_prob"] = given["log_prob"].clone().requires_grad_()
-        given["response_mask"] = given["response_mask"] if mask_BT is None else mask_BT[rows, :width]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            _update(function, given | {"loss_agg_mode": settings.loss_agg_mode, "config": settings})
+    def gradient(rows: slice, width: int, mask_BT: Any = arguments["response_mask"]) -> Any:
+        given = {
+            name: value[rows, :width] if torch.is_tensor(value) else value
+            for name, value in {**arguments, "response_mask": mask_BT}.items()
+        }
+        given["log_prob"] = given["log_prob"].detach().clone().requires_grad_()
+        _update(function, given)
         return given["log_prob"].grad
 
     def differ(gradient_BT: Any) -> bool:
@@ -471,7 +408,7 @@ def _tried_without(function: Callable[..., Any], settings: Any, scale: float, we
     largest = whole_BT.abs().max()
     if whole_BT[5:].any():
         return "has a gradient where A = 0"
-    emptied_BT = mask_BT * (torch.arange(8) < 5)[:, None]
+    emptied_BT = arguments["response_mask"] * (torch.arange(8) < 5)[:, None]
     if differ(gradient(slice(0, 5), 5)) or differ(gradient(slice(None), 5, emptied_BT)):
         return "gives others another gradient without the responses of A = 0"
     return "has a gradient where all is padding" if gradient(slice(5, 8), 1, emptied_BT).any() else None
