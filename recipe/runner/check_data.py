@@ -27,17 +27,17 @@ from recipe.runner.launch.data_files import (
     record_of,
     rows_of,
 )
-from recipe.runner.launch.inputs import media_problem
+from recipe.runner.launch.model_files import media_problem
 from recipe.runner.launch.own_process import end_in_time
 from recipe.runner.launch.reward_function import (
     NOTE,
     BadReward,
-    call_problem,
     load,
+    problem_of,
     recipes_reward,
     truth_reader,
 )
-from recipe.runner.launch.reward_trial import OutOfTimeError, Trial, TrialRow, first_rows
+from recipe.runner.launch.reward_trial import TrialRow, first_of_each, tried
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -170,14 +170,14 @@ def check(
     if not good:
         findings.lines.append(f"note: --reward {reward} was not tried: no row is good, as the errors say")
     else:
-        trial_rows = [TrialRow(row.place, row.source, row.truth, row.info) for row in good]
-        try:
-            trial = _scores(trial_rows, f"--reward {reward}", load(path, name), findings)
-            notes = [] if reader is not None else [*trial.unearned(trial_rows)]  # it has judged the truths itself
-            notes += trial.of_time(trial_rows)
-            findings.lines += [f"note: --reward {reward}: {note}" for note in notes]
-        except BadReward as error:
-            findings.problems.append(f"--reward {reward}: {error}")
+        rows_to_try = [TrialRow(row.place, row.source, row.truth, row.info) for row in good]
+        problem = problem_of(path, name, {})
+        outcome = None if problem else tried(load(path, name), {}, rows_to_try, judges_truths=reader is not None)
+        if outcome is not None:
+            findings.lines += _scores(outcome.scores, f"--reward {reward}")
+            findings.lines += [f"note: --reward {reward}: {note}" for note in outcome.notes]
+        if problem := problem or (outcome and outcome.failure):
+            findings.problems.append(f"--reward {reward}: {problem}")
     return findings
 
 
@@ -270,20 +270,12 @@ def _short(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def _scores(rows: Sequence[TrialRow], place: str, function: Callable[..., Any], findings: Findings) -> Trial:
-    """Try a reward on the first rows of each source, with their scores as lines. Raises BadReward."""
-    if problem := call_problem(function):
-        raise BadReward(problem)
-    findings.lines.append(f"\n{place}    response = ground truth    no response")
-    trial, shown = Trial(function), {id(row) for row in first_rows(rows, _SHOWN)}
-    for row in first_rows(rows):
-        try:
-            best, nothing = trial.scores(row)
-        except OutOfTimeError:
-            break
-        if id(row) in shown:
-            findings.lines.append(f"  {row.place}, {row.data_source}: {best:g}    {nothing:g}")
-    return trial
+def _scores(scores: Sequence[tuple[str, str, float, float]], place: str) -> Iterator[str]:
+    """The scores of the first rows of each source."""
+    yield f"\n{place}    response = ground truth    no response"
+    for index in first_of_each([source for _, source, _, _ in scores], _SHOWN):
+        row, source, best, nothing = scores[index]
+        yield f"  {row}, {source}: {best:g}    {nothing:g}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

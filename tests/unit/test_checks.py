@@ -16,7 +16,7 @@ from fspo.losses import ALGORITHMS
 from recipe.fspo import rules as method
 from recipe.fspo.config import complete_loss
 from recipe.runner import SUPPORTED_VERL
-from recipe.runner.launch import checks, inputs
+from recipe.runner.launch import checks, model_files
 from recipe.runner.launch.prepare import on_this_machine
 from recipe.runner.launch.values import MachineProblem
 
@@ -132,7 +132,9 @@ def test_a_run_names_every_setting_of_its_loss() -> None:
 
 
 def test_a_quantised_checkpoint_is_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "read_model_config", lambda config: {"quantization_config": {"quant_method": "fp8"}})
+    monkeypatch.setattr(
+        model_files, "read_model_config", lambda config: {"quantization_config": {"quant_method": "fp8"}}
+    )
     problems = list(checks.setting_problems(composed(f"actor_rollout_ref.model.path={tmp_path}")))
     assert [
         text for text in problems if re.search(holds(f"model.path={tmp_path} ", "quantization_config", "=fp8"), text)

@@ -17,10 +17,10 @@ from omegaconf import OmegaConf
 from refusals import FILES
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
 
-from recipe.runner.launch import inputs
+from recipe.runner.launch import inputs, model_files, rewards
 from recipe.runner.launch.prepare import on_this_machine
 
-RULES = (*inputs.MODEL_AND_DATA, inputs.reward_problems)
+RULES = (*inputs.MODEL_AND_DATA, rewards.reward_problems)
 
 
 def problems(*overrides: str) -> list[str]:
@@ -87,7 +87,7 @@ def test_a_model_of_which_the_hubs_cache_has_a_part_is_downloaded_or_refused_whe
         (snapshot / file).write_text(contents.get(file, "{}"))
     setting = "actor_rollout_ref.model.path=some/model"
     assert problems(setting) == []
-    note = inputs.download_note("some/model")
+    note = model_files.download_note("some/model")
     assert all(part in note for part in ("model.path='some/model'", absent, "hf download some/model", "=FOLDER"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     problem, *_ = problems(setting)
@@ -95,7 +95,7 @@ def test_a_model_of_which_the_hubs_cache_has_a_part_is_downloaded_or_refused_whe
 
 
 def test_a_model_in_a_folder_is_not_downloaded(tmp_path: Path) -> None:
-    assert inputs.download_note(str(tmp_path)) == ""
+    assert model_files.download_note(str(tmp_path)) == ""
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_images_need_a_model_with_a_processor(
     assert len(refused) == (has is not None)
     assert all(re.search(holds(str(file), f"has {has} ", "model.path"), problem) for problem in refused), refused
     model = tmp_path / "model"
-    shutil.copytree(inputs.model_folder("recipe/math/data/assets/demo_model") or "", model)
+    shutil.copytree(model_files.model_folder("recipe/math/data/assets/demo_model") or "", model)
     (model / "preprocessor_config.json").write_text("{}")
     assert problems(f"data.val_files={file}", f"actor_rollout_ref.model.path={model}", *renamed) == []
 

@@ -27,7 +27,7 @@ def test_the_end_of_the_time_is_a_note_with_the_rows_that_were_tried(monkeypatch
         return 0.0
 
     outcome = tried(slow, {}, rows(*["own"] * 9))
-    assert outcome.failure == "" and "0 of 9 rows" in outcome.note  # six calls a row
+    assert outcome.failure == "" and "0 of 9 rows" in "".join(outcome.notes)  # six calls a row
     monkeypatch.setattr(reward_trial, "CALL_LIMIT_S", 0.05)
     assert "row 0 of x" in tried(slow, {}, rows("own")).failure
 
@@ -49,7 +49,7 @@ def test_a_reward_that_answers_its_failure_in_a_thread_with_a_number_is_named() 
         return {"score": float(solution_str == "something else")}
 
     outcome = tried(wants_another_form, {}, rows("own"))
-    assert outcome.failure == "" and "data_source=own" in outcome.note
+    assert outcome.failure == "" and "data_source=own" in "".join(outcome.notes)
 
 
 def test_a_source_that_a_reward_does_not_know_is_the_first_of_its_failures() -> None:

@@ -290,7 +290,7 @@ TEXTS: dict[str, dict[str, str]] = {
     "recipe/runner/launch/checks.py": {
         f"{_BASE}: async_save": "with it the tracker is not written",
     },
-    "recipe/runner/launch/inputs.py": {
+    "recipe/runner/launch/rewards.py": {
         "verl.experimental.reward_loop.reward_loop: "
         "config.custom_reward_function -> config.reward.custom_reward_function": "old keys, which main_ppo keeps",
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any, Final, TextIO
 
 MASK: Final = "***"
@@ -11,9 +12,9 @@ _ADDRESS: Final = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]*://)[^\s/'\"]+@
 KNOWN: Final[set[str]] = set()
 
 
-def masked_text(text: str) -> str:
-    """A text without the secrets that this process knows, and without the passwords of addresses."""
-    for secret in sorted(KNOWN, key=len, reverse=True):
+def masked_text(text: str, secrets: Collection[str] = KNOWN) -> str:
+    """A text without these secrets, by default those that this process knows, and the passwords of addresses."""
+    for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
     return _ADDRESS.sub(rf"\1{MASK}@", text)
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.names import did_you_mean
-from recipe.runner.launch import inputs
+from recipe.runner.launch import model_files
 from recipe.runner.launch.values import MachineProblem
 
 _MODEL: Final = "actor_rollout_ref.model"
@@ -28,7 +28,7 @@ def adapter_problems(config: DictConfig) -> Iterator[str]:
     if not (path := model.get("lora_adapter_path")):
         yield from _layer_problems(model, f"{_MODEL}.", OmegaConf.to_container(model))
         return
-    if inputs.looks_like_a_path(path):
+    if model_files.looks_like_a_path(path):
         folder = Path(path).expanduser()
         if absent := _absent(folder):
             yield MachineProblem(
@@ -53,7 +53,7 @@ def _absent(folder: Path) -> str:
     if not (folder / _SETTINGS).is_file():
         return _SETTINGS
     sizes = [(folder / name).stat().st_size for name in _WEIGHTS if (folder / name).is_file()]
-    return "" if any(size >= inputs.POINTER_BYTES for size in sizes) else " or ".join(_WEIGHTS)
+    return "" if any(size >= model_files.POINTER_BYTES for size in sizes) else " or ".join(_WEIGHTS)
 
 
 def _made(folder: str, trust: bool) -> Any:
@@ -86,7 +86,7 @@ def _layer_problems(model: DictConfig, place: str, settings: dict[str, Any]) -> 
     """
     from peft import LoraConfig, get_peft_model
 
-    folder = inputs.model_folder(model.path)
+    folder = model_files.model_folder(model.path)
     if folder is None or (made := _made(str(folder), bool(model.get("trust_remote_code")))) is None:
         return
     names = {

@@ -20,9 +20,8 @@ from typing import Any, Final
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.names import did_you_mean
-from recipe.runner.launch import inputs
 from recipe.runner.launch.attempt import attempt
-from recipe.runner.launch.data_files import columns_and_rows, read_table
+from recipe.runner.launch.data_files import columns_and_rows, data_files, generated_files, read_table
 from recipe.runner.launch.own_process import answer, asked
 from recipe.runner.launch.reward_function import NOTE, describe
 from recipe.runner.launch.trial import library_problem
@@ -114,8 +113,8 @@ def named_loops(config: DictConfig) -> dict[str, str] | None:
     default = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
     if OmegaConf.select(config, "data.custom_cls.path") or OmegaConf.select(config, f"{_ROLLOUT}.{_MANAGER}"):
         return None
-    generated, loops = inputs.generated_files(config.data), {}
-    for file in (*inputs.data_files(config.data, "train_files"), *inputs.data_files(config.data, "val_files")):
+    generated, loops = generated_files(config.data), {}
+    for file in (*data_files(config.data, "train_files"), *data_files(config.data, "val_files")):
         names = [] if file in generated else _names_in(Path(file).expanduser())
         if names is None:
             return None

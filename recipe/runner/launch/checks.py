@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner import SUPPORTED_VERL
 from recipe.runner.faults import node
-from recipe.runner.launch import adapters, agents, inputs, loggers, trial
+from recipe.runner.launch import adapters, agents, inputs, loggers, model_files, rewards, trial
 from recipe.runner.launch.machine import ray_folder, ray_parent, starts_ray
 from recipe.runner.launch.values import MachineProblem, PreflightError
 from recipe.runner.ray_worker import HOOK
@@ -86,7 +86,7 @@ def room_problems(config: DictConfig) -> Iterator[str]:
     if not place.is_dir() or not os.access(place, os.W_OK):
         yield MachineProblem(f"run.dir={config.run.dir}: {place} is no folder that can be written to; give another one")
         return
-    folder, model = inputs.model_folder(config.actor_rollout_ref.model.path), inputs.read_model_config(config)
+    folder, model = model_files.model_folder(config.actor_rollout_ref.model.path), model_files.read_model_config(config)
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
     parameters = weights // (4 if (model.get("dtype") or model.get("torch_dtype")) == "float32" else 2)
     kept = 0 if config.trainer.save_freq <= 0 else config.trainer.max_actor_ckpt_to_keep or 1
@@ -133,7 +133,7 @@ def node_problems(config: DictConfig) -> Iterator[str]:
 
 
 def _shape_problems(config: DictConfig) -> Iterator[str]:
-    model = inputs.read_model_config(config)
+    model = model_files.read_model_config(config)
     yield from length_problems(config, model.get("max_position_embeddings"))
     yield from head_problems(config, model.get("num_attention_heads"))
 
@@ -285,7 +285,7 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
             "and the log-probabilities would be wrong without a word; set it to 1, or use flash_attention_2 on GPUs",
         ),
         (
-            bool(inputs.read_model_config(config).get("quantization_config")),
+            bool(model_files.read_model_config(config).get("quantization_config")),
             f"{_MODEL}.path={model.path}",
             "is a quantised checkpoint (quantization_config in its config.json), which cannot be trained: give the "
             f"weights that it was made from; vLLM quantises its copy with {_ROLLOUT}.quantization=fp8",
@@ -311,7 +311,7 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
 RULES: Final[tuple[Rule, ...]] = (
     package_problems,
     *inputs.MODEL_AND_DATA,
-    inputs.reward_problems,
+    rewards.reward_problems,
     agents.agent_problems,
     adapters.adapter_problems,
     room_problems,

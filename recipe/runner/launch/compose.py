@@ -86,12 +86,17 @@ def own_folders(overrides: Iterable[Override]) -> list[str]:
     return [_absolute(str(folder)) for folder in (last if isinstance(last, list) else [last])]
 
 
+def absolute_path(path: str) -> str:
+    """A path that means the same in another working folder, such as that of Ray's workers; ``pkg://`` as it is."""
+    path = path.removeprefix("file://")
+    return path if "://" in path else str(Path(path).expanduser().absolute())
+
+
 def _absolute(folder: str) -> str:
-    """The folder, so that it means the same from another working folder, where the run may be resumed."""
-    if "://" in folder and not folder.startswith("file://"):
-        return folder
-    path = Path(folder.removeprefix("file://")).expanduser().absolute()
-    if not path.is_dir():
+    path = absolute_path(folder)
+    if "://" in path:
+        return path
+    if not Path(path).is_dir():
         raise ConfigCompositionException(
             f"{SEARCH_PATH}: {path} is not a folder; give one that holds folders of groups"
         )

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from omegaconf import DictConfig, ListConfig
+
 from fspo.names import did_you_mean
 from fspo.row_files import no_rows_in
 from recipe.runner.launch.reward_function import preparation
@@ -33,6 +35,27 @@ _ALIASES: Final = {
         *("response", "completion"),
     ),
 }
+
+
+def data_files(data: DictConfig, key: str) -> list[str]:
+    """``data.train_files`` or ``data.val_files``, which may be one path or a list."""
+    value = data[key]
+    if value is None:
+        return []
+    return [str(item) for item in value] if isinstance(value, ListConfig | list) else [str(value)]
+
+
+def generated_files(data: DictConfig) -> dict[str, str]:
+    """The data files that the job will write, and the split that each holds; explicit data files are never among them.
+
+    A file of its own lies in ``data.offline_task.folder``, which is in the run folder.
+    """
+    task = data.get("offline_task")
+    if not task:
+        return {}
+    wanted = [*data_files(data, "train_files"), *data_files(data, "val_files")]
+    files = {str(Path(task.folder) / f"{split}.parquet"): split for split in ("train", "test")}
+    return {path: split for path, split in files.items() if path in wanted}
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.runner.launch import inputs
+from recipe.runner.launch import model_files
 from recipe.runner.launch.values import MachineProblem, PreflightError
 
 #: The folder whose generation_config.json vLLM reads; without it that of the model.
@@ -37,7 +37,9 @@ def add_stop_token(config: DictConfig, begun: bool, elsewhere: bool = False) -> 
     Raises:
         PreflightError: if the tokenizer or a file of stop tokens cannot be loaded.
     """
-    if any(inputs.model_problems(config.actor_rollout_ref.model)) or config.actor_rollout_ref.rollout.get("ignore_eos"):
+    if any(model_files.model_problems(config.actor_rollout_ref.model)) or config.actor_rollout_ref.rollout.get(
+        "ignore_eos"
+    ):
         return [], ""  # the checks say what is wrong; or responses are to have the full length
     present, token, note = _missing_stop(config, elsewhere)
     if token is None:
@@ -54,7 +56,7 @@ def _missing_stop(config: DictConfig, elsewhere: bool) -> tuple[list[int], int |
 
     model = config.actor_rollout_ref.model
     place = model.get("tokenizer_path") or model.path
-    if elsewhere and not (inputs.model_folder(place) and inputs.model_folder(model.path)):
+    if elsewhere and not (model_files.model_folder(place) and model_files.model_folder(model.path)):
         return [], None, MachineProblem(f"whether vLLM stops where the chat template of {place} ends a turn")
     trust, named = bool(model.get("trust_remote_code")), OmegaConf.select(config, SETTING)
     source = model.path if named in (None, "auto", "vllm") else named

@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe.runner.launch.compose import apply, has_key, is_below, key_of, leaves, verl_config_dir
-from recipe.runner.launch.inputs import migrate_rewards
 from recipe.runner.launch.masking import masked
+from recipe.runner.launch.rewards import migrate_rewards
 
 #: Most lines. Each has one pair of values; the last has all pairs that are left.
 _LINES: Final = 18

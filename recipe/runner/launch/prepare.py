@@ -27,10 +27,10 @@ from fspo.records import CONFIG_FILE
 from recipe.runner.checkpoints import integrity
 from recipe.runner.faults.preemption import end_note
 from recipe.runner.faults.resources import needs_of
-from recipe.runner.launch import adapters, agents, checks, inputs, masking, run_settings
-from recipe.runner.launch.compose import defaults, former_keys, unexpected_key
+from recipe.runner.launch import adapters, agents, checks, masking, model_files, rewards, run_settings
+from recipe.runner.launch.compose import absolute_path, defaults, former_keys, unexpected_key
+from recipe.runner.launch.data_files import data_files
 from recipe.runner.launch.end_of_turn import SETTING, add_stop_token
-from recipe.runner.launch.inputs import absolute_path
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import pass_to_ray_workers, starts_ray
 from recipe.runner.launch.no_effect import judged
@@ -99,7 +99,7 @@ def prepare(
     else:
         _note(note)
     if not elsewhere:
-        _note(inputs.download_note(config.actor_rollout_ref.model.path))
+        _note(model_files.download_note(config.actor_rollout_ref.model.path))
     changed = run_settings.allowed_changes(config, resume, references) if goes_on else []
     return Start(
         config,
@@ -132,7 +132,7 @@ def on_this_machine(
         PreflightError: for a value of another kind, or out of range.
     """
     config = copy.deepcopy(config)
-    _note(inputs.migrate_rewards(config))
+    _note(rewards.migrate_rewards(config))
     problems = list(value_problems(config, defaults))
     if set(problems) - {folder_problem(config)}:  # that one alone waits for the other checks (prepare)
         raise PreflightError(*problems)
@@ -144,7 +144,7 @@ def on_this_machine(
                 folder = local_path(place)
                 model[key] = absolute_path(folder) if Path(folder).expanduser().is_dir() else folder
         for key in ("train_files", "val_files"):
-            config.data[key] = [absolute_path(file) for file in inputs.data_files(config.data, key)]
+            config.data[key] = [absolute_path(file) for file in data_files(config.data, key)]
         for key in (SETTING, *agents.FILES, adapters.PATH):
             if (own := OmegaConf.select(config, key)) and Path(local_path(str(own))).expanduser().exists():
                 OmegaConf.update(config, key, absolute_path(local_path(str(own))))

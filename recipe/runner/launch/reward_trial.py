@@ -19,8 +19,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from recipe.runner.faults.texts import masked_text
 from recipe.runner.launch.data_files import columns_and_rows, read_table, record_of, rows_of
-from recipe.runner.launch.own_process import answer
+from recipe.runner.launch.own_process import answer, asked
 from recipe.runner.launch.reward_function import (
     IN_THREADS,
     BadReward,
@@ -96,13 +97,17 @@ class Trial:
         self.n_rows += 1
         return best, nothing
 
-    def _score(self, row: TrialRow, response: str) -> float:
+    def _values(self, row: TrialRow, response: str) -> tuple[Any, ...]:
+        """The values of a call (:data:`recipe.runner.launch.reward_function.ARGUMENTS`). Raises OutOfTimeError."""
         if time.monotonic() > self._until:
             raise OutOfTimeError
-        info = dict(row.extra_info) | _OF_A_RUN | {"response_length": len(response)}
+        info = row.extra_info | _OF_A_RUN | {"response_length": len(response)}
+        return row.data_source, response, row.ground_truth, info
+
+    def _score(self, row: TrialRow, response: str) -> float:
+        values = self._values(row, response)
         begun = time.monotonic()
         try:
-            values = row.data_source, response, row.ground_truth, info
             result = call(self.function, *values, settings=self.settings, limit_s=CALL_LIMIT_S)
             try:
                 problem = result_problem(result, self._kinds)
@@ -110,10 +115,10 @@ class Trial:
                 raise BadReward(
                     f"it returned {type(result).__name__}, and reading that raised {describe(error)}"
                 ) from error
-            values = result if isinstance(result, Mapping) else {"score": result}
-            if problem is None and not 0 <= values.get("acc", 0) <= 1:
-                problem = f"it returned acc={values['acc']!r}, which must lie between 0 and 1"
-            here = set(map(str, values)) if problem is None else set()
+            facts = result if isinstance(result, Mapping) else {"score": result}
+            if problem is None and not 0 <= facts.get("acc", 0) <= 1:
+                problem = f"it returned acc={facts['acc']!r}, which must lie between 0 and 1"
+            here = set(map(str, facts)) if problem is None else set()
             if problem is None and here != (self._keys or here):
                 problem = f"it returned the keys {sorted(here)}, and before {sorted(self._keys)}: return the same"
             if problem is not None:
@@ -121,7 +126,7 @@ class Trial:
         except BadReward as error:
             raise BadReward(f"{row.place} ({row.data_source}), response {response!r}: {error}") from error
         self._keys, self.seconds = here, max(self.seconds, time.monotonic() - begun)
-        return float(values["score"])
+        return float(facts["score"])
 
     def unearned(self, rows: Sequence[TrialRow]) -> Iterator[str]:
         """Data sources on whose rows no response has earned anything.
@@ -147,14 +152,10 @@ class Trial:
 
     def _earns_here(self, row: TrialRow) -> str | None:
         """A response that scores more than an empty one in this thread, which is the main one; None without any."""
-        info = dict(row.extra_info) | _OF_A_RUN
         nothing = None
         with contextlib.suppress(Exception, SystemExit):
             for response in ("", *responses(row.ground_truth)):
-                if time.monotonic() > self._until:
-                    break
-                values = row.data_source, response, row.ground_truth, info | {"response_length": len(response)}
-                result = called(self.function, *values, settings=self.settings)
+                result = called(self.function, *self._values(row, response), settings=self.settings)
                 score = float(result["score"] if isinstance(result, Mapping) else result)
                 nothing = score if nothing is None else nothing
                 if score > nothing:
@@ -180,12 +181,12 @@ def responses(truth: Any) -> list[str]:
     return [text, f"\\boxed{{{text}}}", f"#### {text}", f"Answer: {text}", f"<answer>{text}</answer>"]
 
 
-def first_rows(rows: Sequence[TrialRow], number: int = ROWS) -> list[TrialRow]:
+def first_rows(rows: Sequence[TrialRow]) -> list[TrialRow]:
     """The first rows of each data source."""
-    return [rows[index] for index in _first_of_each([row.data_source for row in rows], number)]
+    return [rows[index] for index in first_of_each([row.data_source for row in rows])]
 
 
-def _first_of_each(sources: Sequence[str], number: int = ROWS) -> list[int]:
+def first_of_each(sources: Sequence[str], number: int = ROWS) -> list[int]:
     """Indices of the first rows of each data source, source by source."""
     by_source: dict[str, list[int]] = {}
     for index, source in enumerate(sources):
@@ -200,60 +201,58 @@ class Outcome:
     Attributes:
         failure: How a call has failed; empty if none has.
         is_unknown: Whether that was NotImplementedError, which verl's own reward raises for an unknown data source.
-        note: What is not wrong, and strange.
+        notes: What is not wrong, and strange.
+        scores: Place and data source of each row, with the scores of its ground truth and of an empty response.
     """
 
     failure: str = ""
     is_unknown: bool = False
-    note: str = ""
+    notes: Sequence[str] = ()
+    scores: Sequence[tuple[str, str, float, float]] = ()
 
 
-def tried(function: Callable[..., Any], settings: Mapping[str, Any], rows: Sequence[TrialRow]) -> Outcome:
-    """Call a reward on the first rows of each source, of each until a call has failed."""
+def tried(
+    function: Callable[..., Any], settings: Mapping[str, Any], rows: Sequence[TrialRow], judges_truths: bool = False
+) -> Outcome:
+    """Call a reward on the first rows of each source, of each until a call has failed.
+
+    A module that ``judges_truths`` itself says on which of them nothing can be earned.
+    """
     trial = Trial(function, settings)
     failures: dict[str, tuple[bool, str]] = {}
+    scores: list[tuple[str, str, float, float]] = []
+    notes: list[str] = []
     for row in first_rows(rows):
         if row.data_source in failures:
             continue
         try:
-            trial.scores(row)
+            scores.append((row.place, row.data_source, *trial.scores(row)))
         except OutOfTimeError:
             break
         except BadReward as error:
             failures[row.data_source] = _is_unknown(error), str(error)
-    if failures:
-        is_unknown, failure = max(failures.values(), key=lambda pair: pair[0])
-        return Outcome(_without(failure, settings), is_unknown)
-    try:
-        notes = [*trial.unearned(rows), *trial.of_time(rows)]
-    except BadReward as error:
-        return Outcome(_without(str(error), settings))
-    return Outcome(note=_without("; ".join(notes), settings))
+    is_unknown, failure = max(failures.values(), key=lambda pair: pair[0], default=(False, ""))
+    if not failure:
+        try:
+            notes = [*([] if judges_truths else trial.unearned(rows)), *trial.of_time(rows)]
+        except BadReward as error:
+            failure = str(error)
+    failure, *notes = (masked_text(text, _words(settings)) for text in (failure, *notes))
+    return Outcome(failure, is_unknown, notes, scores)
 
 
 def _is_unknown(error: BaseException | None) -> bool:
     return isinstance(error, NotImplementedError) or (error is not None and _is_unknown(error.__cause__))
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Each text of settings, at any depth."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(part)
-
-
-def _without(text: str, settings: Mapping[str, Any]) -> str:
-    """A text without those of the settings, which may be from the environment, and without their longer words."""
-    secrets = set()
-    for value in _texts(settings):
-        words = [*value.split(), *re.split(r"[^\w.+-]+", value)]
-        secrets |= {value} | {word for word in words if len(word) >= _SHORTEST}
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) > 3:
-            text = text.replace(secret, "***")
-    return text
+def _words(value: Any) -> set[str]:
+    """Each text of settings, at any depth, and its longer words: any of them may be from the environment."""
+    if isinstance(value, Mapping | list | tuple):
+        return set().union(*map(_words, value.values() if isinstance(value, Mapping) else value))
+    if not isinstance(value, str):
+        return set()
+    words = {*value.split(), *re.split(r"[^\w.+-]+", value)}
+    return {value} | {word for word in words if len(word) >= _SHORTEST} if len(value) > 3 else set()
 
 
 def rows_of_file(path: Path) -> list[TrialRow]:
@@ -261,7 +260,7 @@ def rows_of_file(path: Path) -> list[TrialRow]:
     schema, _ = columns_and_rows(path)
     columns = [name for name in ("data_source", "reward_model", "extra_info") if name in schema.names]
     table = read_table(path, columns)
-    chosen = sorted(_first_of_each(table["data_source"].to_pylist()))
+    chosen = sorted(first_of_each(table["data_source"].to_pylist()))
     if not chosen:
         return []
     return [
@@ -273,6 +272,19 @@ def rows_of_file(path: Path) -> list[TrialRow]:
         )
         for number, row in zip(chosen, rows_of(table.take(chosen)), strict=True)
     ]
+
+
+def ask(path: str, name: str, further: Sequence[str] = (), rows: Any = None) -> tuple[str, Outcome]:
+    """What stops a start with a function or a class, asked of a process of its own; and the outcome of its trial.
+
+    Args:
+        path, name, further: As for :func:`recipe.runner.launch.reward_function.problem_of`.
+        rows: Of a function: its settings, and the rows to try it on.
+    """
+    given = b"" if rows is None else pickle.dumps(rows)
+    answered, ended = asked(__name__, path, name, *further, given=given)
+    problem, outcome = answered or (ended, {})
+    return problem or "", Outcome(**outcome)
 
 
 def _answer(path: str, name: str, *keywords: str) -> tuple[str | None, dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from recipe.runner.launch.commands import BadInput
-from recipe.runner.launch.inputs import model_folder
+from recipe.runner.launch.model_files import model_folder
 
 #: Decoders of the same shape: grouped-query attention, gated MLP with three matrices, RMSNorm, rotary positions.
 KNOWN_TYPES: Final = ("qwen3", "qwen2", "llama")

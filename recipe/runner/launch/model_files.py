@@ -1,0 +1,143 @@
+"""The model of a run: where it is, and what is missing of it.
+
+Part of the checks before Ray starts (:mod:`recipe.runner.launch.checks`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from omegaconf import DictConfig
+
+from recipe.runner.launch.data_files import media_columns
+from recipe.runner.launch.values import MachineProblem
+
+#: A folder with one of these has a tokenizer.
+_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+#: A file smaller than this in place of weights is the pointer that git-lfs leaves.
+POINTER_BYTES: Final = 1024
+_CONFIG: Final = "config.json"
+_MODEL: Final = "actor_rollout_ref.model"
+
+
+def looks_like_a_path(model: str) -> bool:
+    return model.startswith(("/", ".", "~")) or model.count("/") > 1 or Path(model).exists()
+
+
+def model_folder(model: str) -> Path | None:
+    """The folder of a model on this machine, the local hub cache included; None if it is not there."""
+    folder = Path(model).expanduser()
+    if folder.is_dir() or looks_like_a_path(model):
+        return folder if folder.is_dir() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(model, "config.json")
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def read_model_config(config: DictConfig) -> dict[str, Any]:
+    """``config.json`` of a model on this machine; empty for one that would come from the hub."""
+    folder = model_folder(config.actor_rollout_ref.model.path)
+    return {} if folder is None else _read_json(folder / "config.json")
+
+
+def model_problems(model: DictConfig) -> Iterator[str]:
+    """A model's folder that is missing or incomplete, and its tokenizer. ``model`` is verl's group of that name."""
+    yield from _weight_problems(str(model.path))
+    yield from _tokenizer_problems(model)
+
+
+def _weight_problems(model: str) -> Iterator[str]:
+    key = f"{_MODEL}.path"
+    if not (absent := _absent_files(model_folder(model))):
+        return
+    if not looks_like_a_path(model):
+        if _offline():
+            yield MachineProblem(
+                f"{key}={model!r}: {absent} is not in the local hub cache and HF_HUB_OFFLINE=1: download it, or give a "
+                "folder"
+            )
+    elif absent == _CONFIG:
+        yield MachineProblem(
+            f"{key}={model!r} is not a folder with a config.json: give one that holds a model in Hugging Face format "
+            "(of a checkpoint `python -m recipe.runner.export` makes one), or a name on the hub"
+        )
+    else:
+        yield MachineProblem(
+            f"{key}={model!r} is incomplete: {absent} is missing or a git-lfs pointer; download it again"
+        )
+
+
+def _offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE") == "1"
+
+
+def _absent_files(folder: Path | None) -> str:
+    """What of a model is not in its folder, or a git-lfs pointer; empty if nothing."""
+    if folder is None or not (folder / _CONFIG).is_file():
+        return _CONFIG
+    weights = {file.name: file.stat().st_size for file in (*folder.glob("*.safetensors"), *folder.glob("*.bin"))}
+    shards = set(_read_json(folder / "model.safetensors.index.json").get("weight_map", {}).values())
+    absent = sorted(name for name in shards | weights.keys() if weights.get(name, 0) < POINTER_BYTES)
+    return ", ".join(absent[:3]) or ("" if weights else "weights (*.safetensors or *.bin)")
+
+
+def takes_text_only(model: str) -> bool:
+    """Whether a model on this machine has no processor, without which verl hands it no images, videos or sounds."""
+    folder = model_folder(model)
+    if folder is None or not (folder / _CONFIG).is_file():
+        return False
+    named = re.search("vision|image|video|audio", " ".join(_read_json(folder / _CONFIG)))
+    return not (named or any((folder / file).is_file() for file in _PROCESSOR_FILES))
+
+
+def media_problem(path: Path, model: str, columns: Collection[str]) -> str | None:
+    """What of a file's columns a model that takes text only cannot take; None if nothing."""
+    if takes_text_only(model) and (media := media_columns(path, columns)):
+        return (
+            f"has {', '.join(media)} in its rows, and the model {model!r} takes text only (it has no "
+            f"{_PROCESSOR_FILES[0]}): give a model that takes them, or leave the column out"
+        )
+    return None
+
+
+def download_note(model: str) -> str:
+    """That the run's processes will download the model, which preflight cannot try for them; empty if it is here."""
+    key = f"{_MODEL}.path"
+    if looks_like_a_path(model) or not (absent := _absent_files(model_folder(model))):
+        return ""
+    return (
+        f"{key}={model!r}: {absent} is not in the local hub cache. Every node downloads the model after the start, and "
+        f"one without a network fails then: download it before (hf download {model} --local-dir FOLDER), and give "
+        f"{key}=FOLDER"
+    )
+
+
+def _tokenizer_problems(model: DictConfig) -> Iterator[str]:
+    """A tokenizer that is missing, or has no chat template: verl hands it every prompt, a list of messages."""
+    name = "tokenizer_path" if model.get("tokenizer_path") else "path"
+    key, folder = f"{_MODEL}.{name}={model[name]!r}", model_folder(model[name])
+    if folder is None and not (name == "tokenizer_path" and looks_like_a_path(model[name])):
+        return  # on the hub, or said of the model
+    if folder is None or not any((folder / file).is_file() for file in _TOKENIZER_FILES):
+        if not (looks_like_a_path(model[name]) or _offline()):
+            return  # the hub's cache has other files of it
+        files = ", ".join(_TOKENIZER_FILES)
+        yield MachineProblem(f"{key} has no tokenizer: copy its files ({files}) there, or give a name on the hub")
+        return
+    settings = _read_json(folder / "tokenizer_config.json")
+    if not (settings.get("chat_template") or any(folder.glob("chat_template*")) or model.get("custom_chat_template")):
+        yield (
+            f"{key} has a tokenizer without a chat template, and prompts are lists of messages: add "
+            f"chat_template.jinja to the folder, or set {_MODEL}.custom_chat_template"
+        )
