@@ -19,7 +19,6 @@ from fspo.fairness.lre import (
     Array,
     Interval,
     LengthReweightingError,
-    length_reweighting_error,
     lre_in_words,
     percentile_ends,
 )
@@ -211,15 +210,16 @@ def even_band(responses: Responses, accept: float = ACCEPT, view: str = "symmetr
     def accepted(of: Responses, settings: SequenceLossSettings) -> Array | None:
         needed_B = needed_in_view(of, settings, view)
         scale = scale_for(needed_B, accept)
-        return of.by_cluster((needed_B <= scale).astype(np.float64)) if scale > 0 else None
+        return (needed_B <= scale).astype(np.float64) if scale > 0 else None
 
     some = responses
     if len(responses) > _MOST_ROWS:
         some = responses.select(np.arange(len(responses)) % math.ceil(len(responses) / _MOST_ROWS) == 0)
     by_exponent = [accepted(some, power_band(float(exponent))) for exponent in _GRID]
-    if any(accepted_CJ is None for accepted_CJ in by_exponent):
+    if any(accepted_B is None for accepted_B in by_exponent):
         return None
-    grid_CEJ, total_CJ = np.stack(by_exponent, axis=1), some.by_cluster(np.ones_like(some.s_B))  # type: ignore[arg-type]
+    grid_CEJ = np.stack([some.by_cluster(accepted_B) for accepted_B in by_exponent], axis=1)  # type: ignore[arg-type]
+    total_CJ = some.by_cluster(np.ones_like(some.s_B))
 
     def unevenness(accepted_EJ: Array, total_J: Array) -> Array:
         share_J = total_J / total_J.sum()
@@ -240,11 +240,11 @@ def even_band(responses: Responses, accept: float = ACCEPT, view: str = "symmetr
     named = min(inside, key=lambda power: abs(power - exponent.value)) if inside else None
     # A named one has its own sides.
     bands = {exponent.value: power_band(exponent.value)} | {power: ALGORITHMS[loss] for power, loss in NAMED.items()}
-    all_CJ, errors = responses.by_cluster(np.ones_like(responses.s_B)), {}
+    errors = {}
     for power, settings in bands.items():
-        if (inside_CJ := accepted(responses, settings)) is None:
+        if (accepted_B := accepted(responses, settings)) is None:
             return None
-        errors[power] = length_reweighting_error(inside_CJ, all_CJ)
+        errors[power] = responses.error_by_cluster(accepted_B)
     return EvenBand(exponent, named, errors)
 
 

@@ -267,6 +267,11 @@ class Responses:
             *self.counts(view, self.starts() if starts is None else starts), resamples=resamples
         )
 
+    def error_by_cluster(self, accepted_B: Array) -> LengthReweightingError:
+        """The LRE of what is accepted of each, over bins of equal mass, whose interval resamples clusters."""
+        accepted_CJ = self.by_cluster(accepted_B.astype(np.float64))
+        return length_reweighting_error(accepted_CJ, self.by_cluster(np.ones_like(self.s_B)))
+
     def judged_by(self, settings: SequenceLossSettings) -> Responses:
         """The same responses under the band of another loss, one that is not measured."""
         import torch

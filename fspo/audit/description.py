@@ -14,7 +14,6 @@ from fspo.diagnostics import removed
 from fspo.fairness.lre import (
     Array,
     is_informative,
-    length_reweighting_error,
     lre_in_words,
     merge_bins,
     plain_lre,
@@ -103,8 +102,7 @@ def what_follows(records: AuditRecords, accept: float | None = None, override: O
 
 
 def _lre_of(responses: Responses) -> str:
-    inside_CJ = responses.by_cluster(responses.inside_B.astype(np.float64))
-    error = length_reweighting_error(inside_CJ, responses.by_cluster(np.ones_like(responses.s_B)))
+    error = responses.error_by_cluster(responses.inside_B)
     lre = error.debiased
     return f"LRE {lre_in_words(lre.value, lre.low, lre.high)}" if error.is_informative else "no LRE"
 

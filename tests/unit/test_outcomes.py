@@ -20,8 +20,7 @@ from recipe.fspo.accounting import outcomes
 from recipe.fspo.accounting.outcomes import (
     Outcomes,
     kl_to_start,
-    model_ends,
-    model_lengths,
+    lengths_and_ends,
     outcome_columns,
     outcome_metrics,
     read_outcomes,
@@ -91,10 +90,10 @@ masks = st.lists(st.lists(st.integers(0, 1), max_size=9), min_size=1, max_size=9
 @given(masks)
 def test_lengths_count_the_models_tokens(rows: list[list[int]]) -> None:
     nested = torch.nested.nested_tensor([torch.tensor(row, dtype=torch.int64) for row in rows], layout=torch.jagged)
-    length_B = model_lengths(nested)
+    length_B, end_B = lengths_and_ends(nested)
     assert length_B.dtype == torch.int64
     assert length_B.tolist() == [sum(row) for row in rows]
-    assert model_ends(nested).tolist() == end_of_response(nested.to_padded_tensor(0, (len(rows), 9))).tolist()
+    assert end_B.tolist() == end_of_response(nested.to_padded_tensor(0, (len(rows), 9))).tolist()
 
 
 def test_what_others_have_written_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,23 +73,19 @@ class Outcomes:
         )
 
 
-def model_lengths(response_mask: torch.Tensor) -> torch.Tensor:
-    """L, the number of the model's tokens, [B], int64.
+def lengths_and_ends(response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """L, the number of the model's tokens, and the position after the last of them, 0 without any; [B], int64 each.
 
     verl's own counts (``response_len`` of its tags, ``response_length/*``) are of all tokens, a tool's too.
 
     Args:
         response_mask: Nested, as TransferQueue hands it out: one row per response, 0 for the tokens of others.
     """
-    own = np.flatnonzero(response_mask.values().numpy())  # where the model's tokens stand, all rows one after another
-    return torch.from_numpy(np.diff(np.searchsorted(own, response_mask.offsets().numpy())))
-
-
-def model_ends(response_mask: torch.Tensor) -> torch.Tensor:
-    """Position after the last of the model's tokens, 0 in a row without any, [B], int64; mask as for model_lengths."""
+    # Where the model's tokens stand, all rows one after another; and how many of them come before each row.
     own, offsets = np.flatnonzero(response_mask.values().numpy()), response_mask.offsets().numpy()
-    last = np.append(own, -1)[np.searchsorted(own, offsets[1:]) - 1]
-    return torch.from_numpy(np.maximum(last + 1 - offsets[:-1], 0))
+    before = np.searchsorted(own, offsets)
+    last = np.append(own, -1)[before[1:] - 1]
+    return torch.from_numpy(np.diff(before)), torch.from_numpy(np.maximum(last + 1 - offsets[:-1], 0))
 
 
 def read_outcomes(batch: KVBatchMeta) -> Outcomes:
@@ -105,7 +101,7 @@ def read_outcomes(batch: KVBatchMeta) -> Outcomes:
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
     data = read(["extra_fields", "data_source", "response_mask"])
     info_B = [_reward_info(value) for value in list(data["extra_fields"])]
-    length_B, end_B = (of(data["response_mask"]) for of in (model_lengths, model_ends))
+    length_B, end_B = lengths_and_ends(data["response_mask"])
     if all(RESPONSE_DIGEST in info and "score" in info for info in info_B):
         reward_B = torch.tensor([float(info["score"]) for info in info_B])
         digest_B = [str(info[RESPONSE_DIGEST]) for info in info_B]

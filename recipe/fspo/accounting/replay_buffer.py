@@ -9,7 +9,7 @@ from typing import Any
 
 import transfer_queue as tq
 from recipe.fspo.accounting.funnel import LengthFunnel
-from recipe.fspo.accounting.outcomes import Outcomes, model_lengths, prompt_of
+from recipe.fspo.accounting.outcomes import Outcomes, lengths_and_ends, prompt_of
 from transfer_queue import KVBatchMeta
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
@@ -79,7 +79,8 @@ class CountingBuffer(ReplayBuffer):  # type: ignore[misc]
         if not (keys := [key for key in self.partitions["train"] if prompt_of(key) in uids]):
             return []
         masks = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["response_mask"])["response_mask"]
-        return [*_by_response(keys, dict(zip(keys, model_lengths(masks).tolist(), strict=True))).values()]
+        lengths, _ = lengths_and_ends(masks)
+        return [*_by_response(keys, dict(zip(keys, lengths.tolist(), strict=True))).values()]
 
 
 class CountingBufferAsync(CountingBuffer, ReplayBufferAsync):  # type: ignore[misc]
