@@ -452,16 +452,8 @@ def _clip_problems(config: DictConfig) -> Iterator[str]:
             )
 
 
-#: Settings ``fspo.*`` that have gone.
-_FORMER: Final = ("drop", "advantage", "accept_uncorrected")
-
-
 def recorded_problems(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Why a run with these recorded settings cannot go on: some have another meaning now, or none."""
-    own = settings.get("fspo")
-    for name in _FORMER if isinstance(own, Mapping) else ():
-        if name in own:
-            yield f"fspo.{name}={own[name]} is no setting any more"
+    """Why a run with these recorded settings of its loss cannot go on: some have another meaning now, or none."""
     loss: Any = settings
     for name in _POLICY_LOSS.split("."):
         loss = loss.get(name) if isinstance(loss, Mapping) else None

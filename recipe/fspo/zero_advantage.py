@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 import transfer_queue as tq
-from recipe.fspo.accounting.outcomes import Outcomes, prompt_of
+from recipe.fspo.accounting.outcomes import Outcomes, prompt_of, response_of, rows_of
 from recipe.fspo.recorder import MiniBatch, join_ranks
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
@@ -39,15 +39,13 @@ def equal_rewards(batch: KVBatchMeta) -> dict[str, float]:
     Padding rows do not count. A reward is the sum of a row of ``rm_scores`` in float32, as verl's estimators compute
     it. NaN equals no reward, not even another NaN.
     """
-    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+    keys = rows_of(batch)
     scores = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["rm_scores"])["rm_scores"]
     rewards: dict[str, set[float]] = defaultdict(set)
     responses: dict[str, set[str]] = defaultdict(set)
     for key, reward in zip(keys, scores.to_padded_tensor(0.0).sum(dim=-1).tolist(), strict=True):
-        # An agent may write one response in several rows, {prompt}_{response}_{row}; GRPO compares the last ones.
-        prompt, response = prompt_of(key), key.rpartition("_")[0]
-        rewards[prompt].add(reward)
-        responses[prompt].add(response)
+        rewards[prompt_of(key)].add(reward)  # of a response in several rows GRPO compares the last ones
+        responses[prompt_of(key)].add(response_of(key))
     equal = {prompt for prompt, of_prompt in rewards.items() if len(of_prompt) == 1 and len(responses[prompt]) > 1}
     return {key: min(rewards[prompt_of(key)]) for key in keys if prompt_of(key) in equal}
 

@@ -19,14 +19,17 @@ ROOT = Path(__file__).resolve().parents[2]
 #: The packages of the runner, lowest first, and those of them that each may import.
 LAYERS: dict[str, set[str]] = {
     "recipe.runner.cpu": set(),
-    "recipe.runner.faults": set(),
-    "recipe.runner.verl_patches": {"recipe.runner.faults"},
+    "recipe.runner.ranks": set(),
+    "recipe.runner.faults": {"recipe.runner.ranks"},
+    "recipe.runner.verl_patches": {"recipe.runner.faults", "recipe.runner.ranks"},
     "recipe.runner.checkpoints": {"recipe.runner.cpu", "recipe.runner.faults"},
     "recipe.runner.launch": {
         *("recipe.runner.cpu", "recipe.runner.faults", "recipe.runner.verl_patches", "recipe.runner.checkpoints"),
-        "recipe.runner.ray_worker",
+        *("recipe.runner.ranks", "recipe.runner.ray_worker"),
     },
-    "recipe.runner.plan": {"recipe.runner.launch", "recipe.runner.checkpoints", "recipe.runner.verl_patches"},
+    "recipe.runner.plan": {
+        *("recipe.runner.launch", "recipe.runner.checkpoints", "recipe.runner.verl_patches", "recipe.runner.ranks"),
+    },
 }
 #: What the other packages of the recipe may import of the library, each besides itself. The runner: files, texts, a run
 #: folder's records and table. The task: files, texts, intervals. So neither knows the other, or the method.

@@ -33,6 +33,16 @@ def prompt_of(key: str) -> str:
     return key.split("_")[0]
 
 
+def response_of(key: str) -> str:
+    """A row's response: its key without the last part, because an agent may write one response in several rows."""
+    return key.rpartition("_")[0]
+
+
+def rows_of(batch: KVBatchMeta) -> list[str]:
+    """Keys of a batch with verl's tags, without padding rows."""
+    return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+
+
 def _reward_info(extra_fields: Any) -> dict[str, Any]:
     fields = getattr(extra_fields, "data", extra_fields)
     return (fields.get("reward_extra_info") or {}) if isinstance(fields, dict) else {}
@@ -98,7 +108,7 @@ def read_outcomes(batch: KVBatchMeta) -> Outcomes:
     def read(names: list[str]) -> Any:
         return tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
 
-    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+    keys = rows_of(batch)
     data = read(["extra_fields", "data_source", "response_mask"])
     info_B = [_reward_info(value) for value in list(data["extra_fields"])]
     length_B, end_B = lengths_and_ends(data["response_mask"])

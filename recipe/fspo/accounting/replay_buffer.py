@@ -9,7 +9,7 @@ from typing import Any
 
 import transfer_queue as tq
 from recipe.fspo.accounting.funnel import LengthFunnel
-from recipe.fspo.accounting.outcomes import Outcomes, lengths_and_ends, prompt_of
+from recipe.fspo.accounting.outcomes import Outcomes, lengths_and_ends, prompt_of, response_of
 from transfer_queue import KVBatchMeta
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
@@ -65,7 +65,7 @@ class CountingBuffer(ReplayBuffer):  # type: ignore[misc]
             for prompt in selected_prompt_uids:
                 self.order.pop(prompt, None)
             # A group of which some responses failed is trained on as far as it goes.
-            there = len({_response_of(key) for key in batch.keys})
+            there = len({response_of(key) for key in batch.keys})
             self.funnel.end("failed", [], unknown=len(selected_prompt_uids) * self.n - there)
         return batch
 
@@ -99,16 +99,11 @@ def counting(buffer: ReplayBuffer, funnel: LengthFunnel, responses: int, positio
     return ours(funnel, responses, position, **settings)
 
 
-def _response_of(key: str) -> str:
-    """A row's response: its key without the last part, because an agent may write one response in several rows."""
-    return key.rpartition("_")[0]
-
-
 def _by_response(keys: Iterable[str], row_lengths: Mapping[str, int]) -> dict[str, int]:
     """L of each response, from those of its rows."""
     lengths: dict[str, int] = {}
     for key in keys:
-        lengths[_response_of(key)] = lengths.get(_response_of(key), 0) + row_lengths[key]
+        lengths[response_of(key)] = lengths.get(response_of(key), 0) + row_lengths[key]
     return lengths
 
 
@@ -142,7 +137,7 @@ def train_on(funnel: LengthFunnel, batch: KVBatchMeta, outcomes: Outcomes, step:
         step: Of the update.
     """
     lengths = _by_response(outcomes.keys, dict(zip(outcomes.keys, outcomes.length_B.tolist(), strict=True)))
-    tag_of = {_response_of(key): tag for key, tag in zip(batch.keys, batch.tags, strict=True)}
+    tag_of = {response_of(key): tag for key, tag in zip(batch.keys, batch.tags, strict=True)}
     tags = {response: tag_of[response] for response in lengths}
     versions = [(tag.get("min_global_steps"), tag.get("max_global_steps")) for tag in tags.values()]
     funnel.train(

@@ -171,25 +171,36 @@ def gpu_problems() -> Iterator[str]:
             )
 
 
+def problems(ray_folder: Path, parent: Path, setting: str, has_gpus: bool = True) -> Iterator[str]:
+    """What keeps a run from starting here: paths of sockets; on GPUs file systems without execution, and GPUs.
+
+    Args:
+        ray_folder: That of the run's Ray.
+        parent: The folder in which the private one is.
+        setting: The setting that gives it, with its value.
+        has_gpus: Whether the run is one on GPUs.
+    """
+    temporary = Path(tempfile.gettempdir())
+    of_ray = list(socket_problems(ray_folder, RAY, setting))
+    yield from of_ray or socket_problems(temporary, VLLM, f"TMPDIR={temporary}")
+    if has_gpus:
+        yield from kernel_problems((parent, setting.partition("=")[0]), (temporary, "TMPDIR"))
+        yield from gpu_problems()
+
+
 def main() -> int:
     """Print Ray's folder, ``PARENT/fspo-UID/NAME``. Exit status: 0, or 1 after one line ``error: ...`` a problem."""
     parent, name = Path(sys.argv[1]), sys.argv[2]
-    setting, temporary = f"FSPO_RAY_TMP={parent}", Path(tempfile.gettempdir())
-    ray_folder = private_path(parent) / name
-    problems = [
-        *socket_problems(ray_folder, RAY, setting),
-        *socket_problems(temporary, VLLM, f"TMPDIR={temporary}"),
-        *kernel_problems((parent, "FSPO_RAY_TMP"), (temporary, "TMPDIR")),
-        *gpu_problems(),
-    ]
+    ray_folder, setting = private_path(parent) / name, f"FSPO_RAY_TMP={parent}"
+    wrong = list(problems(ray_folder, parent, setting))
     try:
         private_folder(parent, setting)
     except NotPrivateError as error:
-        problems.append(str(error))
-    for problem in problems:
+        wrong.append(str(error))
+    for problem in wrong:
         print(f"error: {os.uname().nodename}: {problem}", file=sys.stderr, flush=True)
     print(ray_folder)
-    return 1 if problems else 0
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

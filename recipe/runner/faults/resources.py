@@ -21,6 +21,7 @@ from pathlib import Path
 import ray
 from omegaconf import DictConfig
 
+from recipe.runner import ranks
 from recipe.runner.faults.errors import ExplainedError
 
 #: CPUs that verl reserves with each FSDP rank (``ResourcePoolManager.max_colocate_count``).
@@ -64,23 +65,14 @@ class Needs:
     gpus: int
 
 
-def rollout_only_ranks(config: DictConfig) -> int:
-    """Ranks that generate and do not train; 0 but for ``mode=separate_async``."""
-    if not str(config.trainer.v1.trainer_mode).endswith("separate_async"):
-        return 0
-    rollout = config.actor_rollout_ref.rollout
-    return int(rollout.nnodes * rollout.n_gpus_per_node)
-
-
 def needs_of(config: DictConfig) -> Needs:
     """What the configuration will make verl ask for."""
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
-    ranks = trainer.nnodes * trainer.n_gpus_per_node
     storage_units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
     helpers = rollout.agent.num_workers + config.reward.num_workers + storage_units
-    generating = rollout_only_ranks(config)
-    cpus = ranks * CPUS_PER_RANK + generating * CPUS_PER_ROLLOUT_RANK + helpers + FIXED_CPUS
-    return Needs(trainer.nnodes, trainer.n_gpus_per_node, cpus, ranks + generating)
+    training, generating = ranks.training(config), ranks.only_generating(config)
+    cpus = training * CPUS_PER_RANK + generating * CPUS_PER_ROLLOUT_RANK + helpers + FIXED_CPUS
+    return Needs(trainer.nnodes, trainer.n_gpus_per_node, cpus, training + generating)
 
 
 def missing(needs: Needs, nodes: list[Mapping[str, float]]) -> str | None:

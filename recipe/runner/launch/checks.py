@@ -12,14 +12,13 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.runner import SUPPORTED_VERL
+from recipe.runner import SUPPORTED_VERL, ranks
 from recipe.runner.faults import node
 from recipe.runner.launch import adapters, agents, inputs, loggers, model_files, rewards, trial
 from recipe.runner.launch.machine import ray_folder, ray_parent, starts_ray
@@ -66,7 +65,7 @@ def package_problems(config: DictConfig) -> Iterator[str]:
         ),
         (
             "cupy",
-            server_slots.asynchronous_mode(config) == "separate_async" and OmegaConf.select(config, backend) == "nccl",
+            ranks.asynchronous_mode(config) == "separate_async" and OmegaConf.select(config, backend) == "nccl",
             f"{backend}=nccl",
             "install requirements/gpu.txt",
         ),
@@ -93,8 +92,8 @@ def room_problems(config: DictConfig) -> Iterator[str]:
     contents = OmegaConf.select(config, f"{_ACTOR}.checkpoint.save_contents") or ("optimizer",)
     lora = OmegaConf.select(config, f"{_MODEL}.lora_rank") or 0
     bytes_per_parameter = 12 if "optimizer" in contents and lora <= 0 else 4
-    size = shards(config)
-    replicas = _ranks(config) // size
+    size = ranks.shards(config)
+    replicas = ranks.training(config) // size
     needed, free = bytes_per_parameter * parameters * replicas * kept, shutil.disk_usage(place).free
     if not any(root.glob("global_step_*")) and free < needed:
         sharded = f"{_ACTOR}.fsdp_config.fsdp_size"
@@ -117,16 +116,10 @@ def hook_problems(config: DictConfig) -> Iterator[str]:
 
 def node_problems(config: DictConfig) -> Iterator[str]:
     """This machine, if the run starts a Ray of its own: folders for sockets and kernels, and the GPUs' mode."""
-    if not starts_ray(config):
-        return
-    temporary, (parent, setting) = Path(tempfile.gettempdir()), ray_parent(config)
-    folder = ray_folder() or node.private_path(parent) / "of_a_run"
-    problems = list(node.socket_problems(folder, node.RAY, setting))
-    problems = problems or list(node.socket_problems(temporary, node.VLLM, f"TMPDIR={temporary}"))
-    if config.trainer.device != "cpu":
-        folders = (parent, setting.partition("=")[0]), (temporary, "TMPDIR")
-        problems += [*node.kernel_problems(*folders), *node.gpu_problems()]
-    yield from map(MachineProblem, problems)
+    if starts_ray(config):
+        parent, setting = ray_parent(config)
+        folder = ray_folder() or node.private_path(parent) / "of_a_run"
+        yield from map(MachineProblem, node.problems(folder, parent, setting, config.trainer.device != "cpu"))
 
 
 # ---------------------------------------------------------------- arithmetic
@@ -144,7 +137,7 @@ def head_problems(config: DictConfig, heads: object) -> Iterator[str]:
         return
     for key, size in (
         (f"{_ROLLOUT}.tensor_model_parallel_size", config.actor_rollout_ref.rollout.tensor_model_parallel_size),
-        (f"{_ACTOR}.ulysses_sequence_parallel_size", ulysses(config)),
+        (f"{_ACTOR}.ulysses_sequence_parallel_size", ranks.ulysses(config)),
     ):
         if size < 1 or heads % size:
             smaller = max(d for d in range(1, max(2, size)) if heads % d == 0)
@@ -157,46 +150,27 @@ def _divides(larger_key: str, larger: int, smaller_key: str, smaller: int) -> It
         yield f"{larger_key}={larger} is not a multiple of {smaller_key}={smaller}: change one of them so that it is"
 
 
-def ulysses(config: DictConfig) -> int:
-    """The ranks over which a sequence is spread."""
-    # The actor's key is the older of the two; verl copies it into the other.
-    actor = config.actor_rollout_ref.actor
-    return int(max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size))
-
-
-def _ranks(config: DictConfig) -> int:
-    return int(config.trainer.nnodes * config.trainer.n_gpus_per_node)
-
-
-def shards(config: DictConfig) -> int:
-    """The ranks over which the actor's states are sharded; every further such number of ranks holds a replica."""
-    ranks, size = _ranks(config), config.actor_rollout_ref.actor.fsdp_config.fsdp_size
-    return int(size if 0 < size < ranks else ranks)
-
-
 def batch_problems(config: DictConfig) -> Iterator[str]:
     """Batches into mini-batches, mini-batches over ranks, ranks into vLLM's replicas, requests into their slots."""
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    ranks = _ranks(config)
+    actor, rollout, number = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, ranks.training(config)
     mini, n = actor.ppo_mini_batch_size, rollout.n
     yield from _divides("data.train_batch_size", config.data.train_batch_size, f"{_ACTOR}.ppo_mini_batch_size", mini)
     sequences = mini * n
     name = "trainer.nnodes * trainer.n_gpus_per_node"
-    yield from _divides(f"{_ACTOR}.ppo_mini_batch_size * {_ROLLOUT}.n", sequences, name, ranks)
-    yield from _divides(name, ranks, f"{_ACTOR}.ulysses_sequence_parallel_size", ulysses(config))
-    yield from _divides(name, ranks, f"{_ACTOR}.fsdp_config.fsdp_size", shards(config))
+    yield from _divides(f"{_ACTOR}.ppo_mini_batch_size * {_ROLLOUT}.n", sequences, name, number)
+    yield from _divides(name, number, f"{_ACTOR}.ulysses_sequence_parallel_size", ranks.ulysses(config))
+    yield from _divides(name, number, f"{_ACTOR}.fsdp_config.fsdp_size", ranks.shards(config))
     micro = actor.ppo_micro_batch_size_per_gpu
-    if micro is not None and not actor.use_dynamic_bsz and sequences % ranks == 0:
+    if micro is not None and not actor.use_dynamic_bsz and sequences % number == 0:
         per_rank = f"{_ACTOR}.ppo_mini_batch_size * {_ROLLOUT}.n / ranks"
-        yield from _divides(per_rank, sequences // ranks, f"{_ACTOR}.ppo_micro_batch_size_per_gpu", micro)
-    per_replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    if server_slots.asynchronous_mode(config) == "separate_async":  # vLLM has ranks of its own
-        name, ranks = f"{_ROLLOUT}.nnodes * {_ROLLOUT}.n_gpus_per_node", rollout.nnodes * rollout.n_gpus_per_node
+        yield from _divides(per_rank, sequences // number, f"{_ACTOR}.ppo_micro_batch_size_per_gpu", micro)
+    if ranks.asynchronous_mode(config) == "separate_async":  # vLLM has ranks of its own
+        name, number = f"{_ROLLOUT}.nnodes * {_ROLLOUT}.n_gpus_per_node", ranks.only_generating(config)
         if rollout.nnodes == 0:
             mode = f"trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}"
             yield f"{_ROLLOUT}.nnodes=0 leaves {mode} no device that generates: give mode=separate_async"
     sizes = f"{_ROLLOUT}.tensor_model_parallel_size * data_parallel_size * pipeline_model_parallel_size"
-    yield from _divides(name, ranks, sizes, per_replica)
+    yield from _divides(name, number, sizes, ranks.of_replica(config))
     yield from server_slots.problems(config)
 
 
@@ -218,7 +192,7 @@ def length_problems(config: DictConfig, max_positions: object) -> Iterator[str]:
     ]
     if actor.use_dynamic_bsz:
         # verl does not split a sequence: it stops at the first one that exceeds the budget, maybe days later.
-        parts = ulysses(config)
+        parts = ranks.ulysses(config)
         limits += [
             (f"{_ACTOR}.ppo_max_token_len_per_gpu", actor.ppo_max_token_len_per_gpu, parts),
             (f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", rollout.log_prob_max_token_len_per_gpu, parts),
@@ -250,7 +224,7 @@ def engine_problems(config: DictConfig) -> Iterator[str]:
 def setting_problems(config: DictConfig) -> Iterator[str]:
     """Settings that lose work or give wrong numbers in silence."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    val, keep, parts = rollout.val_kwargs, config.trainer.max_actor_ckpt_to_keep, ulysses(config)
+    val, keep, parts = rollout.val_kwargs, config.trainer.max_actor_ckpt_to_keep, ranks.ulysses(config)
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     checkpoint = actor.get("checkpoint") or {}
     attention = OmegaConf.select(config, f"{_MODEL}.override_config.attn_implementation")

@@ -31,7 +31,6 @@ from recipe.runner.faults.preemption import (
     stop_request,
 )
 from recipe.runner.faults.processes import own_run_id
-from recipe.runner.faults.resources import rollout_only_ranks
 from recipe.runner.faults.supervisor import Supervisor
 from recipe.runner.faults.texts import masking
 from recipe.runner.launch import run_folder
@@ -40,6 +39,7 @@ from recipe.runner.launch.machine import ray_folder
 from recipe.runner.launch.progress import length, print_new, say
 from recipe.runner.launch.run_folder import Start
 from recipe.runner.launch.trainer_process import TrainerHandle
+from recipe.runner.ranks import only_generating
 
 
 def launch(start: Start) -> None:
@@ -165,5 +165,5 @@ def _supervisor(config: DictConfig, trainer: TrainerHandle, run_id: str) -> Supe
     warn = functools.partial(say, out=sys.stdout)  # as it is now: it is soon redirected
     hang = None if after_s is None else HangLimit(after_s, folder, warn)
     record = functools.partial(run_folder.end, folder, "failed")
-    nodes = config.trainer.nnodes > 1 or rollout_only_ranks(config) > 0
+    nodes = config.trainer.nnodes > 1 or only_generating(config) > 0
     return Supervisor(run_id, folder, trainer.kill, record, hang, other_nodes=nodes)

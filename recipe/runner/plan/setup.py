@@ -10,12 +10,11 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, Field, ValidationError
 
-from recipe.runner.launch.checks import shards, ulysses
+from recipe.runner import ranks
 from recipe.runner.launch.commands import BadInput, split_arguments
 from recipe.runner.launch.compose import parsed
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.values import Positive, PositiveOrZero, value_problems
-from recipe.runner.verl_patches.server_slots import asynchronous_mode
 
 #: Bytes of one element, by verl's names of types.
 ELEMENT_BYTES: Final = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
@@ -115,18 +114,17 @@ class Setup:
         self.config, everything = config, config.actor_rollout_ref
         self.data, self.trainer = config.data, config.trainer
         self.model, self.actor, self.rollout = everything.model, everything.actor, everything.rollout
-        actor, rollout, trainer = self.actor, self.rollout, self.trainer
+        actor, rollout = self.actor, self.rollout
         self.fsdp = fsdp = actor.fsdp_config
 
-        separate = asynchronous_mode(config) == "separate_async"
-        self.ranks = trainer.nnodes * trainer.n_gpus_per_node
-        self.rollout_gpus = rollout.nnodes * rollout.n_gpus_per_node if separate else 0
+        separate = ranks.asynchronous_mode(config) == "separate_async"
+        self.ranks, self.rollout_gpus = ranks.training(config), ranks.only_generating(config)
         self.replica_gpus = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size
-        self.shards = shards(config)
+        self.shards = ranks.shards(config)
         self.vllm_sleeps = rollout.free_cache_engine and rollout.get("enable_sleep_mode", True)
 
         self.longest = self.data.max_prompt_length + self.data.max_response_length
-        self.ulysses = ulysses(config)
+        self.ulysses = ranks.ulysses(config)
         if actor.use_dynamic_bsz:
             self.update_tokens = actor.ppo_max_token_len_per_gpu
             self.log_prob_tokens = rollout.log_prob_max_token_len_per_gpu

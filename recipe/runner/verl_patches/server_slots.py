@@ -14,24 +14,20 @@ from typing import Final
 
 from omegaconf import DictConfig
 
+from recipe.runner import ranks
+from recipe.runner.ranks import asynchronous_mode
+
 #: For control calls; verl's trainers wait for each of theirs before they make the next.
 CONTROL_SLOTS: Final = 64
 #: Ray reserves a stack of 256 KiB for each call in progress: 16 GiB of addresses for these. More has not been tried.
 MOST_SLOTS: Final = 65_536
 
 
-def asynchronous_mode(config: DictConfig) -> str | None:
-    """The group of ``trainer.v1`` that an asynchronous trainer reads, whatever it is called before that."""
-    mode = str(config.trainer.v1.trainer_mode)
-    return next((name for name in ("colocate_async", "separate_async") if mode.endswith(name)), None)
-
-
 def servers(config: DictConfig) -> int:
     """vLLM's replicas that answer the prompts of the training."""
-    rollout = config.actor_rollout_ref.rollout
-    devices = rollout if asynchronous_mode(config) == "separate_async" else config.trainer
-    per_replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    return max(1, int(devices.nnodes * devices.n_gpus_per_node) // int(per_replica))
+    separate = asynchronous_mode(config) == "separate_async"
+    devices = ranks.only_generating(config) if separate else ranks.training(config)
+    return max(1, devices // ranks.of_replica(config))
 
 
 def requests_at_once(config: DictConfig) -> int:
