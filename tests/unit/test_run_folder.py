@@ -41,13 +41,13 @@ from recipe.runner.faults.preemption import Preempted
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.launch import commands, run_folder, run_settings, start
 from recipe.runner.launch import compose as runner
-from recipe.runner.launch.commands import launch_or_exit
+from recipe.runner.launch.commands import launch_or_exit, next_commands
 from recipe.runner.launch.compose import Refused, parsed, quoted, text_of
 from recipe.runner.launch.inputs import write_offline_task
 from recipe.runner.launch.prepare import on_this_machine, prepare, turn_into_evaluation
 from recipe.runner.launch.progress import PROGRESS, step_line, validation_line
 from recipe.runner.launch.run_folder import Changes, Start
-from recipe.runner.launch.run_settings import Resume, next_commands, resume_of
+from recipe.runner.launch.run_settings import Resume, resume_of
 from recipe.runner.launch.start import launch
 from recipe.runner.launch.values import PreflightError
 from recipe.runner.main import main

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import signal
 import sys
@@ -16,11 +17,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import InterpolationResolutionError
 
+from fspo.records import METRICS_FILE, grid_of, numbered_steps
+from recipe.runner.checkpoints.integrity import latest
 from recipe.runner.faults.preemption import ENDED_BY, PREEMPTED, Preempted, end_on_signals, stop_on_signals
 from recipe.runner.launch.compose import parsed, quoted
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import forked_workers, private_run
-from recipe.runner.launch.run_settings import Resume, how_far, next_commands
+from recipe.runner.launch.run_settings import Resume, has_results
 from recipe.runner.launch.values import PreflightError
 
 #: Exit status of a run that failed.
@@ -167,7 +170,7 @@ def launch_or_exit(
         if not Path(config.run.dir).exists():
             print(f"{how} before the run began", file=sys.stderr)
             sys.exit(status)
-        leave(f"{how} {how_far(config)}", status)
+        leave(f"{how} {_how_far(config)}", status)
 
     end_on_signals()
     stop_on_signals(None)
@@ -198,3 +201,47 @@ def launch_or_exit(
         leave_by(ENDED_BY[-1] if ENDED_BY else signal.SIGINT)
     if after := commands(finished=True):
         print(*after, sep="\n", flush=True)
+
+
+def _how_far(config: DictConfig) -> str:
+    """How far a run came that was ended early, and what of it is saved: the end of a sentence."""
+    if config.get("evaluate"):
+        return "before the evaluation was complete"
+    checkpoint = latest(Path(config.trainer.default_local_dir))
+    saved = checkpoint.step if checkpoint else 0
+    metrics = Path(config.run.dir) / METRICS_FILE
+    # A validation has the number of the step before it; a step is logged after it has been saved.
+    done = max([saved, *(line["step"] for _, line in numbered_steps(metrics, []))])
+    if not done:
+        return "before the end of the first step: there was nothing to save"
+    if saved == done:
+        return f"after step {done}, which is saved"
+    if saved:
+        return f"after step {done}; the last checkpoint is that of step {saved}"
+    every = config.trainer.save_freq
+    first = f"the first checkpoint comes after step {every}" if every > 0 else "no step is saved"
+    return f"after step {done}; nothing is saved, because {first} (trainer.save_freq={every})"
+
+
+def next_commands(config: DictConfig, job: Job, finished: bool) -> list[str]:
+    """The commands that continue, export and report a run that has ended, as far as they would find something.
+
+    A run of a grid goes on, and is reported on, with the others: alone it might get another length than theirs.
+    """
+    if (grid := grid_of(Path(config.run.dir).absolute())) is not None:
+        again = f"continue: the command that began the grid in {grid}; it goes on where this run has stopped"
+        return [] if finished else [again]
+    name = str(config.run.dir)
+    folder = shlex.quote(name)
+    # Two read it, the shell and then Hydra; most names need no quotes for either.
+    named = f"resume={name if re.fullmatch('[A-Za-z0-9_./-]+', name) else quoted(name)}"
+    resume = f"python -m {job.command} {shlex.quote(named)}"
+    commands = []
+    if latest(Path(config.trainer.default_local_dir)) is not None:
+        commands.append(f"continue: {resume}" + (" trainer.total_training_steps=N" if finished else ""))
+        commands.append(f"export: python -m recipe.runner.export {folder} --out DIR")
+    elif not finished:
+        commands.append(f"begin again (nothing was saved): {resume}")
+    if job.name and has_results(Path(config.run.dir)):
+        commands.append(f"report: python -m {job.name}.report {folder} --out DIR")
+    return commands

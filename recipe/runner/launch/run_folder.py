@@ -27,10 +27,11 @@ from recipe.runner.faults.phase import read_phase
 from recipe.runner.faults.texts import masked_text
 from recipe.runner.launch import end_of_turn
 from recipe.runner.launch.code_state import code_state
+from recipe.runner.launch.compose import SEARCH_PATH, key_of, own_folders, search_path
 from recipe.runner.launch.job import Job
-from recipe.runner.launch.masking import masked, masked_command_line
+from recipe.runner.launch.masking import masked, masked_command_line, masked_override
 from recipe.runner.launch.progress import PROGRESS, step_line, validation_line
-from recipe.runner.launch.run_settings import has_results, recorded, run_info, written
+from recipe.runner.launch.run_settings import has_results, run_info
 from recipe.runner.launch.values import PreflightError
 
 #: Settings that a resumed run changes: key, old and new value.
@@ -149,7 +150,9 @@ def begin(start: Start) -> None:
     before = earlier.get("code", {}).get("id")
     if before not in (None, code.id) and has_results(folder):
         changed = (*changed, ("code", before, code.id))
-    changes = recorded(start.step, changed)
+    for key, old, new in changed:
+        print(f"note: {key} was {old!r}, from step {start.step + 1} on it is {new!r}", flush=True)
+    changes = [{"after_step": start.step, "key": key, "old": old, "new": new} for key, old, new in changed]
     info: dict[str, Any] = {
         **start.facts,
         "seed": config.get("seed"),
@@ -158,7 +161,7 @@ def begin(start: Start) -> None:
         "versions": _versions(start.job),
         **code.facts(),
         "command": masked_command_line(),
-        "overrides": written(start.overrides),
+        "overrides": _written(start.overrides),
         "resume_from_path": config.trainer.resume_from_path,
         "changed": [*earlier.get("changed", []), *changes],
         "starts": [*_earlier_starts(folder, earlier), {"started": _now(), "host": socket.gethostname()}],
@@ -169,6 +172,12 @@ def begin(start: Start) -> None:
     with atomic_path(folder / CONFIG_FILE) as temporary:
         temporary.write_text(OmegaConf.to_yaml(start.written()), encoding="utf-8")
     code.save(folder)  # last: without run.json the folder would not be that of a run
+
+
+def _written(overrides: Sequence[Override]) -> list[str]:
+    """The overrides as ``run.json`` lists them: without secrets, the user's folders absolute and last."""
+    folders, task = own_folders(overrides), (one for one in overrides if key_of(one) != SEARCH_PATH)
+    return [*map(masked_override, task), *([search_path(folders)] if folders else [])]
 
 
 def note(run_dir: str, **facts: Any) -> None:

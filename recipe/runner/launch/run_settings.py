@@ -25,14 +25,11 @@ from fspo.reading import read_yaml
 from fspo.records import (
     CONFIG_FILE,
     INFO_FILE,
-    METRICS_FILE,
     STEP_FILES,
-    grid_of,
-    numbered_steps,
     read_info,
 )
 from fspo.table import FOLDER, holds_table
-from recipe.runner.checkpoints.integrity import is_checkpoint_of, latest
+from recipe.runner.checkpoints.integrity import is_checkpoint_of
 from recipe.runner.faults.preemption import STOP_FILE
 from recipe.runner.faults.texts import MASK
 from recipe.runner.launch.compose import (
@@ -45,10 +42,8 @@ from recipe.runner.launch.compose import (
     leaves,
     of_groups,
     old_key,
-    own_folders,
     parsed,
     quoted,
-    search_path,
     text_of,
 )
 from recipe.runner.launch.job import Job
@@ -58,7 +53,6 @@ from recipe.runner.launch.masking import (
     is_secret,
     is_variable,
     masked,
-    masked_override,
 )
 from recipe.runner.launch.values import PreflightError
 
@@ -334,12 +328,6 @@ def _hidden(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def written(overrides: Sequence[Override]) -> list[str]:
-    """The overrides as ``run.json`` lists them: without secrets, the user's folders absolute and last."""
-    folders, task = own_folders(overrides), (one for one in overrides if key_of(one) != SEARCH_PATH)
-    return [*map(masked_override, task), *([search_path(folders)] if folders else [])]
-
-
 # ---------------------------------------------------------------- what a start changes
 
 
@@ -440,57 +428,3 @@ def _of_schedule(config: DictConfig) -> list[str]:
     if kinds == {"constant"} and (optim.lr_warmup_steps > 0 or optim.lr_warmup_steps_ratio <= 0):
         return []
     return ["trainer.total_training_steps", "trainer.total_epochs"]
-
-
-def recorded(step: int, changed: Sequence[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
-    """Changes as run.json has them, with the step after which they hold. Prints each."""
-    for key, old, new in changed:
-        print(f"note: {key} was {old!r}, from step {step + 1} on it is {new!r}", flush=True)
-    return [{"after_step": step, "key": key, "old": old, "new": new} for key, old, new in changed]
-
-
-# ---------------------------------------------------------------- what a person may do next
-
-
-def how_far(config: DictConfig) -> str:
-    """How far a run came that was ended early, and what of it is saved: the end of a sentence."""
-    if config.get("evaluate"):
-        return "before the evaluation was complete"
-    checkpoint = latest(Path(config.trainer.default_local_dir))
-    saved = checkpoint.step if checkpoint else 0
-    metrics = Path(config.run.dir) / METRICS_FILE
-    # A validation has the number of the step before it; a step is logged after it has been saved.
-    done = max([saved, *(line["step"] for _, line in numbered_steps(metrics, []))])
-    if not done:
-        return "before the end of the first step: there was nothing to save"
-    if saved == done:
-        return f"after step {done}, which is saved"
-    if saved:
-        return f"after step {done}; the last checkpoint is that of step {saved}"
-    every = config.trainer.save_freq
-    first = f"the first checkpoint comes after step {every}" if every > 0 else "no step is saved"
-    return f"after step {done}; nothing is saved, because {first} (trainer.save_freq={every})"
-
-
-def next_commands(config: DictConfig, job: Job, finished: bool) -> list[str]:
-    """The commands that continue, export and report a run that has ended, as far as they would find something.
-
-    A run of a grid goes on, and is reported on, with the others: alone it might get another length than theirs.
-    """
-    if (grid := grid_of(Path(config.run.dir).absolute())) is not None:
-        again = f"continue: the command that began the grid in {grid}; it goes on where this run has stopped"
-        return [] if finished else [again]
-    name = str(config.run.dir)
-    folder = shlex.quote(name)
-    # Two read it, the shell and then Hydra; most names need no quotes for either.
-    named = f"resume={name if re.fullmatch('[A-Za-z0-9_./-]+', name) else quoted(name)}"
-    resume = f"python -m {job.command} {shlex.quote(named)}"
-    commands = []
-    if latest(Path(config.trainer.default_local_dir)) is not None:
-        commands.append(f"continue: {resume}" + (" trainer.total_training_steps=N" if finished else ""))
-        commands.append(f"export: python -m recipe.runner.export {folder} --out DIR")
-    elif not finished:
-        commands.append(f"begin again (nothing was saved): {resume}")
-    if job.name and has_results(Path(config.run.dir)):
-        commands.append(f"report: python -m {job.name}.report {folder} --out DIR")
-    return commands
