@@ -14,7 +14,7 @@ import pickle
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -66,16 +66,12 @@ class Trial:
 
     Attributes:
         function, settings: The function, and what it gets besides the row.
-        earned: By data source, whether a response has scored more than an empty one.
         seconds: The longest call.
-        n_rows: Rows on which every call has been made.
     """
 
     function: Callable[..., Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    earned: dict[str, bool] = field(default_factory=dict)
     seconds: float = 0.0
-    n_rows: int = 0
     _keys: set[str] = field(default_factory=set)
     _kinds: dict[str, str] = field(default_factory=dict)
     _until: float = field(default_factory=lambda: time.monotonic() + LIMIT_S)
@@ -93,8 +89,6 @@ class Trial:
             if best > nothing:
                 break
             best = max(best, self._score(row, response))
-        self.earned[row.data_source] = self.earned.get(row.data_source, False) or best > nothing
-        self.n_rows += 1
         return best, nothing
 
     def _values(self, row: TrialRow, response: str) -> tuple[Any, ...]:
@@ -128,27 +122,25 @@ class Trial:
         self._keys, self.seconds = here, max(self.seconds, time.monotonic() - begun)
         return float(facts["score"])
 
-    def unearned(self, rows: Sequence[TrialRow]) -> Iterator[str]:
-        """Data sources on whose rows no response has earned anything.
+    def unearned(self, row: TrialRow) -> str:
+        """That on rows of this data source, of which it is the first, no response has earned anything.
 
         Raises:
             BadReward: if one earns something in the main thread only: the function answers its failure with a number.
         """
-        for source in [source for source, earned in self.earned.items() if not earned]:
-            (row, *_) = [row for row in rows if row.data_source == source]
-            response = self._earns_here(row)
-            with contextlib.suppress(OutOfTimeError):
-                # Once more in a thread: a server may have warmed up since, or the score may be random.
-                if response and self._score(row, response) <= self._score(row, ""):
-                    raise BadReward(
-                        f"{row.place} ({row.data_source}), response {response!r}: it scores more than an empty "
-                        f"response in the main thread only. {IN_THREADS}"
-                    )
-            forms = ", ".join(repr(response) for response in responses(row.ground_truth)[:3])
-            yield (
-                f"no response that holds the ground truth of data_source={source} has scored more than an empty one "
-                f"({row.place}: tried {forms}, ...): the reward may want another form, or cannot read these truths"
-            )
+        response = self._earns_here(row)
+        with contextlib.suppress(OutOfTimeError):
+            # Once more in a thread: a server may have warmed up since, or the score may be random.
+            if response and self._score(row, response) <= self._score(row, ""):
+                raise BadReward(
+                    f"{row.place} ({row.data_source}), response {response!r}: it scores more than an empty response in "
+                    f"the main thread only. {IN_THREADS}"
+                )
+        forms = ", ".join(repr(response) for response in responses(row.ground_truth)[:3])
+        return (
+            f"no response that holds the ground truth of data_source={row.data_source} has scored more than an empty "
+            f"one ({row.place}: tried {forms}, ...): the reward may want another form, or cannot read these truths"
+        )
 
     def _earns_here(self, row: TrialRow) -> str | None:
         """A response that scores more than an empty one in this thread, which is the main one; None without any."""
@@ -161,13 +153,6 @@ class Trial:
                 if score > nothing:
                     return response
         return None
-
-    def of_time(self, rows: Sequence[TrialRow]) -> Iterator[str]:
-        """That the time was over before all rows were tried, or that a call takes long."""
-        if self.n_rows < (number := len(first_rows(rows))):
-            yield f"{self.n_rows} of {number} rows were tried: no call was begun after {LIMIT_S:.0f} s"
-        if self.seconds > 1:
-            yield f"a call took {self.seconds:.1f} s, and a run calls it for every response"
 
 
 def responses(truth: Any) -> list[str]:
@@ -233,10 +218,18 @@ def tried(
             failures[row.data_source] = _is_unknown(error), str(error)
     is_unknown, failure = max(failures.values(), key=lambda pair: pair[0], default=(False, ""))
     if not failure:
+        tried_rows, earned = len(scores), {source for _, source, best, nothing in scores if best > nothing}
+        firsts: dict[str, TrialRow] = {}
+        for row in first_rows(rows)[:tried_rows]:
+            firsts.setdefault(row.data_source, row)
         try:
-            notes = [*([] if judges_truths else trial.unearned(rows)), *trial.of_time(rows)]
+            notes = [] if judges_truths else [trial.unearned(firsts[of]) for of in firsts if of not in earned]
         except BadReward as error:
             failure = str(error)
+        if tried_rows < (number := len(first_rows(rows))):
+            notes.append(f"{tried_rows} of {number} rows were tried: no call was begun after {LIMIT_S:.0f} s")
+        if trial.seconds > 1:
+            notes.append(f"a call took {trial.seconds:.1f} s, and a run calls it for every response")
     failure, *notes = (masked_text(text, _words(settings)) for text in (failure, *notes))
     return Outcome(failure, is_unknown, notes, scores)
 
