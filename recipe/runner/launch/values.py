@@ -94,7 +94,7 @@ _RANGES: Final[tuple[tuple[Any, str], ...]] = (
     (Annotated[float, Field(ge=0, le=1)] | None, f"{_ACTOR}.optim.lr_warmup_steps_ratio {_ACTOR}.optim.min_lr_ratio"),
     (Literal["constant", "cosine"], f"{_ACTOR}.optim.lr_scheduler_type"),
     (Literal["fixed", "adaptive"], "algorithm.kl_ctrl.type"),
-    (Literal["cpu", "cuda", "npu"], "trainer.device"),
+    (Literal["cpu", "cuda", "npu", "xpu", "mlu", "metax"], "trainer.device"),  # those that verl names
     (int | None, "ray_kwargs.ray_init.num_cpus ray_kwargs.ray_init.num_gpus"),
     (Literal["error", "left", "right", "middle"], "data.truncation"),
     (Count, "algorithm.kl_ctrl.horizon"),
