@@ -253,7 +253,7 @@ def remedies(error: str) -> list[Remedy]:
 
 def _keys(what: str) -> list[str]:
     """The keys that an error is about, in its order."""
-    keys = [key for part in what.split(", ") for key in re.findall(r"^'?[+~]?([-\w.@]+)(?:=|$| )", part)]
+    keys = [key for part in what.split(", ") for key in re.findall(r"^'?(?:\+\+?|~)?([-\w.@]+)(?:=|$| )", part)]
     keys += re.findall(r"(?:^|[ ,])([\w.]+)(?==)", what)
     groups = [key.rpartition(".")[0] for key in keys if "." in key]
     # A name without its group, beside a key that has one, is in that group.

@@ -159,9 +159,10 @@ def smoke_on(gpus: int, tokens: int = 20_480) -> tuple[str, ...]:
     return ("experiment=gpu_smoke", f"trainer.n_gpus_per_node={gpus}", budget)
 
 
-def smoke_job(folder: Path, size: Size, device: str, gpus: int) -> tuple[tuple[str, ...], Numbers]:
+def smoke_job(folder: Path, size: Size, device: str, gpus: int, anew: bool = True) -> tuple[tuple[str, ...], Numbers]:
     """Overrides of ``experiment=gpu_smoke`` on this device, with its model in FOLDER/model, and its width and packs.
 
+    The model is written, but where it need not be made ``anew`` and is there.
     Widths and packs are the 8B job's, so that its kernels round; on a small GPU those of Qwen3-0.6B.
     """
     model, overrides = folder / "model", SHAPED_ON_A_CPU
@@ -174,7 +175,7 @@ def smoke_job(folder: Path, size: Size, device: str, gpus: int) -> tuple[tuple[s
         )
         size = wide if is_wide else narrow
         overrides = (*smoke_on(gpus, size.pack), *attention())
-    if not (model / "tokenizer.json").is_file():  # which is written last
+    if anew or not (model / "tokenizer.json").is_file():  # which is written last
         write_model(model, size, device, mean_length=64 if device == "cuda" else 24)
     numbers: Numbers = {"width": size.shape[1]} | ({"tokens of a pack": size.pack} if device == "cuda" else {})
     return (*overrides, f"actor_rollout_ref.model.path={model}"), numbers
@@ -188,7 +189,7 @@ def smoke(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
 
 def preemption(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
     """A warning in the middle of the smoke test: it saves, ends with status 75, and the next start resumes it."""
-    overrides, _ = smoke_job(folder, size, device, gpus)
+    overrides, _ = smoke_job(folder, size, device, gpus, anew=False)
     run = folder / "preemption"
     shutil.rmtree(run, ignore_errors=True)
     steps = ("trainer.total_training_steps=3", "trainer.save_freq=-1", "trainer.test_freq=-1", f"run.dir={run}")

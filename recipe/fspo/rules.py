@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ from recipe.fspo.config import (
     unmeasured,
 )
 from recipe.runner.checkpoints.integrity import TRACKER_FILE
+from recipe.runner.launch.attempt import INSTALL
 from recipe.runner.launch.checks import Rule
 from recipe.runner.launch.compose import as_written
 from recipe.runner.launch.trial import (
@@ -62,7 +64,7 @@ _FACTOR: Final = 50.0
 #: The class of settings of this recipe's losses.
 _OUR_CLASS: Final = "recipe.fspo.config.SequencePolicyLossConfig"
 #: That of verl's, which algo=grpo has: with a loss of this recipe's it becomes the other.
-_VERLS_CLASS: Final = "verl.workers.config.PolicyLossConfig"
+_VERLS_CLASS: Final = r"verl\.workers\.config\.(?:actor\.)?PolicyLossConfig"
 #: What a loss of verl's needs beside its name.
 _NEEDED: Final = {
     "dro": f" {_POLICY_LOSS}.dro_beta=0.1",
@@ -132,7 +134,7 @@ def _class_problems(config: DictConfig) -> Iterator[str]:
                     )
             else:
                 yield f"{_POLICY_LOSS}._target_={target}: {_reason(error)}"
-    elif target not in (_OUR_CLASS, _VERLS_CLASS):
+    elif target != _OUR_CLASS and not re.fullmatch(_VERLS_CLASS, target):
         yield (
             f"{_POLICY_LOSS}._target_={target} would not be used: {_POLICY_LOSS}.loss_mode={loss_mode} has a class of "
             "settings; leave _target_ out, or give the loss_mode that is registered with your class"
@@ -152,7 +154,7 @@ def _reason(error: InstantiationException) -> str:
     cause = error.__cause__ or error
     text = " ".join(str(cause).split())
     if isinstance(cause, ImportError):
-        return f"{text}: install its package on every node, or start the command in the folder that holds it"
+        return f"{text}: {INSTALL}"
     return text
 
 

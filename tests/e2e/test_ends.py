@@ -269,7 +269,6 @@ def test_a_machine_with_four_busy_loops_is_no_hang(start: Starter, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.nightly  # two at once: test_slurm.py's array; the sockets' names: tests/unit/test_sockets.py
 def test_two_runs_on_one_machine_do_not_get_each_others_weights(start: Starter, tmp_path: Path) -> None:
     """Each has a Ray of its own, and in both its first job; verl's sockets in /tmp are named by the job."""
     runs = [

@@ -302,6 +302,11 @@ CHECKS: tuple[Row, ...] = (
     (f"{OPTIM}.optimizer=AdanW", f"{OPTIM}.", "optimizer=AdanW", "did you mean AdamW?"),
     (f"{OPTIM}.betas=[0.9,1.5]", f"{OPTIM}.", "1.5", "correct"),
     (f"+{OPTIM}.override_optimizer_config.esp=1e-8", f"{OPTIM}", "'esp'", "correct"),
+    (
+        *(f"+{OPTIM}.override_optimizer_config.fused=true +{OPTIM}.override_optimizer_config.foreach=true", OPTIM),
+        *("fused", "foreach", "correct"),
+    ),
+    (f"{OPTIM}.lr_warmup_steps_ratio=null", f"{OPTIM}.lr_warmup_steps_ratio=null", "number"),
     (f"{ACTOR}.loss_agg_mode=foo", "loss_agg_mode: foo"),  # verl's words
     # a loss without its class of settings
     (f"{LOSS}.loss_mode=cispo", f"{LOSS}.loss_mode=cispo ", "algo=cispo"),

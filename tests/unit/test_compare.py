@@ -87,7 +87,7 @@ def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
         ("run=9", ("run=9", " 8")),
         ("algo=fspo", ("algo=fspo", "algos=[...]")),
         ("run.dir=x", ("run.dir", "out=FOLDER")),
-        ("--algos", ("'--algos'", "KEY=VALUE")),
+        ("--algos", ("'--algos'", "algos=VALUE")),
         ("evaluate=true", ("evaluate=true",)),
         ("experiment=nowhere", ("nowhere",)),
         ("trainer.total_steps=3", ("total_steps",)),

@@ -29,6 +29,7 @@ def test_a_run_that_has_trained_without_a_key_goes_on() -> None:
     [
         "trainer.resume_mode=resume_path trainer.resume_from_path=/x/global_step_1",
         "algorithm.adv_estimator=gae critic.optim.lr=1e-5",
+        "+transfer_queue.backend.SimpleStorage.ssd_offload.enabled=true +transfer_queue.controller.polling_mode=true",
         f"critic.enable=true {ROLLOUT}.prometheus.enable=false distillation.enabled=false",
     ],
 )

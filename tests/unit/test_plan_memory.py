@@ -186,7 +186,7 @@ def test_logits_by_the_way_they_are_computed(monkeypatch: pytest.MonkeyPatch) ->
     without = predicted(no_flash, few)["update"]
     monkeypatch.setattr("recipe.runner.plan.setup.find_spec", lambda _: "its cross-entropy alone")
     assert without["logits"] == 12 * 8192 * 151_936
-    assert 2 * 8192 * 151_936 < sum(predicted(no_flash, few)["update"].values()) < sum(without.values()) - 2 * GIB
+    assert sum(predicted(no_flash, few)["update"].values()) < sum(without.values()) - 2 * GIB
     assert "logits" not in predicted("actor_rollout_ref.model.use_fused_kernels=true")["update"]
     assert logits_bytes(4, flash_cross_entropy=False, entropy=False) == 16
     chunked, whole = (

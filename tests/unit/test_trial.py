@@ -158,3 +158,15 @@ def test_a_loss_of_the_users_is_refused_for_its_arguments_and_settings_only(
     assert len(problems) == bool(refused) and (f"{ACTOR}.policy_loss.loss_mode=mine" in error) == (refused == "")
     if refused:
         assert f"{ACTOR}.policy_loss.loss_mode=mine " in problems[0] and refused in problems[0]
+
+
+@pytest.mark.parametrize("fails", ["raise RuntimeError('needs a GPU')", "parameters[0].use_muon"])
+def test_an_optimizer_of_the_users_that_fails_here_is_a_note(
+    fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = f"class Mine:\n    def __init__(self, parameters, **_):\n        {fails}\n"
+    (tmp_path / "my_trial_optimizer.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    chosen = [f"{ACTOR}.optim.optimizer_impl=my_trial_optimizer", f"{ACTOR}.optim.optimizer=Mine"]
+    assert list(trial.problems(composed("run.dir=/nowhere", *chosen))) == []
+    assert "optimizer_impl=my_trial_optimizer" in capsys.readouterr().err

@@ -98,7 +98,7 @@ def end_note() -> str | None:
         return None
     return (
         f"{_END_VARIABLE}={end} is not a time in seconds since 1970 that a job could end at, so the run does not save "
-        f"before its time limit: export {_END_VARIABLE}=$(($(date +%s) + SECONDS))"
+        f"before its time limit: export {_END_VARIABLE}=$(($(date +%s) + 24 * 3600))"
     )
 
 

@@ -12,9 +12,9 @@ _ADDRESS: Final = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]*://)[^\s/'\"]+@
 KNOWN: Final[set[str]] = set()
 
 
-def masked_text(text: str, secrets: Collection[str] = KNOWN) -> str:
+def masked_text(text: str, secrets: Collection[str] | None = None) -> str:
     """A text without these secrets, by default those that this process knows, and the passwords of addresses."""
-    for secret in sorted(secrets, key=len, reverse=True):
+    for secret in sorted(KNOWN if secrets is None else secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
     return _ADDRESS.sub(rf"\1{MASK}@", text)
 

@@ -84,9 +84,9 @@ def split_arguments(
         elif not argument.strip():
             wrong.append(f"{argument!r} is not KEY=VALUE: at the end of a line, take out the blank after the backslash")
         elif key.startswith("-"):
-            name = key.lstrip("-")
-            wrong.append(f"{argument!r} is no option: keys have no dashes before them, {name}=VALUE; see --help")
-        elif not argument.startswith("~") and not (equals and key.strip()):
+            instead = f"{name}=VALUE" if (name := key.lstrip("-")) else "leave it out"
+            wrong.append(f"{argument!r} is no option: keys have no dashes before them, {instead}; see --help")
+        elif not argument.startswith("~") and not (equals and key.strip() == key != ""):
             wrong.append(
                 f"{argument!r} is not KEY=VALUE: there is no blank beside the =, and a value with blanks in it needs "
                 "quotes; see --help"

@@ -228,7 +228,8 @@ def _culprit(job: Job, overrides: Sequence[Override], error: Exception) -> dict[
             _composed(job, [other for other in overrides if other is not override])
         except Exception:  # so this one is not the only cause
             continue
-        if override.is_force_add() or (override.is_add() and "Multiple values" in str(error)):
+        is_twice = re.search("Multiple values|appears more than once", str(error)) is not None
+        if override.is_force_add() or (override.is_add() and is_twice):
             return {text: f"{text}: there is {key} already; leave the + out"}
         why = " ".join(f"{type(error).__name__ if file else ''} {str(error) or error.__cause__}".split())
         return {text: f"{text}: {file} cannot be composed ({why}); correct the file" if file else f"{text}: {why}"}

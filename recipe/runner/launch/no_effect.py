@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -242,9 +243,12 @@ def _like(key: str, without: DictConfig) -> str:
 @functools.cache
 def _names_in_code() -> frozenset[str]:
     """What verl's code and that of the recipes reads: attributes, texts, fields; no variables and no comments."""
-    folders = (verl_config_dir().parents[1], CONF_DIR.parents[1])
+    folders = [verl_config_dir().parents[1], CONF_DIR.parents[1]]
+    if store := find_spec("transfer_queue"):  # which gets its group as it is; its defaults are in a file
+        folders += map(Path, store.submodule_search_locations or ())
     # old_keys.py names keys that nothing reads.
     files = (file for folder in folders for file in folder.rglob("*.py") if file.name != "old_keys.py")
+    defaults = (folder / "config.yaml" for folder in folders[2:])
     names = re.compile(r"""[."']([\w-]+)|^ +(\w+) ?:""", re.MULTILINE)
-    read = (names.findall(re.sub(r"#.*", "", file.read_text(encoding="utf-8"))) for file in files)
+    read = (names.findall(re.sub(r"#.*", "", file.read_text(encoding="utf-8"))) for file in (*files, *defaults))
     return frozenset(name for of_file in read for either in of_file for name in either if name)

@@ -80,7 +80,7 @@ OTHER_NAMES: Final = {
     "eval_steps": "trainer.test_freq",
     "generate_max_len": "data.max_response_length",
     "gradient_checkpointing": "model.enable_gradient_checkpointing",
-    "init_kl_coef": "actor.kl_loss_coef",
+    "init_kl_coef": "algorithm.kl_ctrl.kl_coef",
     "kl_coef": "actor.kl_loss_coef",
     "learning_rate": "optim.lr",
     "logging_dir": "run.dir",

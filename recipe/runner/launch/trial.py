@@ -1,8 +1,9 @@
 """One update on a made-up batch, tried before Ray starts: a setting that fails there ends a run at its first update.
 
 The batch has four prompts with two responses each. verl's own functions and those of its registries compute advantages,
-rollout correction, KL penalties and the loss with its gradient. A function of the user's may need what only a worker
-has. So it is refused for its arguments and for a setting that is not there. Any other failure of it is a note.
+rollout correction, KL penalties and the loss with its gradient; they make the optimizer, too. A function of the user's
+may need what only a worker has. So it is refused for its arguments and for a setting that is not there. Any other
+failure of it is a note.
 """
 
 from __future__ import annotations
@@ -281,15 +282,20 @@ def _optimizer_problems(config: DictConfig) -> Iterator[str]:
     except _REFUSALS:  # which verl's own checks say
         return
     named = f"{_ACTOR}.optim.optimizer_impl={settings.optimizer_impl} with optimizer={settings.optimizer}"
-    try:
-        build_optimizer([torch.nn.Parameter(torch.zeros(1))], settings)
-    except ImportError as error:
-        yield MachineProblem(f"{named}: {error}; install its package on every node, or leave both out")
-    except AttributeError:  # its text has all names of the module
-        module = importlib.import_module(settings.optimizer_impl)
+    module, failure = attempt(lambda: importlib.import_module(settings.optimizer_impl))
+    if isinstance(failure, ImportError):
+        yield MachineProblem(f"{named}: {failure}; install its package on every node, or leave both out")
+    elif failure is not None:
+        _note(named, failure)
+    elif not hasattr(module, settings.optimizer):
         yield f"{named}: the module has no such class{did_you_mean(settings.optimizer, dir(module))}; AdamW is verl's"
-    except (TypeError, ValueError) as error:
-        yield f"{named}: {error}; correct the settings of {_ACTOR}.optim"
+    else:
+        # Of a weight with two dimensions: some optimizers take no other.
+        _, failure = attempt(lambda: build_optimizer([torch.nn.Parameter(torch.zeros(2, 2))], settings))
+        if isinstance(failure, TypeError | ValueError | RuntimeError) and settings.optimizer_impl.startswith("torch."):
+            yield f"{named}: {' '.join(str(failure).split())}; correct the settings of {_ACTOR}.optim"
+        elif failure is not None:
+            _note(named, failure)
 
 
 # ---------------------------------------------------------------- responses with A = 0
@@ -309,7 +315,9 @@ def why_zero_advantages_count(config: DictConfig, loss_is_known: bool = False) -
 
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     correction = algorithm.get("rollout_correction") or {}
-    has_critic, _ = attempt(lambda: need_critic(config))  # it warns of every estimator but GAE
+    has_critic, failure = attempt(lambda: need_critic(config))  # it warns of every estimator but GAE
+    if failure is not None:
+        raise failure
     for setting, counts, why in (
         (f"{_ACTOR}.use_kl_loss=true", actor.use_kl_loss, "penalises every response"),
         ("algorithm.use_kl_in_reward=true", algorithm.use_kl_in_reward, "makes rewards differ that are equal"),
