@@ -115,7 +115,7 @@ def same(target: Answer, answer: Answer, inside: bool = False) -> bool:
     if special.kind == RESIDUE:  # 9 mod 2 is not 9
         value, modulus = (parsed(part.text) for part in special.parts)
         return value.is_number and bool(abs(value) < modulus) and same(special.parts[0], number)
-    if special.form == ":" and len(special.parts) == 2:
+    if special.form == ":" and special.text != "to" and len(special.parts) == 2:
         return same(Answer(LEAF, "/".join(part.text for part in special.parts)), number)
     return special.kind == RELATION and _computes(special) and same(special.parts[-1], number)
 

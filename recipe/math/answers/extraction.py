@@ -82,12 +82,22 @@ _BOXES = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
 _JOINED = re.compile(
     r"(?>(?i:case|part|option|question)\s+\w+\s*[:.)]|\|[^|\n]{0,40}\||\||(?<=\n)\s*(?:[-+•]|\(?\w[.)]|\d+[.)])"
     r"|(?<=[\s$;,])\(?(?:[ivx]{1,4}|[a-zA-Z]|\d)\)"
-    r"|(?:[a-zA-Z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*[=:]|/"
+    r"|(?:[a-zA-Z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*[=:]"
     r"|(?i:(?:second|third|next|other)\s+(?:answer|solution|value|root|case|part)|(?:part|case)\s+(?:two|three))\s*(?:is|:|=)"
     r"|(?<![.!?\n]\s)(?<!\n)(?i:if|when|for|otherwise)\b[^.\n\\]{0,40}[,:]"
     r"|\\q?quad|\\(?:text|mathrm)\s*\{\s*(?:and|or)[\s,]*\}|\b(?:and|or|as well as|possibly|perhaps|maybe)\b"
     r"|[\s,;&$.*~]|\\[,;:! ()\[\]]|\\\\)*+"
 )
+# What a second box has before it, and what must then stand before the first box or behind the second one, with \0
+# between these two: "if n is odd, ... if even, ...", "... when odd, ... when even". The first match counts.
+_LEADS = (
+    (r"\b(if|when|for)\b", r"\b{0}\b[^.\n]{{0,80}}\x00|\x00[\s$]*{0}\b"),
+    (r"\b(?:second|third|next|other)\s+(\w+)", r"\b(?:first|one|second|third|next)\s+{0}\b[^.]{{0,80}}\x00"),
+    (r"\b(part|case)\s+(?:two|three)\s*(?:is|=)", r"\b{0}\s+(?:one|two)\b[^.]{{0,80}}\x00"),
+    (r"(?<![\w\\])(?:[a-zA-Z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*:",
+     r"(?:\A|[\n.,:;$(*])\s*(?:[a-zA-Z]|\\[a-z]+)(?:_\{{?\w+\}}?)?\s*:(?:[\s$*]|\\[(\[])*\x00"),
+)  # fmt: skip
+_LONGEST_LEAD, _LONGEST_TAIL = 120, 20
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _ANCHORED = re.compile(
     r"^[ \t]*####[ \t]*(?P<hash>[^\n]+)"
@@ -144,6 +154,9 @@ def answer_texts(text: str) -> Extract:
         while last and boxes[last][0] - boxes[last - 1][1] <= _LONGEST_SEPARATOR:
             if not _JOINED.fullmatch(text, boxes[last - 1][1], boxes[last][0]):
                 break
+            before = boxes[last - 2][1] if last > 1 else 0
+            if not _are_alike(text, before, boxes[last - 1][:2], boxes[last][:2]):
+                break
             last -= 1
         answers = [", ".join(content for *_, content in boxes[first:]) for first in dict.fromkeys((last, 0))]
         denied = _DENIED_BOX.match(text, boxes[-1][1])
@@ -161,6 +174,16 @@ def answer_texts(text: str) -> Extract:
             return Extract([], True)
         return Extract([sentence[: end.start()] if end else sentence], True)
     return Extract([], True)
+
+
+def _are_alike(text: str, before: int, first: tuple[int, int], second: tuple[int, int]) -> bool:
+    """Whether a first box is introduced as a second one is; the text from ``before`` on belongs to the first."""
+    lead = text[max(before, first[0] - _LONGEST_LEAD) : first[0]]
+    around = f"{lead}\x00{text[second[1] : second[1] + _LONGEST_TAIL]}"
+    for introduced, demanded in _LEADS:
+        if match := re.search(introduced, text[first[1] : second[0]], re.IGNORECASE):
+            return bool(re.search(demanded.format(*match.groups()), around, re.IGNORECASE))
+    return True
 
 
 #: A sentence that takes a number back: "The answer is 17. Or rather 18.", "The answer is 17. This is wrong."
@@ -189,7 +212,6 @@ _HEDGE = re.compile(
     r"|used to be|or rather"
     r"|nicht|keine?|n['’]est pas|no es|не)\b|n['’]t\b|不"
     r"|\A\W*(?:suppose|assume)\b|\?\Z"
-    r"|\b(?:equation|formula|theorem|lemma|figure|section|problem|exercise)\s[^\d\w]*\d+\D*\Z"
     r"|\b(?:times|end(?:s|ing)? (?:in|with)|includ(?:es?|ing))\s+\d[\d.,]*\W*\Z"
     r"|\bfrom\s[^.]{0,40}\d\W{0,9}\s(?:to|through|until)\s\W*\d"
     r"|\d\W*\b(?:or|and)\s+(?:more|less|fewer|above|over|greater|higher|lower|larger|smaller|below|so)\b"
@@ -198,6 +220,10 @@ _HEDGE = re.compile(
     r"|exceeds?|different from|differs from|such as|number like|for example|(?:might|may|could) be)"
     r"\s+(?:of\s+)?[-$\\({]*\d|\d\W*\s(?:divided by|choose|to the power|point \w|and (?:a|one|two|three) \w|less \d)",
     re.IGNORECASE,
+)
+#: At the end of a sentence: "by Theorem 3", "(see section 3)".
+_REFERENCE = re.compile(
+    r"(?:\b(?:equation|formula|theorem|lemma|figure|section|problem|exercise)\s[^\d\w]*\d+\D*?){1,9}\Z", re.IGNORECASE
 )
 _FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
@@ -212,6 +238,8 @@ def said(text: str) -> str:
     last = sentences[numbered[-1]]
     undenied = _DENIED.sub(" ", last)
     last = undenied if re.search(r"\d", undenied) else last
+    if _REFERENCE.search(last) and not re.search(r"\d", last := _REFERENCE.sub(" ", last)):
+        return ""
     last = re.sub(r"(?<=\d)(?=[\u4e00-\u9fff])|(?<=[\u4e00-\u9fff])(?=\d)", " ", last)
     return "" if _HEDGE.search(last) else re.sub(r"\A\W*(?:final\s+)?answer\W*:", "", last, flags=re.IGNORECASE)
 

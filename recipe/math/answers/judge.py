@@ -22,7 +22,7 @@ from recipe.math.answers.comparing import (
 )
 from recipe.math.answers.extraction import answer_texts, bare, formula, said
 from recipe.math.answers.limits import MAX_EXPRESSION_CHARS, Refused
-from recipe.math.answers.reading import DOMAIN, LIST, RELATION, WORDS, Answer, choice, read
+from recipe.math.answers.reading import DOMAIN, LIST, RELATION, WORDS, Answer, choice, naming, read
 from recipe.math.answers.sets import real_set
 from recipe.math.answers.spelling import cleaned, trusted, unglued
 from recipe.math.answers.verdict import Status
@@ -158,7 +158,7 @@ class _Sides:
         has_value = re.search(r"[\d$\\]", self.texts[0]) or readings[0].text.isdigit()
         if self.sentence and self.target.kind != WORDS and not (has_value and says(readings[0])):
             readings = [read(cleaned(number)) for number in _last_numbers(self.sentence)]
-        return [answer for answer in readings if readable(answer)]
+        return [naming(answer) for answer in readings if readable(answer)]
 
     @functools.cached_property
     def are_sets(self) -> bool:
@@ -182,7 +182,8 @@ def _differ(values: list[str]) -> bool:
 
 
 def _has_a_decimal_comma(sides: _Sides) -> bool:
-    pair = [text.strip("$ ").replace("{,}", ",") for text in (trusted(sides.truth), sides.texts[0])]
+    texts = (trusted(sides.truth), sides.texts[0])
+    pair = [re.sub(r"\{,\}(?!\d{3}\Z)", ",", text.strip("$ ")) for text in texts]  # 2{,}500 is 2500
     return any(
         re.fullmatch(r"-?\d+\.\d+", one) and one.replace(".", ",") == other
         for one, other in itertools.permutations(pair)

@@ -50,6 +50,7 @@ FILLERS: Final = frozenset(
 )
 
 _CHUNK: Final = re.compile("\x02([^\x03]*)\x03")
+_THE_ANSWER: Final = re.compile("\x02(?:(?:a|the)\\s+)?(?:winner|answer|it)\x03", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,9 @@ _NAME: Final = re.compile(
 _MATRIX: Final = re.compile(r"\\begin\s*\{([pbBvV]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
 #: A row as a column: (1, 2)^T.
 _TRANSPOSED: Final = re.compile(
-    r"(?:[(\[]|\\begin\{[pbB]matrix\})((?:(?!\\\\|\\end)[^()\[\]])*)(?:[)\]]|\\end\{[pbB]matrix\})"
-    r"\^\{(?:T|\\(?:top|intercal))\}"
+    r"(?:[(\[]|\\begin\{[pbB]matrix\})((?:(?!\\\\|\\end).)*)(?:[)\]]|\\end\{[pbB]matrix\})"
+    r"\^\{(?:T|\\(?:top|intercal))\}",
+    re.DOTALL,
 )
 _RESIDUE: Final = re.compile(r"(.+?)\s*\(?\s*\\[bp]?mod(?![a-z])\s*\{?\s*(\d+)\s*\}?\s*\)?")
 _DAY: Final = r"0?(?P<day>\d{1,2})\s*(?:st|nd|rd|th)?"
@@ -101,7 +103,7 @@ def read(text: str, inner: bool = False) -> Answer:
         filter(None, (date.fullmatch(" ".join(_CHUNK.sub(r" \1 ", text).split())) for date in _DATES)), None
     ):
         return Answer(WORDS, " ".join(filter(None, (match["day"], match["month"], match["year"]))))
-    if match := _TRANSPOSED.fullmatch(text):
+    if (match := _TRANSPOSED.fullmatch(text)) and (text[0] == "\\" or closes(text, 0) == match.end(1)):
         text = f"({match[1].replace('&', ',')})"
     if match := _MATRIX.fullmatch(text):
         rows = [re.split("&", row) for row in re.split(r"\\\\", match[2].strip().removesuffix("\\\\"))]
@@ -157,6 +159,8 @@ def read(text: str, inner: bool = False) -> Answer:
             return Answer(TUPLE, text, entries, text[0] + text[-1])
         if text[0] + text[-1] in ("()", "[]"):
             return read(text[1:-1])
+    if re.fullmatch("\\d+(?:\\s*\x02to\x03\\s*\\d+)+", text, re.IGNORECASE):  # a ratio or a range, so no quotient
+        return Answer(TUPLE, "to", tuple(_leaf(part) for part in re.findall(r"\d+", text)), ":")
     if re.match(r"\s*\d+(?:\s*:\s*(?:\d+|\.\.\.))+", text):
         return Answer(TUPLE, parts=tuple(map(_leaf, text.split(":"))), form=":")
     relation = list(split(re.sub(r"=\s*(?=\\approx)", "", text), SIGN))
@@ -228,13 +232,13 @@ def _relation(sides: list[tuple[str, str]]) -> Answer:
     texts, signs = [stripped(side) for side, _ in sides], [sign for _, sign in sides[1:]]
     if len(texts) > 2 and signs[-1] == "=" and _is_words(texts[-1]):  # "x = 40 is the answer"
         return _relation(sides[:-1])
-    if signs == ["="] and all(map(_is_words, texts)) and FILLERS.issuperset(re.findall(r"\w+", texts[1].lower())):
+    if signs == ["="] and all(map(_is_words, texts)) and _THE_ANSWER.fullmatch(texts[1]):
         return read(texts[0])  # "Bob is the winner"
     if signs[-1] in ("\\approx", "\\sim"):  # an approximation behind the exact value does not count
         numbers = [float(side) for side in texts if re.fullmatch(r"-?\d+(?:\.\d+)?", side)]
         if len(numbers) == len(texts) == 2 and abs(numbers[0] - numbers[1]) > 0.02 * abs(numbers[0]):  # 5 \approx 6
             return Answer(UNREAD, "".join(texts))
-        return read(texts[-1] if len(texts) == 2 and _is_name(texts[0]) else "=".join(texts[:-1]))
+        return read(texts[-1] if len(texts) == 2 and _is_name(texts[0], wide=True) else "=".join(texts[:-1]))
     if len(texts) > 2 and set(signs) == {"="} and all(map(_is_name, texts[:-1])):  # x = y = 5
         return _relation(sides[-2:])
     if signs == ["\\in"] and _is_name(texts[0]):
@@ -256,16 +260,30 @@ def _relation(sides: list[tuple[str, str]]) -> Answer:
     return Answer(RELATION, text, parts, " ".join(signs), words=name)
 
 
-def _is_name(text: str) -> bool:
-    """Whether something is called that, with sums and products of distinct names: "m + n = 42", not "x + y = 42"."""
+def naming(answer: Answer) -> Answer:
+    """The reading of an answer where "m - n = 7" names 7. A truth of these letters is a relation between them."""
+    if answer.kind == LIST:
+        return replace(answer, parts=tuple(map(naming, answer.parts)))
+    if answer.kind == RELATION and answer.form == "=" and not answer.words and len(answer.parts) == 2:
+        for name, value in (answer.parts, answer.parts[::-1]):
+            is_value = name is answer.parts[0] or not re.search(r"(?<![\\a-zA-Z])[a-zA-Z]", value.text)
+            if is_value and _is_name(name.text, wide=True):
+                return replace(answer, parts=(name, read(value.text)), words=name.text)
+    return answer
+
+
+def _is_name(text: str, wide: bool = False) -> bool:
+    """Whether something is called that: "m + n = 42", not "x + y = 42".
+
+    Sums have distinct names. Differences and products have lengths or measures; if ``wide``, any names.
+    """
     name = _CHUNK.sub(" ", text).strip() or "x"
     terms = re.split(r"\s*(?:[+-]|\\cdot(?![a-z]))\s*", name)
     is_sum = len(set(terms)) == len(terms) and (len(terms) > 1 or name[0] == "|")
-    measure = r"\|[A-Z](?:[A-Z]|\s*\\(?:cup|cap|setminus)\s*[A-Z])*\|"
-    if is_sum and all(
-        re.fullmatch(rf"\d*[a-wA-W]|[a-wA-W]_\{{\w+\}}|[A-Z]{{2}}|\\(?:alpha|beta|gamma)|{measure}", term)
-        for term in terms
-    ):
+    measure = r"[A-Z]{2}|\|[A-Z](?:[A-Z]|\s*\\(?:cup|cap|setminus)\s*[A-Z])*\|"
+    letter = r"\d*[a-wA-W]|[a-wA-W]_\{\w+\}|\\(?:alpha|beta|gamma)"
+    term = rf"{letter}|{measure}" if wide or not re.search(r"-|\\cdot", name) else measure
+    if is_sum and all(re.fullmatch(term, one) for one in terms):
         return True
     return bool(_NAME.fullmatch(name) or re.fullmatch(r"[A-Z]{2}\^\{2\}|\[[A-Z]{3,}\]", name))
 

@@ -89,7 +89,7 @@ _SPELLINGS: Final[_Rules] = (
     (r"(?<!\\)\$|\\[()\[\]](?!\d+pt)|`|</?[a-zA-Z]\w*>|<\|\w+\|>", "", r"$\frac12$ || 0.5"),
     (r"\A(?:[\s*]|__)+|(?:[\s*]|__)+\.?\s*\Z|\*\*(?=\W)", "", "__12__ || 12"),
     (r"\*\*", "^", "x**2 || x^2"),
-    (r"(?:\\left\s*\\\{\s*\\begin\{(?:array|aligned|matrix)\}(?:\{[lcr]*\})?|\\begin\{cases\})((?:(?!\\end).)*)\\end\{\w+\}"
+    (r"(?:\\left\s*\\\{\s*\\begin\{(?:array|aligned|matrix)\}(?:\{[lcr]*\})?|\\begin\{cases\})((?:(?!\\end)[\s\S])*)\\end\{\w+\}"
      r"(?:\s*\\right\s*\.)?", _equations, r"\begin{cases}x=5\\y=6\end{cases} || x=5,y=6"),
     (_ENVIRONMENT, " ", r"\begin{aligned}5\end{aligned} || 5"),
     (r"\\\\\s*\[\s*\d+(?:\.\d+)?\s*\w\w\]", r"\\\\",
@@ -129,7 +129,6 @@ _NUMBERS: Final[_Rules] = (
     (r"(?<=\d) ?[eE]([+-]?)0*(\d+)(?!\d|\.\d)", lambda m: f" \\cdot 10^{{{m[1].strip('+')}{m[2]}}}", "2.5e3 || 2500"),
     (r"(?<![a-zA-Z\\])(?:C|\x02C\x03)\s*_(\{[\w+-]+\})\^(\{\w+\})|_(\{\d+\})C_(\{\d+\})",
      lambda m: "\\binom" + "".join(filter(None, m.groups())), "C_5^2 || 10"),
-    (r"(?<=\d)\s*(?:\x02to\x03|\bto\b)\s*(?=\d)", ":", r"3\text{ to }5 || 3:5"),
     (r"(?<![\w.}])(\d{1,9})\s+(\d{1,9})/([1-9]\d{0,8})(?![\d/])", r"\1\\frac{\2}{\3}", "1 1/2 || 1.5"),
     (r"(?<![\w.])(\d*)\.(\d*?)(\d{1,6}?)\3{2,}(?:\.\.\.)", r"\1.\2\\overline{\3}", r"0.333\ldots || \frac13"),
     (r"(?<![\d.])(\d{0,9})\.(\d{0,6})\\(?:overline|bar|dot)\s*\{?(\d{1,6})\}?(?:\.\.\.)?(?!\d)",

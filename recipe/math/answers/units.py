@@ -177,7 +177,9 @@ def bare_units() -> str:
     below = "|".join(
         rf"{name}s?" for line in _TABLE.strip().splitlines() for name in re.findall("[a-zA-Z]+", line.split("|")[0])
     )
-    factor = r"(?!\s*(?:[}(\d+/-]|\\(?!land|lor|approx|text)[a-z]))"  # 3 mg / 2 is no mass
+    # 3 mg / 2 and 3 mg (a + b) are no mass, 3 mg (exactly) is one.
+    group = r"\(\s*(?:[-+\d(]|\\(?!approx)[a-z]|[a-zA-Z](?![a-zA-Z]))"
+    factor = rf"(?!\s*(?:[}}\d+/-]|{group}|\\(?!land|lor|approx|text)[a-z]))"
     return rf"(?:{one})(?![a-zA-Z])(?:\s*/\s*(?:{below})(?![a-zA-Z]))?{factor}"
 
 
