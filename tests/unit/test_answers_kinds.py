@@ -90,8 +90,8 @@ def test_one_spelling(text: str, expected: str) -> None:
         (r"Part one is \boxed{2}; part two is \boxed{3}", ["2, 3"]),
         (r"x: \(\boxed{2}\), y: \(\boxed{3}\)", ["2, 3"]),
         (r"\boxed{2} when n is even, \boxed{3} when odd", ["2, 3"]),
+        (r"\boxed{2} / \boxed{3}", ["2, 3"]),
         # Only if the first box is introduced as the second one is.
-        (r"\boxed{2} / \boxed{3}", ["3", "2, 3"]),
         (r"\boxed{2}, if we double it, \boxed{4}", ["4", "2, 4"]),
         (r"Area = \boxed{12}; for the final answer: \boxed{13}", ["13", "12, 13"]),
         (r"\boxed{3}, when rounded: \boxed{3.1}", ["3.1", "3, 3.1"]),

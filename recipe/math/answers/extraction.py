@@ -82,7 +82,7 @@ _BOXES = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
 _JOINED = re.compile(
     r"(?>(?i:case|part|option|question)\s+\w+\s*[:.)]|\|[^|\n]{0,40}\||\||(?<=\n)\s*(?:[-+•]|\(?\w[.)]|\d+[.)])"
     r"|(?<=[\s$;,])\(?(?:[ivx]{1,4}|[a-zA-Z]|\d)\)"
-    r"|(?:[a-zA-Z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*[=:]"
+    r"|(?:[a-zA-Z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*[=:]|/"
     r"|(?i:(?:second|third|next|other)\s+(?:answer|solution|value|root|case|part)|(?:part|case)\s+(?:two|three))\s*(?:is|:|=)"
     r"|(?<![.!?\n]\s)(?<!\n)(?i:if|when|for|otherwise)\b[^.\n\\]{0,40}[,:]"
     r"|\\q?quad|\\(?:text|mathrm)\s*\{\s*(?:and|or)[\s,]*\}|\b(?:and|or|as well as|possibly|perhaps|maybe)\b"
