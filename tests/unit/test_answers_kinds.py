@@ -105,7 +105,7 @@ def test_one_spelling(text: str, expected: str) -> None:
         ("综上所述，选C。", ["C。"]),
         ("正确选项是（C）", ["（C）"]),
         ("不选C", []),
-        ("答えは5です。", ["5です。"]),
+        ("答えは5です。", ["5"]),
         (r"\text{Answer: } 5", ["5"]),
         ("The answer is 5. Then contradiction.", []),
         ("Suppose the answer is 5.", []),

@@ -101,9 +101,10 @@ _LONGEST_LEAD, _LONGEST_TAIL = 120, 20
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _ANCHORED = re.compile(
     r"^[ \t]*####[ \t]*(?P<hash>[^\n]+)"
-    r"|(?:answers?|respuesta|option|choice)(?:\s+(?:is|are|es)\b|[*_`\s]*(?::|=))[:*_`}\s]*(?P<answer>[^\n]+)"
+    r"|(?:answers?|respuesta|réponse|antwort|risposta|resposta|option|choice)(?:\s+correct[ao]e?)?"
+    r"(?:\s+(?:is|are|es|est|ist|è|é)\b|[*_`\s]*(?::|=))[:*_`}\s]*(?P<answer>[^\n]+)"
     r"|answer[*_`:#\s]*\n[*_`\s]*(?P<below>[^\n]+)"
-    r"|(?:答案|故选|应选|故填|选项(?=[是为])|(?<![不能可])选择?(?=\s*[(（]?[A-Z]\b)|答え?(?=[:：は]))[是为应选は:：*\s]*(?P<chinese>[^\n]+)",
+    r"|(?:答案|故选|应选|故填|选项(?=[是为])|(?<![不能可])选择?(?=\s*[(（]?[A-Z]\b)|答え?(?=[:：は]))[是为应选は:：*\s]*(?P<chinese>[^\n]+?)(?=です|である|$)",
     re.IGNORECASE | re.MULTILINE,
 )
 

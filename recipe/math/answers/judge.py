@@ -185,7 +185,8 @@ def _has_a_decimal_comma(sides: _Sides) -> bool:
     texts = (trusted(sides.truth), sides.texts[0])
     pair = [re.sub(r"\{,\}(?!\d{3}\Z)", ",", text.strip("$ ")) for text in texts]  # 2{,}500 is 2500
     return any(
-        re.fullmatch(r"-?\d+\.\d+", one) and one.replace(".", ",") == other
+        re.fullmatch(r"-?\d+\.\d+", one)
+        and one.replace(".", ",") == re.sub(r"(?<=\d)[. ](?=\d{3}(?:[. ]\d{3})*,)", "", other)  # 1.234,5
         for one, other in itertools.permutations(pair)
     )
 
