@@ -183,10 +183,6 @@ class Cluster:
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
-    def give_up(self, node: str) -> None:
-        """What SLURM does after SlurmdTimeout seconds without a word from the node: it starts nothing there."""
-        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
-
     def bring_back(self, node: str) -> None:
         """The node has started anew."""
         self._daemon("slurmd", "-D", "-N", node)

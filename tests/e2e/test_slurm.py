@@ -194,15 +194,13 @@ def test_a_dead_node_costs_a_requeue_and_three_without_a_checkpoint_are_the_last
     cluster.lose("node2")
     try:
         wait_for("requeueing job", cluster, job, log, 120)
-        cluster.give_up("node2")  # its place is taken by another
-        ended = cluster.wait_for_end(job, 300, log)
     finally:
         cluster.bring_back("node2")
+    ended = cluster.wait_for_end(job, 300, log)
     text = log.read_text()
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), tail(log)
     # Ray itself may lose a node once more on a busy machine: that costs another requeue, and the job still ends.
     assert int(ended["Restarts"]) >= 1 and text.count("Ray is up on 2 node(s)") >= 2
-    assert "2 node(s): node1 node3;" in text
     assert "node node2 does not answer" in text or "Ray ended on node node2" in text
     ended = cluster.wait_for_end(hopeless, 600, hopeless_log)
     assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "1:0", "3"), tail(hopeless_log)
