@@ -243,12 +243,12 @@ def _like(key: str, without: DictConfig) -> str:
 @functools.cache
 def _names_in_code() -> frozenset[str]:
     """What verl's code and that of the recipes reads: attributes, texts, fields; no variables and no comments."""
-    folders = [verl_config_dir().parents[1], CONF_DIR.parents[1]]
-    if store := find_spec("transfer_queue"):  # which gets its group as it is; its defaults are in a file
-        folders += map(Path, store.submodule_search_locations or ())
+    store = find_spec("transfer_queue")  # which gets its group as it is; its defaults are in a file
+    stores = [Path(folder) for folder in (store and store.submodule_search_locations) or ()]
+    folders = (verl_config_dir().parents[1], CONF_DIR.parents[1], *stores)
     # old_keys.py names keys that nothing reads.
     files = (file for folder in folders for file in folder.rglob("*.py") if file.name != "old_keys.py")
-    defaults = (folder / "config.yaml" for folder in folders[2:])
+    defaults = (folder / "config.yaml" for folder in stores)
     names = re.compile(r"""[."']([\w-]+)|^ +(\w+) ?:""", re.MULTILINE)
     read = (names.findall(re.sub(r"#.*", "", file.read_text(encoding="utf-8"))) for file in (*files, *defaults))
     return frozenset(name for of_file in read for either in of_file for name in either if name)

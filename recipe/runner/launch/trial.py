@@ -95,7 +95,11 @@ def _is_certain(function: Callable[..., Any], arguments: Mapping[str, Any], erro
 
 
 def _note(setting: str, error: BaseException) -> None:
-    print(f"note: {setting} was tried on a made-up batch, and failed there: {in_words(error)}", file=sys.stderr)
+    print(f"note: {setting} {_failed_here(error)}", file=sys.stderr)
+
+
+def _failed_here(error: BaseException) -> str:
+    return f"was tried on a made-up batch, and failed there: {in_words(error)}"
 
 
 # ---------------------------------------------------------------- advantages
@@ -352,7 +356,7 @@ def why_zero_advantages_count(config: DictConfig, loss_is_known: bool = False) -
 def _on_trial(find: Callable[[], str | None]) -> str | None:
     """What a function finds out about code that is tried; else how that code has failed; None if nothing."""
     why, failure = attempt(find)
-    return f"was tried on a made-up batch, and failed there: {in_words(failure)}" if failure else why
+    return _failed_here(failure) if failure else why
 
 
 def _estimator_reads_more(config: DictConfig) -> str | None:
