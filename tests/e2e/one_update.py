@@ -1,10 +1,9 @@
 """A program: the FSDP workers of this recipe, without a rollout engine, do one update on a recorded batch.
 
-``one_update.py RANKS NODES BATCH OUT FOLDER``: RANKS FSDP ranks on NODES Ray nodes of this machine. The batch is made
-and recorded in the file BATCH if that does not exist; losses, gradients, weights and responses go to OUT.
-
-``... FOLDER KIND LOSS...``: an update with each of these losses instead, by the workers of the recipe (KIND ``recipe``)
-or by verl's own (``verl``), which an audit records.
+``one_update.py RANKS NODES BATCH OUT FOLDER KIND LOSS...``: RANKS FSDP ranks on NODES Ray nodes of this machine make an
+update with each of these losses in turn. The batch is made and recorded in the file BATCH if that does not exist. KIND
+``recipe``: the recipe's workers; loss, gradients and weights of the first update, and the responses of all, go to OUT.
+KIND ``verl``: verl's own workers, which an audit records.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from recipe.fspo.job import compose
 from recipe.runner.launch.machine import export_platform
 
 RANKS, NODES, BATCH, OUT, FOLDER = int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:6])
-KIND, LOSSES = sys.argv[6] if len(sys.argv) > 6 else "", sys.argv[7:]
+KIND, LOSSES = sys.argv[6], sys.argv[7:]
 CONFIG = compose(
     [
         "experiment=demo",
@@ -84,17 +83,6 @@ class KeepingWorker(RunTrainingWorker):
         self.engine.optimizer_step = keep_and_step
 
 
-class ProbeWorker(RunWorker):
-    """The recipe's worker, asked for its gradients and weights."""
-
-    actor_worker_cls = KeepingWorker
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def kept(self) -> tuple[list[np.ndarray], np.ndarray]:
-        weights = torch.cat([full(parameter) for parameter in self.actor.engine.module.parameters()])
-        return self.actor.gradients, weights.numpy()
-
-
 class OtherLoss:
     """Another loss from now on."""
 
@@ -107,14 +95,21 @@ class OtherLoss:
 
 
 class RecipeWorker(OtherLoss, RunWorker):
-    """Of the recipe."""
+    """Of the recipe, asked for its gradients and weights."""
+
+    actor_worker_cls = KeepingWorker
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def kept(self) -> tuple[list[np.ndarray], np.ndarray]:
+        weights = torch.cat([full(parameter) for parameter in self.actor.engine.module.parameters()])
+        return self.actor.gradients, weights.numpy()
 
 
 class VerlWorker(OtherLoss, ActorRolloutRefWorker):
     """verl's own."""
 
 
-WORKERS = {"": ProbeWorker, "recipe": RecipeWorker, "verl": VerlWorker}
+WORKERS = {"recipe": RecipeWorker, "verl": VerlWorker}
 
 
 def start_ray(config: DictConfig) -> None:
@@ -216,32 +211,36 @@ def asked(rows: dict[str, list[torch.Tensor]]) -> TensorDict:
     return data
 
 
-def update_with_other_losses(workers: Any, rows: dict[str, list[torch.Tensor]]) -> None:
-    """The responses of each loss's mini-batches go to OUT, or, of verl's workers, to the audit's folder."""
-    responses = []
-    for name in LOSSES:
-        workers.use(name)
-        workers.update_actor(asked(rows))
-        if KIND == "recipe":
-            responses.append(flat(join_ranks(workers.pop_mini_batches())))
-    np.savez(OUT, responses=np.array(responses))
+def update(workers: Any, rows: dict[str, list[torch.Tensor]], loss: str) -> Any:
+    """Metrics of an update with a loss."""
+    workers.use(loss)
+    return workers.update_actor(asked(rows))["metrics"]
 
 
 def main() -> None:
     config = on_this_machine(CONFIG)
     start_ray(config)
     workers = start_workers(config)
-    if KIND != "verl":
+    if KIND == "recipe":
         workers.record()
         workers.begin_run(str(FOLDER))
     rows = torch.load(BATCH) if BATCH.exists() else record(workers)
-    if LOSSES:
-        update_with_other_losses(workers, rows)
-        ray.shutdown()
-        return
+    if KIND == "recipe":
+        update_ours(workers, rows)
+    else:
+        for loss in LOSSES:
+            update(workers, rows, loss)
+    ray.shutdown()
+
+
+def update_ours(workers: Any, rows: dict[str, list[torch.Tensor]]) -> None:
     _, before = workers.kept()[0]
-    metrics = workers.update_actor(asked(rows))["metrics"]
+    metrics = update(workers, rows, LOSSES[0])
     gradients, after = workers.kept()[0]
+    responses = [flat(join_ranks(workers.pop_mini_batches()))]
+    for loss in LOSSES[1:]:
+        update(workers, rows, loss)
+        responses.append(flat(join_ranks(workers.pop_mini_batches())))
     placed = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     np.savez(
         OUT,
@@ -250,13 +249,12 @@ def main() -> None:
         used=len({ray.get(worker.__ray_call__.remote(where)) for worker in workers.workers}),
         gradients=np.stack(gradients),
         change=after - before,
-        responses=flat(join_ranks(workers.pop_mini_batches())),
+        responses=np.array(responses),
         **{
             name: np.array(metrics[name], dtype=np.float64)
             for name in ("loss", "grad_norm", "actor/pg_loss", "kl_loss")
         },
     )
-    ray.shutdown()
 
 
 def where(_: Any) -> str:

@@ -1,14 +1,14 @@
 """A program: two Ray nodes on this machine, a worker on the second; that, and then the node, is killed.
 
-``supervisor_probe.py worker|node`` prints the sentence of the failure that the launching process is told of.
+Prints the sentence of the failure that the launching process is told of each time.
 """
 
 from __future__ import annotations
 
 import os
 import queue
-import sys
 import threading
+from typing import Any
 
 import psutil
 import ray
@@ -31,7 +31,7 @@ class WorkerDict:
         return os.getpid()
 
 
-def main(victim: str) -> None:
+def main() -> None:
     options = {"num_cpus": 2, "object_store_memory": 200_000_000}
     cluster = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
     second = cluster.add_node(**options)
@@ -41,21 +41,28 @@ def main(victim: str) -> None:
     failures: queue.Queue[Failure] = queue.Queue()
     nodes = OtherNodes(MARK, lambda: Phase(3, "generation", 0.0), failures.put, threading.Event())
     nodes.start()
+    worker = watched_worker(nodes, there)
+    pid = ray.get(worker.pid.remote())
+    psutil.Process(pid).kill()
+    print(f"killed {pid}: {failures.get(timeout=60).sentence}", flush=True)
+    watched_worker(nodes, there)
+    psutil.Process(second.all_processes["raylet"][0].process.pid).kill()
+    print(f"killed the node: {failures.get(timeout=60).sentence}", flush=True)
+
+
+def watched_worker(nodes: OtherNodes, there: NodeAffinitySchedulingStrategy) -> Any:
+    """A worker that the watcher on its node, which ends with a death, has seen."""
     while not nodes._watchers:
         threading.Event().wait(0.1)
     while not any("first_end" in " ".join(other.info["cmdline"] or []) for other in psutil.process_iter(["cmdline"])):
         threading.Event().wait(0.1)
     # Ray starts the worker without the mark, which comes with the runtime environment.
     worker = WorkerDict.options(scheduling_strategy=there).remote()
-    pid = ray.get(worker.pid.remote())
+    ray.get(worker.pid.remote())
     threading.Event().wait(2)  # the watcher's next looks
-    if victim == "worker":
-        psutil.Process(pid).kill()
-    else:
-        psutil.Process(second.all_processes["raylet"][0].process.pid).kill()
-    print(f"killed {pid}: {failures.get(timeout=60).sentence}", flush=True)
+    return worker
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()
     os._exit(0)  # Cluster's own clean-up at exit waits for processes that are gone

@@ -63,8 +63,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def submit(cluster: Cluster, tmp_path: Path) -> Submit:
-    """Submits a job script; returns the job's id, its log and its run folder."""
+def submit(cluster: Cluster, tmp_path: Path) -> Iterator[Submit]:
+    """Submits a job script; the job's id, its log and its run folder. What is left of it ends with the test."""
 
     def submit(*arguments: str, **environment: str) -> tuple[str, Path, Path]:
         log, run_dir = tmp_path / "job.out", tmp_path / "run"
@@ -75,15 +75,18 @@ def submit(cluster: Cluster, tmp_path: Path) -> Submit:
             "FSPO_RAY_OPTIONS": "--object-store-memory=200000000",
             **environment,
         }
-        return cluster.sbatch(f"--output={log}", *arguments, **variables), log, run_dir
+        jobs.append(cluster.sbatch(f"--output={log}", *arguments, **variables))
+        return jobs[-1], log, run_dir
 
-    return submit
+    jobs: list[str] = []
+    yield submit
+    cluster.run("scancel", *jobs, check=False)  # of a test that failed: the next one's machine is not to be shared
 
 
-def wait_for(text: str, cluster: Cluster, job: str, log: Path, timeout: float) -> None:
-    """Return once the job's log has ``text``."""
+def wait_for(text: str, cluster: Cluster, job: str, log: Path, timeout: float, times: int = 1) -> None:
+    """Return once the job's log has ``text`` so many times."""
     limit = time.monotonic() + timeout
-    while not log.exists() or text not in log.read_text(errors="replace"):
+    while not log.exists() or log.read_text(errors="replace").count(text) < times:
         state = cluster.job(job)["JobState"]
         if state in ("FAILED", "COMPLETED", "TIMEOUT") or time.monotonic() > limit:
             cluster.run("scancel", job, check=False)
@@ -211,22 +214,24 @@ def test_a_dead_node_costs_a_requeue_and_three_without_a_checkpoint_are_the_last
     assert_nothing_left(cluster, hopeless, hopeless_dir)
 
 
-def test_two_nodes_train_and_a_warning_saves_requeues_and_resumes(cluster: Cluster, submit: Submit) -> None:
-    overrides = ("trainer.total_training_steps=6", "trainer.save_freq=100", "algo=fspo_quantile")
+def test_two_nodes_train_a_warning_saves_requeues_and_resumes_and_scancel_leaves_nothing(
+    cluster: Cluster, submit: Submit
+) -> None:
+    overrides = ("trainer.total_training_steps=1000", "trainer.save_freq=1000", "algo=fspo_quantile")
     job, log, run_dir = submit("slurm/demo_cpu.sh", *SMALL, *overrides)
-    wait_for("step 1/6", cluster, job, log, 500)
+    wait_for("step 1/1000", cluster, job, log, 500)
     cluster.run("scancel", "--batch", "--signal=USR1", job)
     wait_for("requeueing job", cluster, job, log, 200)
     saved = int((run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
-    assert steps(run_dir) == list(range(1, saved + 1)) and saved < 6
+    assert steps(run_dir) == list(range(1, saved + 1))
     assert json.loads((run_dir / "run.json").read_text())["status"] == "preempted"
     assert f"preempted after step {saved}" in log.read_text()
-    ended = cluster.wait_for_end(job, 600, log)
-    text = log.read_text()
-    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("COMPLETED", "0:0", "1"), tail(log)
-    assert f"resumed from {run_dir}/checkpoints/global_step_{saved}" in text and "step 6/6" in text
-    assert steps(run_dir) == [1, 2, 3, 4, 5, 6]
-    assert json.loads((run_dir / "run.json").read_text())["status"] == "finished"
+    wait_for(f"step {saved + 1}/1000", cluster, job, log, 500)
+    cluster.run("scancel", job)
+    ended, text = cluster.wait_for_end(job, 60, log), log.read_text()
+    assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "1"), tail(log)
+    assert f"resumed from {run_dir}/checkpoints/global_step_{saved}" in text
+    assert steps(run_dir) == list(range(1, len(steps(run_dir)) + 1)) and len(steps(run_dir)) > saved
     assert text.count("Ray is up on 2 node(s)") == 2
     assert {path.name for path in (run_dir / "slurm").iterdir()} == {f"{job}-restart-0", f"{job}-restart-1"}
     # An FSDP rank on each node: its output is in that node's own Ray logs.
@@ -235,20 +240,20 @@ def test_two_nodes_train_and_a_warning_saves_requeues_and_resumes(cluster: Clust
     assert_nothing_left(cluster, job, run_dir)
 
 
-def test_the_end_of_the_time_limit_is_seen_without_a_warning_and_scancel_leaves_nothing(
-    cluster: Cluster, submit: Submit
-) -> None:
-    limit = ("--time=3", "--signal=B:CONT@1")  # which nothing heeds; the run sees the end two minutes before
+def test_the_end_of_the_time_limit_is_seen_without_a_warning(cluster: Cluster, submit: Submit) -> None:
+    limit = ("--time=4", "--signal=B:CONT@1")  # which nothing heeds; the run sees the end two minutes before
     overrides = ("trainer.total_training_steps=1000", "trainer.save_freq=1000")
     job, log, run_dir = submit("--nodes=1", *limit, "slurm/demo_cpu.sh", *SMALL, *overrides)
-    wait_for("requeueing job", cluster, job, log, 400)
-    cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=30")  # of the next start
-    saved = int((run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
-    assert steps(run_dir) == list(range(1, saved + 1))
-    text = log.read_text()
-    assert "the job ends in" in text and f"preempted after step {saved}" in text and "warning signal" not in text
-    wait_for(f"step {saved + 1}/1000", cluster, job, log, 500)
+    newest = run_dir / "checkpoints" / "latest_checkpointed_iteration.txt"
+    for start, next_limit in enumerate((6, 8, 8), 1):  # a start in which a slow machine does no step saves nothing
+        wait_for("requeueing job", cluster, job, log, 60 * next_limit, times=start)
+        if newest.exists():
+            break
+        cluster.run("scontrol", "update", f"JobId={job}", f"TimeLimit={next_limit}")
     cluster.run("scancel", job)
+    saved, text = int(newest.read_text()), log.read_text()
+    assert steps(run_dir) == list(range(1, saved + 1))
+    assert "the job ends in" in text and f"preempted after step {saved}" in text and "warning signal" not in text
     assert cluster.wait_for_end(job, 60, log)["JobState"] == "CANCELLED"
     assert_nothing_left(cluster, job, run_dir)
 
