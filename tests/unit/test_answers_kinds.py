@@ -96,7 +96,6 @@ def test_one_spelling(text: str, expected: str) -> None:
         (r"Area = \boxed{12}; for the final answer: \boxed{13}", ["13", "12, 13"]),
         (r"\boxed{3}, when rounded: \boxed{3.1}", ["3.1", "3, 3.1"]),
         (r"$x=\boxed{3}$ and for y, $\boxed{4}$", ["4", "3, 4"]),
-        (r"Part a: \boxed{2} b: \boxed{3}", ["3", "2, 3"]),
         (r"The value is \boxed{2}, next value: \boxed{4}", ["4", "2, 4"]),
         ("| 1 | \\boxed{2} |\n| 2 | \\boxed{3} |", ["2, 3"]),
         (r"First answer: \boxed{2}; second answer: \boxed{3}", ["2, 3"]),

@@ -46,9 +46,8 @@ def sole_box(response: str) -> str | None:
 
 
 def _content(text: str, box: re.Match[str], close: int | None) -> str:
-    """What stands in a box; without doubled backslashes if the box has them."""
-    content = text[box.end() : close].strip()
-    return unescaped(content) if text[: box.start()].endswith("\\") else content
+    """What stands in a box, without doubled backslashes."""
+    return unescaped(text[box.end() : close].strip())
 
 
 def decide_exactly(content: str, truth: str) -> bool | None:
@@ -83,20 +82,15 @@ _JOINED = re.compile(
     r"(?>(?i:case|part|option|question)\s+\w+\s*[:.)]|\|[^|\n]{0,40}\||\||(?<=\n)\s*(?:[-+•]|\(?\w[.)]|\d+[.)])"
     r"|(?<=[\s$;,])\(?(?:[ivx]{1,4}|[a-zA-Z]|\d)\)"
     r"|(?:[a-zA-Z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*[=:]|/"
-    r"|(?i:(?:second|third|next|other)\s+(?:answer|solution|value|root|case|part)|(?:part|case)\s+(?:two|three))\s*(?:is|:|=)"
+    r"|(?i:(?:second|third|other)\s+(?:answer|solution|value|root|case|part)|(?:part|case)\s+(?:two|three))\s*(?:is|:|=)"
     r"|(?<![.!?\n]\s)(?<!\n)(?i:if|when|for|otherwise)\b[^.\n\\]{0,40}[,:]"
     r"|\\q?quad|\\(?:text|mathrm)\s*\{\s*(?:and|or)[\s,]*\}|\b(?:and|or|as well as|possibly|perhaps|maybe)\b"
     r"|[\s,;&$.*~]|\\[,;:! ()\[\]]|\\\\)*+"
 )
-# What a second box has before it, and what must then stand before the first box or behind the second one, with \0
-# between these two: "if n is odd, ... if even, ...", "... when odd, ... when even". The first match counts.
-_LEADS = (
-    (r"\b(if|when|for)\b", r"\b{0}\b[^.\n]{{0,80}}\x00|\x00[\s$]*{0}\b"),
-    (r"\b(?:second|third|next|other)\s+(\w+)", r"\b(?:first|one|second|third|next)\s+{0}\b[^.]{{0,80}}\x00"),
-    (r"\b(part|case)\s+(?:two|three)\s*(?:is|=)", r"\b{0}\s+(?:one|two)\b[^.]{{0,80}}\x00"),
-    (r"(?<![\w\\])(?:[a-zA-Z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*:",
-     r"(?:\A|[\n.,:;$(*])\s*(?:[a-zA-Z]|\\[a-z]+)(?:_\{{?\w+\}}?)?\s*:(?:[\s$*]|\\[(\[])*\x00"),
-)  # fmt: skip
+#: Words between two boxes that do not introduce the second one; nor do commands, cells of a table and numerals.
+_CONNECTING = re.compile(
+    r"\\[a-z]+|\|[^|\n]*\||\b[ivx]+\)|\b(?:and|or|as well as|otherwise|possibly|perhaps|maybe)\b", re.IGNORECASE
+)
 _LONGEST_LEAD, _LONGEST_TAIL = 120, 20
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _ANCHORED = re.compile(
@@ -178,13 +172,13 @@ def answer_texts(text: str) -> Extract:
 
 
 def _are_alike(text: str, before: int, first: tuple[int, int], second: tuple[int, int]) -> bool:
-    """Whether a first box is introduced as a second one is; the text from ``before`` on belongs to the first."""
-    lead = text[max(before, first[0] - _LONGEST_LEAD) : first[0]]
-    around = f"{lead}\x00{text[second[1] : second[1] + _LONGEST_TAIL]}"
-    for introduced, demanded in _LEADS:
-        if match := re.search(introduced, text[first[1] : second[0]], re.IGNORECASE):
-            return bool(re.search(demanded.format(*match.groups()), around, re.IGNORECASE))
-    return True
+    """Whether a first box is introduced as a second one is; the text from ``before`` on belongs to the first.
+
+    One of the words between them then stands before the first box, or behind the second one: "if odd, 5, if even, 6".
+    """
+    around = text[max(before, first[0] - _LONGEST_LEAD) : first[0]] + " " + text[second[1] : second[1] + _LONGEST_TAIL]
+    words = re.findall("[a-z]{2,}", _CONNECTING.sub(" ", text[first[1] : second[0]].lower()))
+    return not words or any(re.search(rf"\b{word}\b", around, re.IGNORECASE) for word in words)
 
 
 #: A sentence that takes a number back: "The answer is 17. Or rather 18.", "The answer is 17. This is wrong."

@@ -130,8 +130,7 @@ def read(text: str, inner: bool = False) -> Answer:
             ):
                 return Answer(UNREAD, text)  # "no solution or 5", "5 and a half"
         if len(items) > 1:
-            listed = _list(items)
-            return replace(listed, text=text) if listed.kind == LIST else listed
+            return _list(items)
         text = items[0]
     if (match := _RESIDUE.fullmatch(text)) and "," not in match[1]:
         return Answer(RESIDUE, parts=(read(re.split(r"\\equiv|=", match[1])[-1], True), read(match[2])))
@@ -230,8 +229,6 @@ def _list(items: list[str], form: str = "") -> Answer:
 
 def _relation(sides: list[tuple[str, str]]) -> Answer:
     texts, signs = [stripped(side) for side, _ in sides], [sign for _, sign in sides[1:]]
-    if len(texts) > 2 and signs[-1] == "=" and _is_words(texts[-1]):  # "x = 40 is the answer"
-        return _relation(sides[:-1])
     if signs == ["="] and all(map(_is_words, texts)) and _THE_ANSWER.fullmatch(texts[1]):
         return read(texts[0])  # "Bob is the winner"
     if signs[-1] in ("\\approx", "\\sim"):  # an approximation behind the exact value does not count
@@ -245,9 +242,6 @@ def _relation(sides: list[tuple[str, str]]) -> Answer:
         return read(texts[1])
     is_equation = signs == ["="] and all(texts)
     name = texts[0] if is_equation and _is_name(texts[0]) else ""
-    has_variable = re.search(r"(?<![\\a-zA-Z])[a-zA-Z]", _CHUNK.sub("", texts[0]))
-    if is_equation and not name and not has_variable and _is_name(texts[1]):
-        return read(texts[0])
     if set(signs) <= set(_FLIPPED):
         texts, signs = texts[::-1], [_FLIPPED[sign] for sign in signs[::-1]]
     text = " ".join(f"{sign} {side}" for side, sign in zip(texts, ["", *signs], strict=True)).strip()
@@ -324,7 +318,7 @@ def choice(text: str, with_text: bool = False) -> str:
     if re.fullmatch(r"(?:\(\s*[A-Z]\s*\)\s*(?:,|and)?\s*){2,}", text):  # (A), (C)
         text = re.sub(r"[()]", " ", text).strip()
     match = re.match(r"\(?\s*([A-Z](?:\s*(?:,|and|,\s*and)?\s*[A-Z])*)(?![\w'])(\s*\)[.:)]*|[.:)]*)\s*", text)
-    if match is None or len(match[1]) > 20:
+    if match is None:
         return ""
     rest = text[match.end() :]
     if rest and (

@@ -142,7 +142,6 @@ def _table() -> dict[str, tuple[Any, Counter[str]]]:
 @functools.lru_cache(maxsize=4096)
 def unit(words: str) -> Unit:
     """The unit that the words behind a number name, such as "km/h", "square inches" or "million dollars"."""
-    words = re.sub(r"degrees?\s+(?=(?:[CF]|celsius|fahrenheit)\b)", "", words, flags=re.IGNORECASE)
     scale, percent, factor, powers, known, sign, power = 1, False, 1, Counter[str](), True, 1, 1
     tokens = re.findall(r"/|([^\s.,:;()!?'\"/^{}-]+)(?:\^\{?(-?\d+)\}?)?", words)
     for word, exponent in tokens:
@@ -202,5 +201,4 @@ def cardinal(words: str) -> int | None:
 
 
 def _name(word: str) -> str:
-    lower = word.lower()
-    return lower if len(lower) < 3 else lower.removesuffix("s")
+    return word.lower().removesuffix("s")
