@@ -97,7 +97,6 @@ _ANCHORED = re.compile(
     r"^[ \t]*####[ \t]*(?P<hash>[^\n]+)"
     r"|(?:answers?|respuesta|réponse|antwort|risposta|resposta|option|choice)(?:\s+correct[ao]e?)?"
     r"(?:\s+(?:is|are|es|est|ist|è|é)\b|[*_`\s]*(?::|=))[:*_`}\s]*(?P<answer>[^\n]+)"
-    r"|answer[*_`:#\s]*\n[*_`\s]*(?P<below>[^\n]+)"
     r"|(?:答案|故选|应选|故填|选项(?=[是为])|(?<![不能可])选择?(?=\s*[(（]?[A-Z]\b)|答え?(?=[:：は]))[是为应选は:：*\s]*(?P<chinese>[^\n]+?)(?=です|である|$)",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -161,7 +160,7 @@ def answer_texts(text: str) -> Extract:
             return Extract(stated, not stated)
         return Extract(answers, False)
     if tagged := _TAGGED.findall(text):
-        return Extract([re.sub(r"(?is).*\b(?:is|:)\s", "", tagged[-1]).strip() or tagged[-1]], False)
+        return Extract([tagged[-1]], False)
     if anchored := [match for match in _ANCHORED.finditer(text) if not _DOUBTED.search(text[: match.start()][-200:])]:
         sentence = next(part for part in anchored[-1].groups() if part)
         end = re.search(r"(?:(?<=\w)|(?<=[)}$\]]))\.\s", sentence)
@@ -225,16 +224,14 @@ _FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
 def said(text: str) -> str:
     """The last sentence with a number or a formula, where it says it plainly; else nothing."""
-    text = _FORMULA.sub(lambda match: match[0].replace("\n", " "), after_thought(text))
-    sentences = re.split(r"(?<=[a-zA-Z\d)}$\]])[.!](?:\s|\Z)|(?<=[a-zA-Z\d)}$\]]\?)\s|\n", text)
+    sentences = re.split(r"(?<=[a-zA-Z\d)}$\]])[.!](?:\s|\Z)|\n", after_thought(text))
     numbered = [number for number, part in enumerate(sentences) if re.search(r"\d", part) or _FORMULA.search(part)]
     if not numbered or any(map(_TAKEN_BACK.match, sentences[numbered[-1] + 1 :])):
         return ""
     last = sentences[numbered[-1]]
     undenied = _DENIED.sub(" ", last)
     last = undenied if re.search(r"\d", undenied) else last
-    if _REFERENCE.search(last) and not re.search(r"\d", last := _REFERENCE.sub(" ", last)):
-        return ""
+    last = _REFERENCE.sub(" ", last)
     last = re.sub(r"(?<=\d)(?=[\u4e00-\u9fff])|(?<=[\u4e00-\u9fff])(?=\d)", " ", last)
     return "" if _HEDGE.search(last) else re.sub(r"\A\W*(?:final\s+)?answer\W*:", "", last, flags=re.IGNORECASE)
 

@@ -52,11 +52,6 @@ def _equations(system: re.Match[str]) -> str:
 
 
 FUNCTIONS: Final = r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|cis"
-#: Commands with one argument whose meaning is more than the argument's.
-_MEANING: Final = re.compile(
-    rf"{FUNCTIONS}|over(?:line|rightarrow)|bar|dot|vec|(?:wide)?hat|mathbb|[bp]?mod|begin|end|\w*cancel|sout|max|min"
-    r"|gcd|lcm|lim|det|dim|deg|angle|triangle|in|le|ge|ne|cdot|times|pm|mp|cup|cap|setminus|sum|prod|int|to"
-)
 #: Commands whose argument is all that they show. Of any other command the argument is no answer.
 _DRESSING: Final = re.compile(
     r"boxed|f?box|framebox|math(?:bf|it|sf|tt|cal|scr|frak|op|bin|rel|ord|inner|strut)|bm|boldsymbol|pmb|emph|underline"
@@ -101,7 +96,7 @@ _SPELLINGS: Final[_Rules] = (
     (r"\{\s*\\rm(?![a-z])([^{}]*)\}", r"\\text{\1}", r"5{\rm cm} || 5"),
     (r"\+\s*\\(?:text|mathrm)\s*\{?\s*(?:[Cc]|const(?:ant|\.)?)(?![a-zA-Z])\s*\}?", "+C",
      r"x+\text{C} || x+C"),
-    (r"\^\s*\{?\s*(?:\\circ|\\degree|(?:\\text)?\{?o(?!\w)\}?)\s*\}?|\\degree", "°", r"\sin 30^\circ || 0.5"),
+    (r"\^\s*\{?\s*\\circ\s*\}?|\^?\\degree", "°", r"\sin 30^\circ || 0.5"),
     (rf"(?<![\\a-zA-Z])(sqrt|pi|infty|{FUNCTIONS})(?![a-zA-Z])", r"\\\1 ", r"2pi || 2\pi"),
     (r"(?:\{|\A)([^{}]*)\\choose(?![a-z])([^{}]*)(?:\}|\Z)", r"\\binom{\1}{\2}", r"{5 \choose 2} || 10"),
 )  # fmt: skip
@@ -239,7 +234,7 @@ def _unit(tokens: list[str], script: bool) -> str:
         while tokens and re.fullmatch(r"-?\d*", number + tokens[-1]):
             number += tokens.pop()
         return f"{token}{{{number or _argument(tokens, script=True)}}}"
-    if not (token[0] == "\\" and name[:1].isalpha()) or _MEANING.fullmatch(name):
+    if not (token[0] == "\\" and name[:1].isalpha()):
         return token
     if match := re.fullmatch(r"[a-z]*(frac|binom)", name):
         return f"\\{match[1]}{{{_argument(tokens)}}}{{{_argument(tokens)}}}"

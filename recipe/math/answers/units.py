@@ -13,23 +13,18 @@ from typing import Any, Final, NamedTuple
 _TABLE: Final = r"""
 m; meter metre | L | 1
 km; kilometer kilometre | L | 1000
-dm decimeter decimetre | L | 1/10
 cm; centimeter centimetre | L | 1/100
 mm; millimeter millimetre | L | 1/1000
-mum micrometer micrometre micron | L | 1/1000000
-nm nanometer nanometre | L | 1/1000000000
 in; inch inche | L | 127/5000
 ft; foot feet | L | 381/1250
 yd yard | L | 1143/1250
 mi; mile | L | 201168/125
 kg; kilogram | M | 1
 g; gram | M | 1/1000
-mg; milligram | M | 1/1000000
 t ton tonne | M | 1000
 lb lbs; pound | W | 1
 oz; ounce | W | 1/16
 s sec; second | T | 1
-ms millisecond | T | 1/1000
 min; minute | T | 60
 hr hrs; h hour | T | 3600
 day | T | 86400
@@ -37,20 +32,12 @@ week | T | 604800
 year yr | Y | 1
 month | Y | 1/12
 gal gallon | G | 1
-quart | G | 1/4
-pint | G | 1/8
-cup | G | 1/16
 L; liter litre | L3 | 1/1000
-dl deciliter decilitre | L3 | 1/10000
-cl centiliter centilitre | L3 | 1/100000
 ml; milliliter millilitre cc | L3 | 1/1000000
 ha hectare | L2 | 10000
 acre | L2 | 316160658/78125
 mph; | L T-1 | 201168/125/3600
-kph kmh | L T-1 | 5/18
 USD; dollar buck | USD | 1
-dime | USD | 1/10
-nickel | USD | 1/20
 cent penny pennie | USD | 1/100
 EUR; euro | EUR | 1
 GBP; | GBP | 1
@@ -59,12 +46,8 @@ yuan rmb cny | CNY | 1
 rupee inr | INR | 1
 N; newton | M L T-2 | 1
 J; joule | M L2 T-2 | 1
-kJ; kilojoule | M L2 T-2 | 1000
 W; watt | M L2 T-3 | 1
-kW; kilowatt | M L2 T-3 | 1000
 Pa; pascal | M L-1 T-2 | 1
-kPa; kilopascal | M L-1 T-2 | 1000
-kwh | M L2 T-2 | 3600000
 wh | M L2 T-2 | 3600
 eV; electronvolt | E | 1
 amp ampere | I | 1
@@ -146,7 +129,7 @@ def unit(words: str) -> Unit:
     tokens = re.findall(r"/|([^\s.,:;()!?'\"/^{}-]+)(?:\^\{?(-?\d+)\}?)?", words)
     for word, exponent in tokens:
         name = word if word in _table() else _name(word)
-        if name in ("", "per", "an") or (name == "a" and word == "a"):
+        if name in ("", "per", "a", "an"):
             sign = -1
         elif name in SCALES and (name != "k" or word == "k"):
             scale *= SCALES[name]
