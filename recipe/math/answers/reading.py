@@ -79,7 +79,7 @@ _NAME: Final = re.compile(
     r"(?:[a-zA-Z]+|\\[a-zA-Z]+|\|[A-Z]{2}\||[a-zA-Z]\^\{?-1\}?|\([a-zA-Z](?:,\s*[a-zA-Z])+\))\}?"
     r"(?:_\{?\w+\}?|_\{[^{}]*\})?'*\s*(?:\((?:[^()]|\([^()]*\))*\)|\[[^\[\]]*\])?"
 )
-_MATRIX: Final = re.compile(r"\\begin\s*\{([pbBvV]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
+_MATRIX: Final = re.compile(r"\\begin\s*\{([pbB]?matrix|array)\}(?:\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
 #: A row as a column: (1, 2)^T.
 _TRANSPOSED: Final = re.compile(
     r"(?:[(\[]|\\begin\{[pbB]matrix\})((?:(?!\\\\|\\end).)*)(?:[)\]]|\\end\{[pbB]matrix\})"
@@ -110,7 +110,7 @@ def read(text: str, inner: bool = False) -> Answer:
         if match[1] == "array" and len(rows) == len(rows[0]) == 1:
             return read(rows[0][0])
         cells = tuple(Answer(TUPLE, parts=tuple(read(cell, True) for cell in row)) for row in rows)
-        return Answer(TUPLE, text, cells, "determinant" if match[1] == "vmatrix" else "matrix")
+        return Answer(TUPLE, text, cells, "matrix")
     if not inner:
         if _DENIAL.search(text) and re.search(r"\d", text):
             return Answer(UNREAD, text)
@@ -245,7 +245,7 @@ def _relation(sides: list[tuple[str, str]]) -> Answer:
     if set(signs) <= set(_FLIPPED):
         texts, signs = texts[::-1], [_FLIPPED[sign] for sign in signs[::-1]]
     text = " ".join(f"{sign} {side}" for side, sign in zip(texts, ["", *signs], strict=True)).strip()
-    parts = tuple(read(side) if name else _leaf(side) for side in texts) if all(texts) else ()
+    parts = tuple(map(read, texts))
     if name[:1] == "(" and parts[1].kind == TUPLE and len(names := name[1:-1].split(",")) == len(parts[1].parts):
         equations = [
             _relation([(left, ""), (right, "=")]) for left, right in zip(names, split_tuple(texts[1]), strict=True)
@@ -256,8 +256,6 @@ def _relation(sides: list[tuple[str, str]]) -> Answer:
 
 def naming(answer: Answer) -> Answer:
     """The reading of an answer where "m - n = 7" names 7. A truth of these letters is a relation between them."""
-    if answer.kind == LIST:
-        return replace(answer, parts=tuple(map(naming, answer.parts)))
     if answer.kind == RELATION and answer.form == "=" and not answer.words and len(answer.parts) == 2:
         for name, value in (answer.parts, answer.parts[::-1]):
             is_value = name is answer.parts[0] or not re.search(r"(?<![\\a-zA-Z])[a-zA-Z]", value.text)
