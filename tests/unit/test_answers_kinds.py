@@ -313,6 +313,16 @@ def test_a_guess_a_denial_and_a_reference_give_no_answer(scorer: MathScorer, res
         (r"\text{Bob is the answer}", r"\text{Bob}", True),
         (r"\text{Bob is a winner}", r"\text{Bob}", True),
         (r"\text{Bob is a function}", r"\text{Bob}", False),
+        # A family is the same one by another letter and from another member, if the letter has a domain.
+        (r"5n-3, n\in\mathbb{Z}", r"5k+2, k\in\mathbb{Z}", True),
+        (r"5n-2, n\in\mathbb{Z}", r"5k+2, k\in\mathbb{Z}", False),
+        (r"10n-3, n\in\mathbb{Z}", r"5k+2, k\in\mathbb{Z}", False),
+        (r"2-5n, n\in\mathbb{Z}", r"5k+2, k\in\mathbb{Z}", True),
+        (r"5n-3, n\in\mathbb{N}", r"5k+2, k\in\mathbb{N}", False),
+        (r"\frac{\pi}{3}-k\pi", r"-\frac{2\pi}{3}+k\pi, k\in\mathbb{Z}", True),
+        (r"(s,2s), s\in\mathbb{R}", r"(t,2t), t\in\mathbb{R}", True),
+        (r"(s,3s), s\in\mathbb{R}", r"(t,2t), t\in\mathbb{R}", False),
+        (r"(n-2)\pi", r"n\pi", False),
     ],
 )
 def test_notations_of_models_and_of_public_truths(scorer: MathScorer, answer: str, truth: str, accepted: bool) -> None:

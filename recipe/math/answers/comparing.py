@@ -13,6 +13,7 @@ from typing import Any
 from recipe.math.answers.limits import Refused
 from recipe.math.answers.reading import (
     FILLERS,
+    INTEGER,
     LEAF,
     LIST,
     PHRASES,
@@ -281,7 +282,7 @@ def _equal(gold: Any, value: Any) -> bool:
     from math_verify import verify
 
     if gold.free_symbols or value.free_symbols:
-        gold, value = _renamed(gold, value)
+        gold, value = _aligned(gold, value)
         return gold == value or (
             not _apart(gold, value) and bool(verify(gold, value, timeout_seconds=None, raise_on_error=True))
         )
@@ -295,14 +296,24 @@ def _equal(gold: Any, value: Any) -> bool:
     return bool(difference.is_number and difference <= largest * sympy.Float("1e-50"))
 
 
-def _renamed(gold: Any, value: Any) -> tuple[Any, Any]:
-    """Both with one name for the integer of a family: pi / 3 + 2 k pi and pi / 3 + 2 pi n."""
+def _aligned(gold: Any, value: Any) -> tuple[Any, Any]:
+    """Both with one name for the integer of a family of angles; twice the first if they range over the same numbers.
+
+    So 5 k + 2 is 5 n - 3 for all integers k and n. Without a domain (n - 2) pi may be of one n, and is not n pi.
+    """
     import sympy
 
     names = [list(side.free_symbols) for side in (gold, value)]
     letters = {name.name for side in names for name in side}
-    if list(map(len, names)) == [1, 1] and letters <= {"k", "l", "m", "n"} and gold.has(sympy.pi):
-        return gold, value.subs(names[1][0], names[0][0])
+    is_bound = letters == {INTEGER[1:]}
+    if list(map(len, names)) != [1, 1] or not (is_bound or (letters <= {*"klmn", INTEGER[1:]} and gold.has(sympy.pi))):
+        return gold, value
+    letter = names[0][0]
+    value = value.subs(names[1][0], letter)
+    step, other = (side.diff(letter) for side in (gold, value))
+    if is_bound and not step.free_symbols and step != 0 and other in (step, -step):
+        offset = sympy.simplify(((gold - value) / step).subs(letter, 0))
+        return (gold, gold) if offset.is_integer else (gold, value)
     return gold, value
 
 

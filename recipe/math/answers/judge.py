@@ -22,7 +22,7 @@ from recipe.math.answers.comparing import (
 )
 from recipe.math.answers.extraction import answer_texts, bare, formula, said
 from recipe.math.answers.limits import MAX_EXPRESSION_CHARS, Refused
-from recipe.math.answers.reading import DOMAIN, LIST, RELATION, WORDS, Answer, choice, naming, read
+from recipe.math.answers.reading import DOMAIN, INTEGER, LIST, RELATION, WORDS, Answer, choice, naming, read
 from recipe.math.answers.sets import real_set
 from recipe.math.answers.spelling import cleaned, trusted, unglued
 from recipe.math.answers.verdict import Status
@@ -108,7 +108,9 @@ def by_kind(text: str, truth: str) -> Status:
     gold = next(iter(answer_texts(gold).texts), gold)
     if max(map(len, (gold, texts[0]))) > MAX_EXPRESSION_CHARS:
         return Status.CORRECT if texts[0].strip() == trusted(truth).strip() else Status.REFUSED
-    sides = _Sides(text, truth, texts, computed(cleaned(gold)), sentence)
+    answers = [computed(cleaned(part)) for part in texts if len(part) <= MAX_EXPRESSION_CHARS]
+    target, *answers = _bound([computed(cleaned(gold)), *answers])
+    sides = _Sides(text, truth, texts, target, answers, sentence)
     if any(rule.applies(sides) for rule in REFUSALS):
         return Status.WRONG
     if any(rule.applies(sides) for rule in ACCEPTANCES):
@@ -116,6 +118,17 @@ def by_kind(text: str, truth: str) -> Status:
     if not readable(sides.target):
         return Status.BAD_TRUTH
     return Status.WRONG if sides.readable else Status.PARSE_FAILED
+
+
+def _bound(texts: list[str]) -> list[str]:
+    """With one name for the letter that ranges over a set, first the truth: "2k, k in Z" and "2n, n in Z"."""
+    domains = [DOMAIN.search(text) for text in texts]
+    letters = [(domain or domains[0] or {"names": ""})["names"].strip() for domain in domains]
+    if not domains[0] or not all(re.fullmatch("[a-zA-Z]", letter) for letter in letters):
+        return texts
+    name = INTEGER if all("Z" in domain["set"] for domain in domains if domain) else r"\xi"
+    alone = r"(?<![\\a-zA-Z]){}(?![a-zA-Z])"
+    return [re.sub(alone.format(letter), rf"\{name} ", text) for letter, text in zip(letters, texts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -126,11 +139,8 @@ class _Sides:
     truth: str
     texts: list[str]  # the answer of the response; then that with all of its boxes
     target_text: str  # cleaned
+    answers: list[str]  # the texts, cleaned
     sentence: str  # the last one with a number, if the answer is neither in a box nor in tags
-
-    @functools.cached_property
-    def answers(self) -> list[str]:
-        return [computed(cleaned(part)) for part in self.texts if len(part) <= MAX_EXPRESSION_CHARS]
 
     @functools.cached_property
     def both(self) -> tuple[str, str]:
@@ -170,7 +180,7 @@ def _is_another_choice(sides: _Sides) -> bool:
 
 
 def _has_another_domain(sides: _Sides) -> bool:
-    return _differ([re.sub(r"[\s{}.)]", "", match[1]) for side in sides.both if (match := DOMAIN.search(side))])
+    return _differ([re.sub(r"[\s{}.)]", "", match["set"]) for side in sides.both if (match := DOMAIN.search(side))])
 
 
 def _is_another_half_of_a_day(sides: _Sides) -> bool:

@@ -71,8 +71,11 @@ SIGN: Final = re.compile(
 _FLIPPED: Final = {">": "<", r"\ge": r"\le", r"\gg": r"\ll"}
 _COUNTS: Final = re.compile(r"[-\d=<>+*/^|\\]")  # what may not be left unread
 DOMAIN: Final = re.compile(
-    rf"(?:[,;(]|\x02{_CONDITION}[^\x03]*\x03)\s*(?:[\w,{{}} ]|\\(?!in\b)[a-z]+)+?\\in\s*(\\mathbb.*?)[\s)]*\Z"
+    rf"(?:[,;(]|\x02{_CONDITION}[^\x03]*\x03)\s*(?P<names>(?:[\w,{{}} ]|\\(?!in\b)[a-z]+)+?)\\in\s*"
+    r"(?P<set>\\mathbb.*?)[\s)]*\Z"
 )
+#: The name of a letter that ranges over the integers in both answers.
+INTEGER: Final = r"\zeta"
 _NAME: Final = re.compile(
     rf"(?!\\(?:{FUNCTIONS}|sqrt|frac|pi)(?![a-zA-Z])|e\Z)"
     r"(?:\\?#|\\(?:angle|triangle|det|dim|deg|bar|overline|vec|overrightarrow|hat|Delta)\s*\{?\s*)?"
