@@ -313,6 +313,10 @@ def test_a_guess_a_denial_and_a_reference_give_no_answer(scorer: MathScorer, res
         (r"\text{Bob is the answer}", r"\text{Bob}", True),
         (r"\text{Bob is a winner}", r"\text{Bob}", True),
         (r"\text{Bob is a function}", r"\text{Bob}", False),
+        ("xy=2", r"y=\frac{2}{x}", True),
+        ("m+m=5", "5", False),
+        (r"x^2\in[0,5]", "[0,5]", False),
+        (r"\begin{vmatrix}2&1\\1&3\end{vmatrix}", "5", True),
         # A family is the same one by another letter and from another member, if the letter has a domain.
         (r"5n-3, n\in\mathbb{Z}", r"5k+2, k\in\mathbb{Z}", True),
         (r"5n-2, n\in\mathbb{Z}", r"5k+2, k\in\mathbb{Z}", False),

@@ -43,7 +43,7 @@ def computed(text: str) -> str:
     if not _MATRICES.search(formula):
         return text
     try:
-        matrix = parser.parse_latex_cached(_DECIMAL.sub(_as_fraction, formula)).doit()
+        matrix = parser.parse_latex_cached(formula).doit()
         cells = matrix.as_explicit().tolist()
     except Exception:
         return text
@@ -62,7 +62,7 @@ def says(answer: Answer) -> bool:
     if answer.kind in (UNREAD, WORDS):
         return False
     parts = answer.parts[1:] if is_assignment(answer) else answer.parts
-    return all(map(says, parts)) and not (answer.kind == RELATION and "\x02" in answer.text and not answer.words)
+    return all(map(says, parts))
 
 
 def is_assignment(answer: Answer) -> bool:
@@ -82,18 +82,14 @@ def same(target: Answer, answer: Answer, inside: bool = False) -> bool:
     kinds = {target.kind, answer.kind}
     if target == answer:
         return True
-    if (
-        is_assignment(target) != is_assignment(answer)
-        and kinds != {RELATION}
-        and not any(map(is_assignment, target.parts + answer.parts))
-    ):
+    if is_assignment(target) != is_assignment(answer) and kinds != {RELATION}:
         return same(_value(target), _value(answer), inside)
     if kinds == {LEAF}:
         return _same_leaf(target, answer)
-    if WORDS in kinds and kinds <= {WORDS, LEAF, REGION}:
-        return _folded(target.text) == _folded(answer.text)
     if LIST in kinds:
         return _same_list(target, answer, inside)
+    if WORDS in kinds:
+        return _folded(target.text) == _folded(answer.text)
     if kinds == {TUPLE}:
         target, answer = (
             _line(side) if {target.form, answer.form} == {"()", "matrix"} else side for side in (target, answer)
@@ -114,7 +110,7 @@ def same(target: Answer, answer: Answer, inside: bool = False) -> bool:
         return value.is_number and bool(abs(value) < modulus) and same(special.parts[0], number)
     if special.form == ":" and special.text != "to" and len(special.parts) == 2:
         return same(Answer(LEAF, "/".join(part.text for part in special.parts)), number)
-    return special.kind == RELATION and _computes(special) and same(special.parts[-1], number)
+    return _computes(special) and same(special.parts[-1], number)
 
 
 def _line(side: Answer) -> Answer:
@@ -142,11 +138,9 @@ def has_solutions(target: Answer, answer: Answer) -> bool:
         )
 
     sides = (target, answer)
-    if {target.kind, answer.kind} == {REGION, LIST} and "{}" in (target.form, answer.form):
+    if {target.kind, answer.kind} == {REGION, LIST}:
         return True
-    return {target.kind, answer.kind} != {TUPLE} and all(
-        side.kind in (REGION, TUPLE) or inequality(side) for side in sides
-    )
+    return all(side.kind in (REGION, TUPLE) or inequality(side) for side in sides)
 
 
 def variables(text: str) -> str:
@@ -164,21 +158,15 @@ def _same_list(target: Answer, answer: Answer, inside: bool) -> bool:
         raise Refused
     indexed = [any("_" in part.words for part in side.parts if is_assignment(part)) for side in sides]
     if indexed == [False, True]:  # x_1 and x_2 of a truth without an index are two values of x
-        answer = replace(
-            answer,
-            parts=tuple(
-                replace(part, words=part.words.partition("_")[0]) if part.words else part for part in answer.parts
-            ),
-        )
-        sides = (target, answer)
+        parts = tuple(replace(part, words=part.words.partition("_")[0]) for part in answer.parts)
+        sides = (target, answer := replace(answer, parts=parts))
     # Values of several names have an order, which a tuple or a list without names has to have.
     named = sum(len({part.words for part in side.parts if is_assignment(part)}) > 1 for side in sides)
-    if {side.kind for side in sides} == {LIST, TUPLE} or named == 1:
+    if named == 1:
         forms, of_truth = {target.form, answer.form}, any(map(is_assignment, target.parts))
         labelled = any(is_assignment(part) and part.parts[0].kind == WORDS for part in answer.parts)
         return (
-            named == 1
-            and not any(map(_out_of_order, sides))
+            not any(map(_out_of_order, sides))
             and (forms == {"", "()"} or (forms == {""} and (of_truth or labelled)))
             and _in_order(*(list(map(_value, side.parts)) for side in sides))
         )
@@ -222,7 +210,7 @@ def _same_leaf(target: Answer, answer: Answer) -> bool:
     gold, value = (parsed(side.text) for side in sides)
     if gold is None or value is None:
         return False
-    if re.fullmatch(r"-?\d*\.\d+", answer.text) and len(re.sub(r"\A[-0.]+|\.", "", answer.text)) >= _DIGITS_OF_A_FLOAT:
+    if re.fullmatch(r"-?\d*\.\d+", answer.text) and len(answer.text) > _DIGITS_OF_A_FLOAT:
         places = len(answer.text.partition(".")[2])  # what a program printed
         value = gold if gold.is_Rational and abs(gold - value) * 2 * sympy.Integer(10) ** places <= 1 else value
     of_gold, of_value = (unit(side.words) for side in sides)
@@ -365,7 +353,7 @@ def _same_relation(target: Answer, answer: Answer) -> bool:
             return _equal(gold, value if None in renamed else value.subs(renamed[1], renamed[0]))
     left, right = _steps(target), _steps(answer)
     if left is None or right is None or len(left) != len(right):
-        return re.sub(r"\s", "", target.text) == re.sub(r"\s", "", answer.text)
+        return target.text == answer.text
     return all(any(_same_step(one, other) for other in right) for one in left)
 
 

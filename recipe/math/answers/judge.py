@@ -22,7 +22,7 @@ from recipe.math.answers.comparing import (
 )
 from recipe.math.answers.extraction import answer_texts, bare, formula, said
 from recipe.math.answers.limits import MAX_EXPRESSION_CHARS, Refused
-from recipe.math.answers.reading import DOMAIN, INTEGER, LIST, RELATION, WORDS, Answer, choice, naming, read
+from recipe.math.answers.reading import DOMAIN, INTEGER, RELATION, WORDS, Answer, choice, naming, read
 from recipe.math.answers.sets import real_set
 from recipe.math.answers.spelling import cleaned, trusted, unglued
 from recipe.math.answers.verdict import Status
@@ -155,15 +155,14 @@ class _Sides:
         """The letters of truth and answer; two empty ones, unless both are choices."""
         letters = choice(self.target_text)
         is_letter = letters and re.fullmatch(r"\W*\w\W*", self.answers[0])
-        chosen = choice(self.answers[0].upper() if is_letter else self.answers[0], with_text=True)
-        letters = letters or choice(self.target_text, with_text=True)
+        chosen = choice(self.answers[0].upper() if is_letter else self.answers[0])
         return (letters, chosen) if letters and chosen else ("", "")
 
     @functools.cached_property
     def readable(self) -> list[Answer]:
         """The readings of the answer. All boxes are the answer only where the truth is a list."""
-        readings = [read(answer) for answer in (self.answers if self.target.kind == LIST else self.answers[:1])]
-        if choice(self.answers[0], with_text=True):
+        readings = [read(answer) for answer in self.answers]
+        if choice(self.answers[0]):
             readings.append(read(re.sub("\\A\\(?\x02?\\(?[A-Z][).:\x03]+", "", self.answers[0])))
         has_value = re.search(r"[\d$\\]", self.texts[0]) or readings[0].text.isdigit()
         if self.sentence and self.target.kind != WORDS and not (has_value and says(readings[0])):
@@ -211,8 +210,6 @@ def _is_the_same_choice(sides: _Sides) -> bool:
 
 
 def _reads_the_same(sides: _Sides) -> bool:
-    if not readable(sides.target):
-        return False
     joined = [set(re.findall(r"\\l(?:and|or)(?![a-z])", side)) for side in sides.both]
     if sides.are_sets and all(joined) and joined[0] != joined[1]:
         return False  # x<1 and x>2 is not x<1 or x>2
@@ -271,9 +268,7 @@ def _right_side(target: Answer) -> list[Answer]:
         or not re.fullmatch(_ASKS, re.sub(r"_\{[^{}]*\}", "", left))
     ):
         return []
-    side = read(right)
-    values = [parsed(part.text) for part in (side.parts or (side,))]
-    return [side] if all(value is not None and not value.free_symbols for value in values) else []
+    return [read(right)]
 
 
 def _last_numbers(text: str) -> list[str]:

@@ -106,11 +106,11 @@ def read(text: str, inner: bool = False) -> Answer:
         filter(None, (date.fullmatch(" ".join(_CHUNK.sub(r" \1 ", text).split())) for date in _DATES)), None
     ):
         return Answer(WORDS, " ".join(filter(None, (match["day"], match["month"], match["year"]))))
-    if (match := _TRANSPOSED.fullmatch(text)) and (text[0] == "\\" or closes(text, 0) == match.end(1)):
+    if match := _TRANSPOSED.fullmatch(text):
         text = f"({match[1].replace('&', ',')})"
     if match := _MATRIX.fullmatch(text):
         rows = [re.split("&", row) for row in re.split(r"\\\\", match[2].strip().removesuffix("\\\\"))]
-        if match[1] == "array" and len(rows) == len(rows[0]) == 1:
+        if len(rows) == len(rows[0]) == 1:
             return read(rows[0][0])
         cells = tuple(Answer(TUPLE, parts=tuple(read(cell, True) for cell in row)) for row in rows)
         return Answer(TUPLE, text, cells, "matrix")
@@ -118,10 +118,10 @@ def read(text: str, inner: bool = False) -> Answer:
         if _DENIAL.search(text) and re.search(r"\d", text):
             return Answer(UNREAD, text)
         systems = [item for item, _ in split(text, re.compile(r";|\\lor(?![a-z])"))]
-        if len(systems) > 1 and all(re.search(r"=.*(?:,|\\land).*=", system) for system in systems):
+        if len(systems) > 1:
             solutions = [read(system) for system in systems]
             names = [tuple(part.words for part in solution.parts) for solution in solutions]
-            if len(set(names)) == 1 and all(names[0]) and len(set(names[0])) > 1:  # x=1, y=2 or x=2, y=1
+            if len(set(names)) == 1 and len(set(names[0])) > 1:  # x=1, y=2 or x=2, y=1
                 return Answer(LIST, text, tuple(_values(solution) for solution in solutions))
         text = DOMAIN.sub("", text) or text
         text = re.sub(r"[,;]\s*(?=\\l(?:and|or)(?![a-z]))", "", text)
@@ -135,28 +135,25 @@ def read(text: str, inner: bool = False) -> Answer:
         if len(items) > 1:
             return _list(items)
         text = items[0]
-    if (match := _RESIDUE.fullmatch(text)) and "," not in match[1]:
+    if match := _RESIDUE.fullmatch(text):
         return Answer(RESIDUE, parts=(read(re.split(r"\\equiv|=", match[1])[-1], True), read(match[2])))
     name, _, value = text.partition("=")
     if "|" in name and value and _is_name(stripped(name)):  # |A \cup B| = 5
         return _relation([(name, ""), (value, "=")])
     if re.search(r"\\(?:cup|cap|setminus|mathbb|emptyset)(?![a-z])|\\\{.*[|:].*\\\}|\A\\\{\s*\\\}\Z", text):
-        return Answer(REGION, re.sub(r"\A\s*[a-zA-Z]\s*\\in ", "", text).strip())
+        return Answer(REGION, text)
     if re.search(r"\\(?:pm|mp)(?![a-z])", text):
         sides = [re.sub(r"\\(pm|mp)(?![a-z])", lambda m: "+-"[(m[1] == "pm") == lower], text) for lower in (0, 1)]  # noqa: B023
         return Answer(LIST, parts=tuple(read(side, inner) for side in sides))
     text = re.sub(r"\A[A-Z]'?\s*(?=\([^()]*,[^()]*\)\Z)", "", text)
-    match = re.fullmatch("([(\\[].*[)\\]])\\s*(?:\x02[^\x03]*\x03\\s*)+", text)
-    if match and closes(text, 0) == match.end(1) - 1:
-        text = match[1]  # the unit of a tuple
+    text = re.sub("(?<=[)\\]])\\s*(?:\x02[^\x03]*\x03\\s*)+\\Z", "", text) if text[:1] in "([" else text  # (3, 5) cm
     if (match := re.match(r"\\\{|[(\[]", text)) and closes(text, match.end() - 1) == len(text) - 1:
         if text[0] == "\\":
             return _list([item for item, _ in split(text[2:-2], _SEPARATOR)], "{}")
         items = split_tuple(text)
         if len(items) > 1:
             entries = tuple(read(item, True) for item in items)
-            is_matrix = text[0] == "[" and all(row.kind == TUPLE and row.form == "[]" for row in entries)
-            if is_matrix:
+            if all(row.form == "[]" for row in entries):
                 return Answer(TUPLE, text, tuple(replace(row, form="") for row in entries), "matrix")
             return Answer(TUPLE, text, entries, text[0] + text[-1])
         if text[0] + text[-1] in ("()", "[]"):
@@ -165,7 +162,7 @@ def read(text: str, inner: bool = False) -> Answer:
         return Answer(TUPLE, "to", tuple(_leaf(part) for part in re.findall(r"\d+", text)), ":")
     if re.match(r"\s*\d+(?:\s*:\s*(?:\d+|\.\.\.))+", text):
         return Answer(TUPLE, parts=tuple(map(_leaf, text.split(":"))), form=":")
-    relation = list(split(re.sub(r"=\s*(?=\\approx)", "", text), SIGN))
+    relation = list(split(text, SIGN))
     return _relation(relation) if len(relation) > 1 else _leaf(text)
 
 
@@ -222,7 +219,7 @@ def _list(items: list[str], form: str = "") -> Answer:
         if part.words == "names":  # of several solutions: "(x, y) = (5, 8) and (8, 5)"
             part = _values(part)
         parts += part.parts if part.kind == LIST and not part.form else [part]
-    if all(labels) and len(set(labels)) == len(parts) > 1:  # "Ann: 2, Bob: 3"
+    if len(set(labels)) == len(parts) > 1:  # "Ann: 2, Bob: 3"
         parts = [
             Answer(RELATION, f"{label} = {part.text}", (Answer(WORDS, label), part), "=", label)
             for label, part in zip(labels, parts, strict=True)
@@ -232,24 +229,23 @@ def _list(items: list[str], form: str = "") -> Answer:
 
 def _relation(sides: list[tuple[str, str]]) -> Answer:
     texts, signs = [stripped(side) for side, _ in sides], [sign for _, sign in sides[1:]]
-    if signs == ["="] and all(map(_is_words, texts)) and _THE_ANSWER.fullmatch(texts[1]):
+    if signs == ["="] and _THE_ANSWER.fullmatch(texts[1]):
         return read(texts[0])  # "Bob is the winner"
     if signs[-1] in ("\\approx", "\\sim"):  # an approximation behind the exact value does not count
         numbers = [float(side) for side in texts if re.fullmatch(r"-?\d+(?:\.\d+)?", side)]
         if len(numbers) == len(texts) == 2 and abs(numbers[0] - numbers[1]) > 0.02 * abs(numbers[0]):  # 5 \approx 6
             return Answer(UNREAD, "".join(texts))
         return read(texts[-1] if len(texts) == 2 and _is_name(texts[0], wide=True) else "=".join(texts[:-1]))
-    if len(texts) > 2 and set(signs) == {"="} and all(map(_is_name, texts[:-1])):  # x = y = 5
+    if len(texts) > 2 and set(signs) == {"="}:  # x = 2 + 3 = 5
         return _relation(sides[-2:])
     if signs == ["\\in"] and _is_name(texts[0]):
         return read(texts[1])
-    is_equation = signs == ["="] and all(texts)
-    name = texts[0] if is_equation and _is_name(texts[0]) else ""
+    name = texts[0] if signs == ["="] and _is_name(texts[0]) else ""
     if set(signs) <= set(_FLIPPED):
         texts, signs = texts[::-1], [_FLIPPED[sign] for sign in signs[::-1]]
     text = " ".join(f"{sign} {side}" for side, sign in zip(texts, ["", *signs], strict=True)).strip()
     parts = tuple(map(read, texts))
-    if name[:1] == "(" and parts[1].kind == TUPLE and len(names := name[1:-1].split(",")) == len(parts[1].parts):
+    if name[:1] == "(" and len(names := name[1:-1].split(",")) == len(parts[1].parts):
         equations = [
             _relation([(left, ""), (right, "=")]) for left, right in zip(names, split_tuple(texts[1]), strict=True)
         ]
@@ -259,10 +255,9 @@ def _relation(sides: list[tuple[str, str]]) -> Answer:
 
 def naming(answer: Answer) -> Answer:
     """The reading of an answer where "m - n = 7" names 7. A truth of these letters is a relation between them."""
-    if answer.kind == RELATION and answer.form == "=" and not answer.words and len(answer.parts) == 2:
+    if answer.form == "=" and not answer.words and len(answer.parts) == 2:
         for name, value in (answer.parts, answer.parts[::-1]):
-            is_value = name is answer.parts[0] or not re.search(r"(?<![\\a-zA-Z])[a-zA-Z]", value.text)
-            if is_value and _is_name(name.text, wide=True):
+            if _is_name(name.text, wide=True):
                 return replace(answer, parts=(name, read(value.text)), words=name.text)
     return answer
 
@@ -277,7 +272,7 @@ def _is_name(text: str, wide: bool = False) -> bool:
     is_sum = len(set(terms)) == len(terms) and (len(terms) > 1 or name[0] == "|")
     measure = r"[A-Z]{2}|\|[A-Z](?:[A-Z]|\s*\\(?:cup|cap|setminus)\s*[A-Z])*\|"
     letter = r"\d*[a-wA-W]|[a-wA-W]_\{\w+\}|\\(?:alpha|beta|gamma)"
-    term = rf"{letter}|{measure}" if wide or not re.search(r"-|\\cdot", name) else measure
+    term = rf"{letter}|{measure}" if wide else measure
     if is_sum and all(re.fullmatch(term, one) for one in terms):
         return True
     return bool(_NAME.fullmatch(name) or re.fullmatch(r"[A-Z]{2}\^\{2\}|\[[A-Z]{3,}\]", name))
@@ -290,7 +285,7 @@ def _leaf(text: str) -> Answer:
     maths = [piece.strip(" .,:;!?'\"") if words else piece.strip() for piece in pieces[::2]]
     places = [number for number, run in enumerate(maths) if re.search(r"[^\W_]|[-+=<>^*/\\|.]", run)]
     counts = [number for number in places if _COUNTS.search(maths[number])]
-    if not places and words and (spelled := _spelled(" ".join(words))):
+    if not places and (spelled := _spelled(" ".join(words))):
         return spelled
     if (words and not counts) or not places:
         return Answer(WORDS if words else UNREAD, " ".join(text.split()))
@@ -307,13 +302,13 @@ def _spelled(words: str) -> Answer | None:
     names = words.split()
     for end in range(len(names), 0, -1):
         value, rest = cardinal(" ".join(names[:end])), unit(" ".join(names[end:]))
-        if value is not None and (end == len(names) or rest.dimension or rest.percent):
+        if value is not None and (end == len(names) or rest.dimension):
             return Answer(LEAF, str(value), words=" ".join(names[end:]))
     return None
 
 
-def choice(text: str, with_text: bool = False) -> str:
-    """The letters of a choice, such as C, (C) or A, C; with its text, as in (C) 12, if ``with_text``. Empty if none."""
+def choice(text: str) -> str:
+    """The letters of a choice, such as C, (C) or A, C, or (C) 12 with its text. Empty if none."""
     text = re.sub("[\x02\x03]", "", text).replace(r"\land", "and").strip()
     text = re.sub(r"\A(?:(?:option|choice|answer)s?|故?选|答案?是?)\s*:?\s*(?=\(?[A-Z])", "", text, flags=re.IGNORECASE)
     if re.fullmatch(r"(?:\(\s*[A-Z]\s*\)\s*(?:,|and)?\s*){2,}", text):  # (A), (C)
@@ -322,9 +317,7 @@ def choice(text: str, with_text: bool = False) -> str:
     if match is None:
         return ""
     rest = text[match.end() :]
-    if rest and (
-        not (with_text and match[2]) or re.match(r"and|,|\\(?:lor|cdot)", rest) or re.search(r"\([A-Z]\)", rest)
-    ):
+    if rest and (not match[2] or re.search(r"\([A-Z]\)", rest)):
         return ""
     letters = re.sub("[^A-Z]", "", match[1])
     return "" if letters == match[1] and list(letters) != sorted(letters) else "".join(sorted(letters))  # CAB: an order
@@ -337,6 +330,6 @@ def based(text: str) -> tuple[int, int] | None:
         return None
     base = int(match[2]) if match[2].isdigit() else [*_BASES.split(), match[2]].index(match[2].lower())
     try:
-        return (int(match[1], base), base) if 2 <= base <= 36 else None
+        return int(match[1], base), base
     except ValueError:
         return None

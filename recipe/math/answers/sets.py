@@ -49,7 +49,7 @@ def real_set(text: str, parse: Callable[[str], Any]) -> Any:
 
 
 def _number(text: str, parse: Callable[[str], Any]) -> Any:
-    value = parse(re.sub(r"\A\s*\+", "", text).strip())
+    value = parse(text.strip())
     return value if value is not None and value.is_extended_real and not value.free_symbols else None
 
 
