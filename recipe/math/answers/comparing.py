@@ -251,7 +251,6 @@ def parsed(text: str) -> Any:
     # The parser would leave these out, or multiply.
     if re.search(r"\d\s+\d|\d\s*_|'|\|\||\.", text):
         return None
-    text = re.sub(r"(?<![\w}^_{\]])\{([^{}]*)\}|(?<!\\sqrt)\[([^\[\]]*)\]", lambda m: f"({m[1] or m[2]})", text)
     try:
         expression = parser.parse_latex_cached(text)
     except Exception:
@@ -375,9 +374,7 @@ def _same_step(one: tuple[str, Any], other: tuple[str, Any]) -> bool:
 
 
 def _computes(relation: Answer) -> bool:
-    """Whether it is a computation, such as 256 + 37 = 293 or m + n = 256 + 37 = 293."""
+    """Whether it is a computation, such as 256 + 37 = 293."""
     sides = [parsed(side.text) for side in relation.parts]
-    closed = [side is not None and not side.free_symbols for side in sides]
-    if not sides or set(relation.form.split()) != {"="} or not all(closed[1:]) or (not closed[0] and len(sides) < 3):
-        return False
-    return all(_equal(*pair) for pair in itertools.pairwise(sides[0 if closed[0] else 1 :]))
+    is_closed = relation.form == "=" and all(side is not None and not side.free_symbols for side in sides)
+    return is_closed and _equal(*sides)

@@ -22,7 +22,7 @@ from recipe.math.answers.comparing import (
 )
 from recipe.math.answers.extraction import answer_texts, bare, formula, said
 from recipe.math.answers.limits import MAX_EXPRESSION_CHARS, Refused
-from recipe.math.answers.reading import DOMAIN, INTEGER, RELATION, WORDS, Answer, choice, naming, read
+from recipe.math.answers.reading import DOMAIN, INTEGER, WORDS, Answer, choice, naming, read
 from recipe.math.answers.sets import real_set
 from recipe.math.answers.spelling import cleaned, trusted, unglued
 from recipe.math.answers.verdict import Status
@@ -259,16 +259,8 @@ _ASKS = (
 def _right_side(target: Answer) -> list[Answer]:
     """What a truth such as "NO / BO = 2" asks for: its right side, where the left one only names something."""
     left, _, right = target.text.partition("= ")
-    if target.kind == RELATION and re.fullmatch("=(?: =)+", target.form):
-        right = right.rpartition("= ")[2]  # a chain
-    elif (
-        target.kind != RELATION
-        or target.form != "="
-        or is_assignment(target)
-        or not re.fullmatch(_ASKS, re.sub(r"_\{[^{}]*\}", "", left))
-    ):
-        return []
-    return [read(right)]
+    is_asked = target.form == "=" and re.fullmatch(_ASKS, re.sub(r"_\{[^{}]*\}", "", left))
+    return [read(right)] if is_asked and not is_assignment(target) else []
 
 
 def _last_numbers(text: str) -> list[str]:
@@ -276,13 +268,9 @@ def _last_numbers(text: str) -> list[str]:
     readings = [reading for reading in _parse_response(text.replace(r"\$", " ")) if isinstance(reading, str)]
     readings = [reading for reading in readings if "\\" not in reading or reading in text]  # not "\\\\le" as "\\le"
     readings = [reading for reading in readings if reading.count("{") == reading.count("}")]  # not a part of a formula
-    relation = re.compile(r"(?:[<>≤≥≠]|\\(?:leq?|geq?|neq?))[\s$\\({]*\Z")
     sides = [(reading, text.rpartition(reading)) for reading in readings]
-    readings = [
-        reading
-        for reading, (before, _, after) in sides
-        if not (relation.search(before) or re.match(r"\s*[<>≤≥≠]", after))
-    ]  # x < 5
+    related = re.compile(r"[<>≤≥≠][\s$\\({]*\x00|\x00\s*[<>≤≥≠]")  # x < 5
+    readings = [reading for reading, (before, _, after) in sides if not related.search(f"{before}\x00{after}")]
     percent = re.compile(r"\s*(?:\\?%|per\s?cent)")
     return [f"{reading}%" if percent.match(text.rpartition(reading)[2]) else reading for reading in readings]
 

@@ -69,7 +69,7 @@ _PREFIXED: Final = {
 }  # fmt: skip
 _PREFIXES: Final = {
     "k": ("kilo", 3), "M": ("mega", 6), "G": ("giga", 9), "m": ("milli", -3), "\\mu": ("micro", -6), "μ": ("micro", -6),
-    "µ": ("micro", -6), "n": ("nano", -9),
+    "n": ("nano", -9),
 }  # fmt: skip
 #: Words that multiply the number before them.
 SCALES: Final = {
