@@ -317,6 +317,12 @@ def test_a_guess_a_denial_and_a_reference_give_no_answer(scorer: MathScorer, res
         ("m+m=5", "5", False),
         (r"x^2\in[0,5]", "[0,5]", False),
         (r"\begin{vmatrix}2&1\\1&3\end{vmatrix}", "5", True),
+        (r"1<x<3, x\neq 2", r"(1,2)\cup(2,3)", True),
+        (r"x>-2, x\le 3", "(-2,3]", True),
+        (r"x<1, x>2", r"(-\infty,1)\cup(2,\infty)", True),
+        (r"x>1, x>2", r"(1,\infty)", False),
+        (r"\text{No, such a set does not exist}", "No", True),
+        (r"\text{No, but yes}", "Yes", False),
         # A family is the same one by another letter and from another member, if the letter has a domain.
         (r"5n-3, n\in\mathbb{Z}", r"5k+2, k\in\mathbb{Z}", True),
         (r"5n-2, n\in\mathbb{Z}", r"5k+2, k\in\mathbb{Z}", False),

@@ -12,7 +12,7 @@ from recipe.math.answers.spelling import stripped
 
 _NAMED: Final = {"R": "Reals", "Q": "Rationals", "Z": "Integers", "N": "Naturals"}
 _JOINED: Final = (("Union", r"\\(?:cup|lor)(?![a-z])"), ("Intersection", r"\\(?:cap|land)(?![a-z])"),
-                  ("Complement", r"\\(?:setminus|backslash)(?![a-z])"))  # fmt: skip
+                  ("Complement", r"\\(?:setminus|backslash)(?![a-z])"), ("Intersection", ","))  # fmt: skip
 _BUILDER: Final = re.compile(r"\\\{\s*([a-zA-Z])\s*(?:\\in(?![a-z])\s*([^|:]+?))?\s*[|:]\s*(.+)\\\}")
 _NAME: Final = re.compile(r"[a-zA-Z](?:\([a-zA-Z]\))?|\|[a-zA-Z]\|")
 _INTERVAL: Final = re.compile(r"([(\[])([^,;]+)[,;]([^,;]+)([)\]])")
@@ -30,7 +30,9 @@ def real_set(text: str, parse: Callable[[str], Any]) -> Any:
         parts = [part for part, _ in split(text, re.compile(sign))]
         if len(parts) > 1:
             sets = [real_set(part, parse) for part in parts]
-            return None if None in sets else functools.reduce(getattr(sympy, name), sets)
+            joined = None if None in sets else functools.reduce(getattr(sympy, name), sets)
+            # x > 0, x < 2 is both, but x < 0, x > 2 is one of them
+            return sympy.Union(*sets) if sign == "," and joined is sympy.S.EmptySet else joined
     if text in (r"\emptyset", r"\{\}"):
         return sympy.S.EmptySet
     if match := re.fullmatch(r"\\mathbb\{?([RQZN])\}?", text):

@@ -93,6 +93,7 @@ _SPELLINGS: Final[_Rules] = (
      lambda m: f"{m[2]}\\text{{ {_CURRENCIES[m[1]]} }}" if m[2] else " ", "€12 || 12"),
     (r"(?:\\mu\s*|[μµ])(?=\\(?:text|mathrm)\s*\{)\\\w+\s*\{\s*", r"\\text{mu", r"5\ \mu\text{m} || 5"),
     (r"\\([%_])", r"\1", r"50\% || 0.5"),
+    (r"(?is)\A(?:\\text\s*\{)?\s*(yes|no)[,.;:]\D+\Z", r"\\text{\1}", r"\text{Yes, it is possible} || Yes"),
     (r"\{\s*\\rm(?![a-z])([^{}]*)\}", r"\\text{\1}", r"5{\rm cm} || 5"),
     (r"\+\s*\\(?:text|mathrm)\s*\{?\s*(?:[Cc]|const(?:ant|\.)?)(?![a-zA-Z])\s*\}?", "+C",
      r"x+\text{C} || x+C"),
