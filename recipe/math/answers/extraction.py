@@ -121,8 +121,8 @@ _STATED = re.compile(
 def after_thought(text: str) -> str:
     """What stands behind a thought, which is no answer, and before another turn; the whole text if nothing does."""
     text = next((turn for turn in _TURN.split(text) if turn.strip()), text)
-    _thought, end, rest = text.rpartition("</think>")
-    return rest if end and rest.strip() else text
+    rest = text.rpartition("</think>")[2]
+    return rest if rest.strip() else text
 
 
 class Extract(NamedTuple):
@@ -148,8 +148,7 @@ def answer_texts(text: str) -> Extract:
         while last and boxes[last][0] - boxes[last - 1][1] <= _LONGEST_SEPARATOR:
             if not _JOINED.fullmatch(text, boxes[last - 1][1], boxes[last][0]):
                 break
-            before = boxes[last - 2][1] if last > 1 else 0
-            if not _are_alike(text, before, boxes[last - 1][:2], boxes[last][:2]):
+            if not _are_alike(text, boxes[last - 1][:2], boxes[last][:2]):
                 break
             last -= 1
         answers = [", ".join(content for *_, content in boxes[first:]) for first in dict.fromkeys((last, 0))]
@@ -170,12 +169,12 @@ def answer_texts(text: str) -> Extract:
     return Extract([], True)
 
 
-def _are_alike(text: str, before: int, first: tuple[int, int], second: tuple[int, int]) -> bool:
-    """Whether a first box is introduced as a second one is; the text from ``before`` on belongs to the first.
+def _are_alike(text: str, first: tuple[int, int], second: tuple[int, int]) -> bool:
+    """Whether a first box is introduced as a second one is: "if odd, 5, if even, 6", "5 if odd, 6 if even".
 
-    One of the words between them then stands before the first box, or behind the second one: "if odd, 5, if even, 6".
+    One of the words between them then stands before the first box, or behind the second one.
     """
-    around = text[max(before, first[0] - _LONGEST_LEAD) : first[0]] + " " + text[second[1] : second[1] + _LONGEST_TAIL]
+    around = text[max(0, first[0] - _LONGEST_LEAD) : first[0]] + " " + text[second[1] : second[1] + _LONGEST_TAIL]
     words = re.findall("[a-z]{2,}", _CONNECTING.sub(" ", text[first[1] : second[0]].lower()))
     return not words or any(re.search(rf"\b{word}\b", around, re.IGNORECASE) for word in words)
 
@@ -229,9 +228,7 @@ def said(text: str) -> str:
     if not numbered or any(map(_TAKEN_BACK.match, sentences[numbered[-1] + 1 :])):
         return ""
     last = sentences[numbered[-1]]
-    undenied = _DENIED.sub(" ", last)
-    last = undenied if re.search(r"\d", undenied) else last
-    last = _REFERENCE.sub(" ", last)
+    last = _REFERENCE.sub(" ", _DENIED.sub(" ", last))
     last = re.sub(r"(?<=\d)(?=[\u4e00-\u9fff])|(?<=[\u4e00-\u9fff])(?=\d)", " ", last)
     return "" if _HEDGE.search(last) else re.sub(r"\A\W*(?:final\s+)?answer\W*:", "", last, flags=re.IGNORECASE)
 

@@ -175,8 +175,6 @@ def _coordinates(text: str) -> str:
     if "".join(f"{sign}{factor}\x00{axis}" for sign, factor, axis in terms).replace(" ", "") != marked.replace(" ", ""):
         return text
     at = {axis: f"{sign.strip('+')}{factor or 1}" for sign, factor, axis in terms}
-    if len(at) < len(terms):
-        return text
     return f"{before}{name}({', '.join(at.get(axis, '0') for axis in ('ijk' if 'k' in at else 'ij'))})"
 
 
