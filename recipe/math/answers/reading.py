@@ -265,7 +265,7 @@ def naming(answer: Answer) -> Answer:
 def _is_name(text: str, wide: bool = False) -> bool:
     """Whether something is called that: "m + n = 42", not "x + y = 42".
 
-    Sums have distinct names. Differences and products have lengths or measures; if ``wide``, any names.
+    Sums, differences and products have distinct lengths or measures; if ``wide``, any letters but x, y and z.
     """
     name = _CHUNK.sub(" ", text).strip() or "x"
     terms = re.split(r"\s*(?:[+-]|\\cdot(?![a-z]))\s*", name)

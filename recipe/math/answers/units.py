@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any, Final, NamedTuple
 
 #: One unit a line: its abbreviations and names without a plural s, its dimension, and its factor to the base unit.
-#: Those before a semicolon may stand behind a number without a text command: "5 km"; ``nm`` is also n m.
+#: Those before a semicolon may stand behind a number without a text command, "5 km"; nm and mg may be products.
 #: ``L T-1`` is length over time. ``inche`` and ``pennie`` are what is left of their plurals.
 _TABLE: Final = r"""
 m; meter metre | L | 1
@@ -159,7 +159,7 @@ def bare_units() -> str:
     below = "|".join(
         rf"{name}s?" for line in _TABLE.strip().splitlines() for name in re.findall("[a-zA-Z]+", line.split("|")[0])
     )
-    # 3 mg / 2 and 3 mg (a + b) are no mass, 3 mg (exactly) is one.
+    # 3 kg / 2 and 3 kg (a + b) are no mass, 3 kg (exactly) is one.
     group = r"\(\s*(?:[-+\d(]|\\(?!approx)[a-z]|[a-zA-Z](?![a-zA-Z]))"
     factor = rf"(?!\s*(?:[}}\d+/-]|{group}|\\(?!land|lor|approx|text)[a-z]))"
     return rf"(?:{one})(?![a-zA-Z])(?:\s*/\s*(?:{below})(?![a-zA-Z]))?{factor}"
