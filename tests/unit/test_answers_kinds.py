@@ -315,6 +315,7 @@ def test_a_guess_a_denial_and_a_reference_give_no_answer(scorer: MathScorer, res
         (r"\text{Bob is a function}", r"\text{Bob}", False),
         ("xy=2", r"y=\frac{2}{x}", True),
         ("m+m=5", "5", False),
+        (r"m+n=5\text{ or }m+n=7", "5, 7", True),
         (r"x^2\in[0,5]", "[0,5]", False),
         (r"\begin{vmatrix}2&1\\1&3\end{vmatrix}", "5", True),
         (r"1<x<3, x\neq 2", r"(1,2)\cup(2,3)", True),

@@ -265,14 +265,14 @@ def naming(answer: Answer) -> Answer:
 def _is_name(text: str, wide: bool = False) -> bool:
     """Whether something is called that: "m + n = 42", not "x + y = 42".
 
-    Sums, differences and products have distinct lengths or measures; if ``wide``, any letters but x, y and z.
+    Sums have distinct names. Differences and products have lengths or measures; if ``wide``, any names.
     """
     name = _CHUNK.sub(" ", text).strip() or "x"
     terms = re.split(r"\s*(?:[+-]|\\cdot(?![a-z]))\s*", name)
     is_sum = len(set(terms)) == len(terms) and (len(terms) > 1 or name[0] == "|")
     measure = r"[A-Z]{2}|\|[A-Z](?:[A-Z]|\s*\\(?:cup|cap|setminus)\s*[A-Z])*\|"
     letter = r"\d*[a-wA-W]|[a-wA-W]_\{\w+\}|\\(?:alpha|beta|gamma)"
-    term = rf"{letter}|{measure}" if wide else measure
+    term = rf"{letter}|{measure}" if wide or not re.search(r"-|\\cdot", name) else measure
     if is_sum and all(re.fullmatch(term, one) for one in terms):
         return True
     return bool(_NAME.fullmatch(name) or re.fullmatch(r"[A-Z]{2}\^\{2\}|\[[A-Z]{3,}\]", name))
