@@ -161,7 +161,7 @@ def test_an_end_of_a_job_that_is_no_time_is_said(end: str, monkeypatch: pytest.M
     assert f"SLURM_JOB_END_TIME={end} " in note and "export SLURM_JOB_END_TIME=" in note
 
 
-@pytest.mark.parametrize("end", ["", "1000", "UNLIMITED", str(int(time.time()) + 3600)])
+@pytest.mark.parametrize("end", ["", "1000", "UNLIMITED", pytest.param(str(int(time.time()) + 3600), id="in an hour")])
 def test_a_time_at_which_a_job_ends_gets_no_word(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_END_TIME", end)
     assert end_note() is None
