@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import shlex
 import sys
@@ -9,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +25,8 @@ from refusals import NOT_SERVED, Row
 
 from benchmarks.scripts import edited, remedies
 from recipe.fspo.main import main
+from recipe.runner.launch import agents, reward_trial
+from recipe.runner.launch.own_process import asked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -99,13 +105,42 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Say = Callable[[Command], Said]
 
 
+@pytest.fixture(scope="module")
+def answers() -> dict[str, Said]:
+    """By command: several tests ask about the same ones, and each answer costs a third of a second."""
+    return {}
+
+
+# A process that loads a class of the user's imports verl for it: five seconds. test_agents.py starts one, and here a
+# reward function does, which may end it.
+def agents_of_this_process(module: str, given: bytes) -> tuple[list[str], None]:
+    return [*agents._problems(**json.loads(given))], None
+
+
+def classes_of_this_process(module: str, *arguments: str, given: bytes) -> tuple[Any, str | None]:
+    if given:  # a function, and the rows to try it on
+        return asked(module, *arguments, given=given)
+    with mock.patch.object(sys, "stdin", SimpleNamespace(buffer=io.BytesIO())):
+        return reward_trial._answer(*arguments), None
+
+
 @pytest.fixture
-def say(files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
+def say(
+    files: Path, answers: dict[str, Said], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Say:
     """Gives a command to the program, which refuses it with status 2, or finishes, and writes nothing."""
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     monkeypatch.chdir(files)
+    monkeypatch.setattr(agents, "asked", agents_of_this_process)
+    monkeypatch.setattr(reward_trial, "asked", classes_of_this_process)
 
     def said(command: Command) -> Said:
+        text = shlex.join(command.words)
+        if text not in answers:
+            answers[text] = ask(command)
+        return answers[text]
+
+    def ask(command: Command) -> Said:
         before, status = sorted(files.iterdir()), 0
         monkeypatch.setattr(sys, "argv", ["main", "dry_run=true", *command.words])
         try:
