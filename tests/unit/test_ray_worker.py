@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 from composing import composed
 
 from recipe.runner.launch import checks
@@ -53,24 +52,3 @@ def test_another_hook_is_refused() -> None:
     (problem,) = checks.hook_problems(composed(f"++ray_kwargs.ray_init.runtime_env.{HOOK}=mine.hook"))
     assert f"runtime_env.{HOOK}=mine.hook" in problem and "leave it out" in problem
     assert list(checks.hook_problems(composed())) == []
-
-
-@pytest.mark.slow  # imports verl's driver
-def test_verl_s_driver_asks_for_it() -> None:
-    program = (
-        "import verl.trainer.main_ppo as main, omegaconf\n"
-        "asked = main.get_ppo_ray_runtime_env(omegaconf.OmegaConf.create({'run': {}}))\n"
-        f"assert asked['{HOOK}'] == '{BEGIN}', asked\n"
-        f"assert '{HOOK}' not in main.get_ppo_ray_runtime_env(omegaconf.OmegaConf.create({{}}))\n"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "FSPO_RUN_ID"}
-    environment["VERL_PLATFORM"] = "cpu"
-    for run in ({}, {"FSPO_RUN_ID": "1-test"}):
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", program],
-            env=environment | run,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]

@@ -83,6 +83,13 @@ for name, module in list(sys.modules.items()):
             members = [member for member, value in vars(owner).items() if code(value).startswith(("recipe.", "fspo."))]
             ours |= {f"{name}:{getattr(owner, '__qualname__', '')}.{member}" for member in members}
 print(*sorted(ours), sep="\\n")
+
+# What verl's driver asks for its workers, with a run's settings and without.
+from omegaconf import OmegaConf
+from recipe.runner.ray_worker import BEGIN, HOOK
+of_workers = verl.trainer.main_ppo.get_ppo_ray_runtime_env
+assert of_workers(OmegaConf.create({"run": {}}))[HOOK] == BEGIN
+assert HOOK not in of_workers(OmegaConf.create({}))
 """
 
 
@@ -104,7 +111,7 @@ def ours(**environment: str) -> set[str]:
 
 @pytest.mark.slow  # two fresh processes that import verl's trainer
 def test_nothing_is_changed_in_a_process_without_a_run_of_ours() -> None:
-    """But the checks of plain verl's driver, which return what verl's function returns."""
+    """But the checks of plain verl's driver, which ask for :data:`recipe.runner.ray_worker.HOOK` in a run only."""
     plain = {name.rpartition(":")[2] for name in ours()}
     assert plain == {".get_ppo_ray_runtime_env", ".version"}  # the second is vLLM's, on CPUs
     in_a_run = {name.rpartition(":")[2] for name in ours(FSPO_RUN_ID="1-test")}
