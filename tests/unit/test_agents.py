@@ -70,6 +70,12 @@ class Manager:
     "further_key.yaml": "- {name: my_loop, _target_: my_code.Loop, tokenizer: 1, of_the_loop: 2}",
 }
 
+
+def answered_here(module: str, given: bytes) -> tuple[list[str], None]:
+    """For :func:`agents.asked`, whose process has to import verl: five seconds. One test starts it."""
+    return [*agents._problems(**json.loads(given))], None
+
+
 OWN_DATA = """
 from verl.experimental.agent_loop.agent_loop import register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
@@ -255,7 +261,7 @@ def test_a_data_set_class_is_loaded_as_a_worker_does(
     sys.modules.pop("own_data", None)
 
 
-def test_the_file_of_a_data_set_class_is_looked_for(folder: Path) -> None:
+def test_the_file_of_a_data_set_class_is_looked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = ["data.custom_cls.path=no/such.py", "data.custom_cls.name=Mine"]
     (problem,) = agents.agent_problems(on_this_machine(composed("run.dir=/nowhere", *own)))
     assert type(problem).__name__ == "MachineProblem" and f"custom_cls.path={folder}/no/such.py " in problem
@@ -265,5 +271,6 @@ def test_the_file_of_a_data_set_class_is_looked_for(folder: Path) -> None:
     own[0] = "data.custom_cls.path=own_data.py"
     config = on_this_machine(composed("run.dir=/nowhere", *own, f"actor_rollout_ref.rollout.{LOOP}=mine"))
     assert config.data.custom_cls.path == str(folder / "own_data.py")
+    monkeypatch.setattr(agents, "asked", answered_here)
     (problem,) = agents.agent_problems(config)
     assert "default_agent_loop=mine" in problem

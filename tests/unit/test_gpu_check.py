@@ -292,7 +292,7 @@ def test_a_run_that_ends_by_itself_is_not_taken_for_a_preempted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "model").mkdir()
-    monkeypatch.setattr(stack, "SHAPED_ON_A_CPU", ("no_such_key=1",))
+    monkeypatch.setattr(stack, "SHAPED_ON_A_CPU", ("hydra.searchpath=[nowhere]",))  # refused at once
     with pytest.raises(steps.Failed, match=holds("before its first step", "status 2", "preemption-run.log")):
         stack.preemption(tmp_path, SIZE, "cpu", 1)
 

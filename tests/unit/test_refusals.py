@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import shlex
 import sys
@@ -22,6 +21,7 @@ import refusals
 from checking import check_all
 from data_rows import ROW
 from refusals import NOT_SERVED, Row
+from test_agents import answered_here
 
 from benchmarks.scripts import edited, remedies
 from recipe.fspo.main import main
@@ -111,14 +111,9 @@ def answers() -> dict[str, Said]:
     return {}
 
 
-# A process that loads a class of the user's imports verl for it: five seconds. test_agents.py starts one, and here a
-# reward function does, which may end it.
-def agents_of_this_process(module: str, given: bytes) -> tuple[list[str], None]:
-    return [*agents._problems(**json.loads(given))], None
-
-
-def classes_of_this_process(module: str, *arguments: str, given: bytes) -> tuple[Any, str | None]:
-    if given:  # a function, and the rows to try it on
+def answered_of_rewards(module: str, *arguments: str, given: bytes) -> tuple[Any, str | None]:
+    """For :func:`reward_trial.asked`, whose process has to import verl for a class of a manager: five seconds."""
+    if given:  # a function, which may end its process, and the rows to try it on
         return asked(module, *arguments, given=given)
     with mock.patch.object(sys, "stdin", SimpleNamespace(buffer=io.BytesIO())):
         return reward_trial._answer(*arguments), None
@@ -131,8 +126,8 @@ def say(
     """Gives a command to the program, which refuses it with status 2, or finishes, and writes nothing."""
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     monkeypatch.chdir(files)
-    monkeypatch.setattr(agents, "asked", agents_of_this_process)
-    monkeypatch.setattr(reward_trial, "asked", classes_of_this_process)
+    monkeypatch.setattr(agents, "asked", answered_here)
+    monkeypatch.setattr(reward_trial, "asked", answered_of_rewards)
 
     def said(command: Command) -> Said:
         text = shlex.join(command.words)

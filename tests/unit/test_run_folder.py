@@ -641,18 +641,23 @@ def test_a_run_ends_with_the_commands_that_are_true_for_it(tmp_path: Path) -> No
     assert len(next_commands(config, JOB, finished=True)) == 3, "another run that lies in the grid's folder"
 
 
+FIRST_STEP = (0, 0, 5, ("first step", "nothing to save"))
+OLDER_STEP = (3, 2, 2, ("after step 3", "of step 2"))
+
+
 @pytest.mark.parametrize(
-    ("steps", "saved", "every", "says"),
+    ("ended", "steps", "saved", "every", "says"),
     [
-        (0, 0, 5, ("first step", "nothing to save")),
-        (3, 0, 5, ("after step 3", "nothing is saved", "after step 5", "trainer.save_freq=5")),
-        (3, 0, -1, ("after step 3", "nothing is saved", "trainer.save_freq=-1")),
-        (3, 2, 2, ("after step 3", "of step 2")),
-        (4, 4, 2, ("after step 4", "is saved")),
-        (3, 4, 2, ("after step 4", "is saved")),  # killed between the save and the line of the step
+        ("interrupted", *FIRST_STEP),
+        ("interrupted", 3, 0, 5, ("after step 3", "nothing is saved", "after step 5", "trainer.save_freq=5")),
+        ("interrupted", 3, 0, -1, ("after step 3", "nothing is saved", "trainer.save_freq=-1")),
+        ("interrupted", *OLDER_STEP),
+        ("interrupted", 4, 4, 2, ("after step 4", "is saved")),
+        ("interrupted", 3, 4, 2, ("after step 4", "is saved")),  # killed between the save and the line of the step
+        # The sentence does not depend on what ended the run, but for its first words.
+        *((ended, *how_far) for ended in ("saved", "SIGTERM") for how_far in (FIRST_STEP, OLDER_STEP)),
     ],
 )
-@pytest.mark.parametrize("ended", ["interrupted", "saved", "SIGTERM"])
 def test_a_run_that_is_interrupted_says_once_how_far_it_came(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
