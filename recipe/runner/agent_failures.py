@@ -43,6 +43,8 @@ def keep_failures(workers: Sequence[Any]) -> None:
 
 def last_failure(workers: Sequence[Any]) -> str:
     """The last exception that one of the workers has kept, with its traceback; empty if none has."""
+    if not workers:  # of an agent loop manager of the user's
+        return ""
     with contextlib.suppress(ray.exceptions.RayError):  # a worker that has died has another reporter
         return next(
             filter(None, ray.get([worker.__ray_call__.remote(_kept) for worker in workers], timeout=_ASK_S)), ""

@@ -19,6 +19,8 @@ import pytest
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 os.environ["VERL_PLATFORM"] = "cpu"
+# Ray's functions would start a Ray, or join another one's: here they are errors.
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 # OmegaConf parses an interpolation whenever it is read: a third of the time of a composition and its checks. A
 # configuration has hundreds, of 77 kinds.
 omegaconf.base.parse = functools.cache(omegaconf.base.parse)
