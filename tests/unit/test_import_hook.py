@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hydra import compose, initialize_config_module
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from messages import holds
 from omegaconf import OmegaConf, open_dict
 
 from fspo.table import FOLDER, TableWriter
 from recipe.fspo.import_hook import check_before_ray
+from recipe.runner.launch.compose import parsed
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 TYPED = f"{LOSS}._target_=recipe.fspo.config.SequencePolicyLossConfig"
@@ -23,6 +27,12 @@ CORRECTED = (
 )
 
 
+@functools.cache
+def _verls() -> bytes:
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return pickle.dumps(compose("ppo_trainer"))
+
+
 def ask(*overrides: str, loss: str = "fspo", mode: str = "fspo") -> dict[str, object]:
     """What verl's driver gets where it asks for the environment of Ray's workers."""
     constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {}})
@@ -30,8 +40,8 @@ def ask(*overrides: str, loss: str = "fspo", mode: str = "fspo") -> dict[str, ob
     own = (f"{LOSS}.loss_mode={loss}", f"trainer.v1.trainer_mode={mode}", "algorithm.adv_estimator=grpo")
     mini_batches = ("actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=256")
     own += ("actor_rollout_ref.actor.use_dynamic_bsz=true",)
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", [*own, *mini_batches, *overrides])
+    config = pickle.loads(_verls())
+    ConfigLoaderImpl._apply_overrides_to_config(parsed([*own, *mini_batches, *overrides]), config)
     before = config.copy()
     environment: dict[str, object] = constants.get_ppo_ray_runtime_env(config)
     with open_dict(config), open_dict(before):
