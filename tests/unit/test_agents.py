@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import answered_here
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -69,11 +70,6 @@ class Manager:
     "no_target.yaml": "- {name: my_loop}",
     "further_key.yaml": "- {name: my_loop, _target_: my_code.Loop, tokenizer: 1, of_the_loop: 2}",
 }
-
-
-def answered_here(module: str, given: bytes) -> tuple[list[str], None]:
-    """For :func:`agents.asked`, whose process has to import verl: five seconds. One test starts it."""
-    return [*agents._problems(**json.loads(given))], None
 
 
 OWN_DATA = """
@@ -271,6 +267,6 @@ def test_the_file_of_a_data_set_class_is_looked_for(folder: Path, monkeypatch: p
     own[0] = "data.custom_cls.path=own_data.py"
     config = on_this_machine(composed("run.dir=/nowhere", *own, f"actor_rollout_ref.rollout.{LOOP}=mine"))
     assert config.data.custom_cls.path == str(folder / "own_data.py")
-    monkeypatch.setattr(agents, "asked", answered_here)
+    monkeypatch.setattr(agents, "asked", answered_here.of_agents)
     (problem,) = agents.agent_problems(config)
     assert "default_agent_loop=mine" in problem

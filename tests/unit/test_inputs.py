@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import answered_here
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,7 +18,7 @@ from omegaconf import OmegaConf
 from refusals import FILES
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
 
-from recipe.runner.launch import inputs, model_files, rewards
+from recipe.runner.launch import inputs, model_files, reward_trial, rewards
 from recipe.runner.launch.prepare import on_this_machine
 
 RULES = (*inputs.MODEL_AND_DATA, rewards.reward_problems)
@@ -158,7 +159,8 @@ def test_a_few_rows_on_which_no_response_can_earn_anything_are_a_note(
         assert re.search(holds(f"{FUNCTION}.path", "data_source=rare", f"row {row} of ", "inputs"), text), text
 
 
-def test_a_manager_of_the_users_judges_by_itself(tmp_path: Path) -> None:
+def test_a_manager_of_the_users_judges_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reward_trial, "asked", answered_here.of_rewards)
     (tmp_path / "managers.py").write_text(FILES["managers.py"])
     own = f"{MANAGER}.source=importlib", f"{MANAGER}.module.path={tmp_path}/managers.py", f"{MANAGER}.name=Mine"
     (tmp_path / "reward.py").write_text("def other(a):\n    raise ValueError\n")
@@ -167,6 +169,7 @@ def test_a_manager_of_the_users_judges_by_itself(tmp_path: Path) -> None:
         assert problems(unread, *own, *function) == []
         assert len(problems(unread, *function)) == 1
     assert problems(own_file(tmp_path, 18), *own) == []  # no text
+    monkeypatch.undo()  # now in processes of their own
     (problem,) = problems(unread, *own, number[0])  # verl loads it all the same
     assert re.search(holds(f"{tmp_path}/reward.py", "compute_score", "other"), problem), problem
 
@@ -192,10 +195,11 @@ def test_a_reward_of_the_users_is_tried_on_the_data(tmp_path: Path, capsys: pyte
 
 
 def test_verls_own_reward_is_refused_for_a_data_source_that_it_does_not_know(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = f"{FUNCTION}.path=null"
-    (problem,) = problems(own_file(tmp_path, "18"), chosen)
+    (problem,) = problems(own_file(tmp_path, "18"), chosen)  # by a process of its own
+    monkeypatch.setattr(reward_trial, "asked", answered_here.of_rewards)
     assert re.search(holds(f"{FUNCTION}.path=null", "own", f"give {FUNCTION}.path"), problem), problem
     assert problems(own_file(tmp_path, "18", source="openai/gsm8k"), chosen) == []
     capsys.readouterr()

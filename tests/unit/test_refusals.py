@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import shlex
 import sys
@@ -10,10 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
-from unittest import mock
 
+import answered_here
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +19,6 @@ import refusals
 from checking import check_all
 from data_rows import ROW
 from refusals import NOT_SERVED, Row
-from test_agents import answered_here
 
 from benchmarks.scripts import edited, remedies
 from recipe.fspo.main import main
@@ -111,12 +108,9 @@ def answers() -> dict[str, Said]:
     return {}
 
 
-def answered_of_rewards(module: str, *arguments: str, given: bytes) -> tuple[Any, str | None]:
-    """For :func:`reward_trial.asked`, whose process has to import verl for a class of a manager: five seconds."""
-    if given:  # a function, which may end its process, and the rows to try it on
-        return asked(module, *arguments, given=given)
-    with mock.patch.object(sys, "stdin", SimpleNamespace(buffer=io.BytesIO())):
-        return reward_trial._answer(*arguments), None
+def answered(module: str, *arguments: str, given: bytes) -> tuple[Any, str | None]:
+    """A function of the user's may end its process."""
+    return (asked if given else answered_here.of_rewards)(module, *arguments, given=given)
 
 
 @pytest.fixture
@@ -126,8 +120,8 @@ def say(
     """Gives a command to the program, which refuses it with status 2, or finishes, and writes nothing."""
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     monkeypatch.chdir(files)
-    monkeypatch.setattr(agents, "asked", answered_here)
-    monkeypatch.setattr(reward_trial, "asked", answered_of_rewards)
+    monkeypatch.setattr(agents, "asked", answered_here.of_agents)
+    monkeypatch.setattr(reward_trial, "asked", answered)
 
     def said(command: Command) -> Said:
         text = shlex.join(command.words)
