@@ -188,7 +188,6 @@ absent("verl", "ray", "vllm")
 """
 
 ON_CPUS = {"VERL_PLATFORM": "cpu"}
-IN_A_RUN = ON_CPUS | {"FSPO_RUN_ID": "1-test"}
 VERL_ON_CPUS = """
 import sys, verl
 from verl.plugin.platform import PlatformRegistry

@@ -58,6 +58,11 @@ def test_a_job_asks_on_the_node(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stderr.startswith("error: ")
     assert f"FSPO_RAY_TMP={parent}: " in done.stderr and done.stderr.count("\n") == 1
+    (tmp_path / ("y" * 100)).mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / ("y" * 100))}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    of_ray, of_vllm = done.stderr.splitlines()
+    assert f"FSPO_RAY_TMP={parent}: " in of_ray and f"TMPDIR={environment['TMPDIR']}: " in of_vllm
     with tempfile.TemporaryDirectory() as short:  # pytest's own may be too long for a socket of Ray's
         command[-2] = short
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -204,3 +204,8 @@ def test_the_cache_is_what_vllms_share_leaves() -> None:
     assert vllm["vLLM weights"] == 8_190_735_360 * 2 / 2
     # Two GPUs split the heads, so each holds 72 KiB of a token.
     assert memory.kv_tokens == int(vllm["vLLM keys and values"] / (72 * 1024))
+
+
+def test_data_parallel_ranks_of_a_replica_have_a_copy_of_the_weights_each() -> None:
+    replica = "actor_rollout_ref.rollout.data_parallel_size=2"
+    assert predict(QWEN_8B, setup_of(replica), Hardware()) == predict(QWEN_8B, setup_of(), Hardware())

@@ -181,8 +181,10 @@ def problems(ray_folder: Path, parent: Path, setting: str, has_gpus: bool = True
         has_gpus: Whether the run is one on GPUs.
     """
     temporary = Path(tempfile.gettempdir())
-    of_ray = list(socket_problems(ray_folder, RAY, setting))
-    yield from of_ray or socket_problems(temporary, VLLM, f"TMPDIR={temporary}")
+    yield from (of_ray := list(socket_problems(ray_folder, RAY, setting)))
+    is_same = temporary == ray_folder or setting.startswith("TMPDIR=")  # a shorter path serves both
+    if not (of_ray and is_same):
+        yield from socket_problems(temporary, VLLM, f"TMPDIR={temporary}")
     if has_gpus:
         yield from kernel_problems((parent, setting.partition("=")[0]), (temporary, "TMPDIR"))
         yield from gpu_problems()

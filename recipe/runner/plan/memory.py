@@ -72,13 +72,13 @@ def _vllm(memory: Memory, model: ModelShape, setup: Setup, hardware: Hardware) -
     weights, one forward pass of ``max_num_batched_tokens``, the sampler and CUDA graphs (1 GiB) leave of it is for keys
     and values."""
     share = setup.rollout.gpu_memory_utilization * hardware.gpu_gb * GIB
-    weights = model.parameters * setup.vllm_bytes / setup.replica_gpus
+    weights = model.parameters * setup.vllm_bytes / setup.copy_gpus
     split = setup.rollout.tensor_model_parallel_size
     widths = 2 * model.hidden + 3 * model.intermediate / split
     forward = setup.rollout.max_num_batched_tokens * setup.vllm_bytes * widths
     sampler = 3 * 4.0 * setup.rollout.max_num_seqs * model.vocab
     kv_bytes = max(0.0, share - weights - forward - sampler - GIB)
-    heads_split = min(split, model.kv_heads) * (setup.replica_gpus // split)
+    heads_split = min(split, model.kv_heads) * (setup.copy_gpus // split)
     memory.kv_tokens = int(kv_bytes / (model.kv_bytes_per_token(setup.vllm_bytes) / heads_split))
     memory.items["rollout"] |= {
         "vLLM weights": weights,
@@ -128,7 +128,7 @@ def predict(model: ModelShape, setup: Setup, hardware: Hardware) -> Memory:
         "bucket of weights": setup.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2.0**20,
     }
     if setup.vllm_sleeps and not setup.rollout_gpus:
-        memory.items["sync"]["vLLM weights"] = model.parameters * setup.vllm_bytes / setup.replica_gpus
+        memory.items["sync"]["vLLM weights"] = model.parameters * setup.vllm_bytes / setup.copy_gpus
     weights, moments = (offload or fsdp.offload_policy for offload in (fsdp.param_offload, fsdp.optimizer_offload))
     rank = (weights + 2 * moments) * model.pinned_bytes(setup.master_bytes, setup.shards)
     if setup.has_reference:

@@ -73,7 +73,7 @@ class Plan:
         yield f"{'fits':28}" + "".join(f"{answer:>11}" for answer in fits)
         yield f"host memory for offloaded states, pinned: {memory.host_bytes / GIB:.0f} GiB per node"
         yield (
-            f"KV cache per replica of {setup.replica_gpus} GPUs: {memory.kv_tokens} tokens, "
+            f"KV cache of each copy of the model on {setup.copy_gpus} GPUs: {memory.kv_tokens} tokens, "
             f"{memory.kv_tokens // setup.longest} sequences of full length; "
             f"{memory.kv_tokens // setup.rollout.max_num_seqs} for each of max_num_seqs={setup.rollout.max_num_seqs}"
         )

@@ -97,7 +97,7 @@ class Setup:
         config: The whole configuration.
         data, trainer, model, actor, rollout, fsdp: Groups of the configuration; ``fsdp`` is the actor's.
         ranks, rollout_gpus: GPUs that train, and GPUs that only generate.
-        replica_gpus: GPUs of one of vLLM's replicas.
+        copy_gpus: GPUs over which vLLM splits one copy of the weights; each data-parallel rank of a replica has one.
         shards, ulysses: Ranks over which states are sharded, and over which a sequence is spread.
         longest: Tokens of the longest prompt with the longest response.
         update_tokens, log_prob_tokens: Most tokens of a micro-batch on one GPU.
@@ -119,7 +119,7 @@ class Setup:
 
         separate = ranks.asynchronous_mode(config) == "separate_async"
         self.ranks, self.rollout_gpus = ranks.training(config), ranks.only_generating(config)
-        self.replica_gpus = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size
+        self.copy_gpus = ranks.of_replica(config) // rollout.data_parallel_size
         self.shards = ranks.shards(config)
         self.vllm_sleeps = rollout.free_cache_engine and rollout.get("enable_sleep_mode", True)
 
