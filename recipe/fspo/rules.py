@@ -35,7 +35,7 @@ from recipe.fspo.config import (
     unmeasured,
 )
 from recipe.runner.checkpoints.integrity import TRACKER_FILE
-from recipe.runner.launch.attempt import INSTALL
+from recipe.runner.launch.attempt import INSTALL, attempt, in_words
 from recipe.runner.launch.checks import Rule
 from recipe.runner.launch.compose import as_written
 from recipe.runner.launch.trial import (
@@ -123,25 +123,29 @@ def _class_problems(config: DictConfig) -> Iterator[str]:
             way = f"leave ~{_POLICY_LOSS}._target_ out, and give {overrides_of(loss_mode)}"
             yield f"{named} without _target_ has no settings: {way}"
     elif loss_mode not in ALGORITHMS:
-        try:
-            settings_of(actor.policy_loss)  # imports the class's module, which registers the loss
-        except InstantiationException as error:
-            if misplaced := _of_the_actor(actor, error):
-                for name in misplaced:
-                    yield (
-                        f"{_POLICY_LOSS}.{name}={as_written(actor.policy_loss[name])}: there is no "
-                        f"{_POLICY_LOSS}.{name}; use {_ACTOR}.{name}"
-                    )
-            else:
-                yield f"{_POLICY_LOSS}._target_={target}: {_reason(error)}"
+        # Imports the class's module, which registers the loss.
+        error = attempt(lambda: settings_of(actor.policy_loss))[1]
+        if error is not None and (misplaced := _of_the_actor(actor, error)):
+            for name in misplaced:
+                yield (
+                    f"{_POLICY_LOSS}.{name}={as_written(actor.policy_loss[name])}: there is no "
+                    f"{_POLICY_LOSS}.{name}; use {_ACTOR}.{name}"
+                )
+        elif error is not None:
+            yield f"{_POLICY_LOSS}._target_={target}: {_reason(error)}"
     elif target != _OUR_CLASS and not re.fullmatch(_VERLS_CLASS, target):
         yield (
             f"{_POLICY_LOSS}._target_={target} would not be used: {_POLICY_LOSS}.loss_mode={loss_mode} has a class of "
             "settings; leave _target_ out, or give the loss_mode that is registered with your class"
         )
+    elif (loss := POLICY_LOSS_REGISTRY.get(loss_mode)) and not inspect.unwrap(loss).__module__.startswith("recipe."):
+        yield (
+            f"{_POLICY_LOSS}.loss_mode={loss_mode} is a loss of this recipe's, and {inspect.unwrap(loss).__module__} "
+            "registers another one by that name: give yours a name of its own"
+        )
 
 
-def _of_the_actor(actor: DictConfig, error: InstantiationException) -> list[str]:
+def _of_the_actor(actor: DictConfig, error: BaseException) -> list[str]:
     """Keys that the loss's class does not take and that the actor has, where they are what is wrong with it."""
     if "unexpected keyword argument" not in str(error.__cause__):
         return []
@@ -149,13 +153,13 @@ def _of_the_actor(actor: DictConfig, error: InstantiationException) -> list[str]
     return [name for name in actor.policy_loss if name not in taken and name in actor and name != "_target_"]
 
 
-def _reason(error: InstantiationException) -> str:
+def _reason(error: BaseException) -> str:
     """Why a class of settings could not be made, and the remedy where that is not in the reason."""
     cause = error.__cause__ or error
+    if not isinstance(cause, ValueError | TypeError | ImportError):
+        return in_words(cause)  # such as KeyError, whose text is a key
     text = " ".join(str(cause).split())
-    if isinstance(cause, ImportError):
-        return f"{text}: {INSTALL}"
-    return text
+    return f"{text}: {INSTALL}" if isinstance(cause, ImportError) else text
 
 
 def problems(config: DictConfig) -> Iterator[str]:

@@ -94,9 +94,17 @@ def test_its_settings_are_checked_and_completed(own_loss: Path, monkeypatch: pyt
         ([f"{KEY}.exponent=2"], r"_target_=my_loss\.PowerLossConfig: .*exponent=2, .*0 < exponent <= 1"),
         ([f"{KEY}.loss_mode=fspo_pwoer"], r"loss_mode=fspo_pwoer .*fspo_power"),
         ([f"{KEY}._target_=my_los.PowerLossConfig"], r"_target_=my_los\.PowerLossConfig: .*install"),
+        ([f"{KEY}._target_=ends.PowerLossConfig"], r"_target_=ends\.PowerLossConfig: SystemExit: 3"),
+        (["actor_rollout_ref.model.external_lib=ends"], r"external_lib=ends cannot be imported \(SystemExit: 3\): install"),
+        (["algo=rloo", "actor_rollout_ref.model.external_lib=same"], r"loss_mode=seq_rloo .*same .*name of its own"),
     ],
 )
 def test_what_is_wrong_is_said_before_ray_starts(own_loss: Path, overrides: list[str], says: str) -> None:
+    (own_loss / "ends.py").write_text("raise SystemExit(3)\n")
+    (own_loss / "same.py").write_text(
+        "from verl.trainer.ppo.core_algos import register_policy_loss\n\n\n"
+        "@register_policy_loss('seq_rloo')\ndef mine(log_prob, **_):\n    return log_prob.sum(), {}\n"
+    )
     (problem,) = problems(configured(*overrides))
     assert re.search(says, problem), problem
     assert "install" in says or "install" not in problem, "the module is there"

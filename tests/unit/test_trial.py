@@ -130,6 +130,14 @@ VERLS = "old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, confi
         ("log_prob, advantages, response_mask", "pass", "", "old_log_prob"),
         (f"{VERLS}, temperature", "pass", "", "temperature"),
         (VERLS, "config.policy_loss.no_such_setting", "", "no_such_setting"),
+        *(
+            (VERLS, f"return {result}", "", "a dictionary of numbers")
+            for result in (
+                *("log_prob.sum()", "(log_prob.sum(),)", "(log_prob.sum(), {}, 0)", "None"),
+                *("(log_prob.sum(1), {})", "(log_prob.sum().detach(), {})", "(1.0, {})", "({}, log_prob.sum())"),
+                *("(log_prob.sum(), None)", "(log_prob.sum(), {'a': 'b'})", "(log_prob.sum(), {'a': torch.ones(2)})"),
+            )
+        ),
         (VERLS, "torch.distributed.get_rank(torch.distributed.new_group())", "", ""),
         (VERLS, "import ray; ray.get_actor('band')", "", ""),
         (VERLS, "torch.zeros(1, device='meta').item()", "", ""),
@@ -137,7 +145,7 @@ VERLS = "old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, confi
         (VERLS, "pass", " / 0 * log_prob.sum().log()", ""),
     ],
 )
-def test_a_loss_of_the_users_is_refused_for_its_arguments_and_settings_only(
+def test_a_loss_of_the_users_is_refused_for_its_arguments_settings_and_results_only(
     parameters: str,
     body: str,
     more: str,

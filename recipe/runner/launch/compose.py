@@ -35,6 +35,8 @@ SEARCH_PATH = "hydra.searchpath"
 _NESTS: Final = {**dict.fromkeys("[{(", 1), **dict.fromkeys("]})", -1)}
 _MAX_DEPTH: Final = 40
 _UNEXPECTED = re.compile(r"(?:(\w+)[.]__init__[(][)] got an )?unexpected keyword argument '(\w+)'")
+#: The end of what is wrong with an override that only adds what is there.
+_PLUS: Final = "already; leave the + out"
 #: What Hydra and OmegaConf raise for a command or a file.
 _REFUSALS: Final = (ConfigCompositionException, OmegaConfBaseException)
 #: Groups that hand on whatever they hold: to a function, a server, a model, Ray, an optimizer.
@@ -153,13 +155,12 @@ def compose(
     config = copy.deepcopy(base)
     values = [override for override in good if override not in groups]
     unknown = _wrong_keys(job, values, own, base)
-    for override in values:
-        if text_of(override) not in unknown:
-            try:
-                apply(override, config)
-            except _REFUSALS as error:
-                why = " ".join(f"{error} {error.__cause__ or ''}".split())
-                unknown[text_of(override)] = f"{text_of(override)}: {why}"
+    for override in [*(one for one in values if text_of(one) not in unknown), *_without_plus(unknown)]:
+        try:
+            apply(override, config)
+        except _REFUSALS as error:
+            why = " ".join(f"{error} {error.__cause__ or ''}".split())
+            unknown[text_of(override)] = f"{text_of(override)}: {why}"
     if problems := [*problems, *unknown.values()]:
         raise Refused(problems, config)
     return config
@@ -199,8 +200,13 @@ def composed_groups(job: Job, overrides: Sequence[Override]) -> tuple[DictConfig
                 raise Refused([*problems, str(error)]) from error
             if not wrong:
                 raise
-            good = [override for override in good if text_of(override) not in wrong]
+            good = [*(override for override in good if text_of(override) not in wrong), *_without_plus(wrong)]
             problems += wrong.values()
+
+
+def _without_plus(wrong: Mapping[str, str]) -> list[Override]:
+    """What the overrides mean of which only the + is wrong, so that one start names what else is."""
+    return parsed(text.lstrip("+") for text, why in wrong.items() if why.endswith(_PLUS))
 
 
 def _unknown_options(overrides: Sequence[Override], error: Exception) -> dict[str, str]:
@@ -230,7 +236,7 @@ def _culprit(job: Job, overrides: Sequence[Override], error: Exception) -> dict[
             continue
         is_twice = re.search("Multiple values|appears more than once", str(error)) is not None
         if override.is_force_add() or (override.is_add() and is_twice):
-            return {text: f"{text}: there is {key} already; leave the + out"}
+            return {text: f"{text}: there is {key} {_PLUS}"}
         why = " ".join(f"{type(error).__name__ if file else ''} {str(error) or error.__cause__}".split())
         return {text: f"{text}: {file} cannot be composed ({why}); correct the file" if file else f"{text}: {why}"}
     return {}
@@ -286,7 +292,7 @@ def _wrong_keys(job: Job, overrides: Sequence[Override], own: Collection[str], b
         elif override.is_add():
             there = has_key(base, key) and OmegaConf.select(base, key, throw_on_resolution_failure=False) is not None
             if there and not isinstance(value, dict | list):
-                wrong[text] = f"{text}: there is {key} already; leave the + out"
+                wrong[text] = f"{text}: there is {key} {_PLUS}"
         elif not has_key(base, key) and not is_below(key, added):
             wrong[text] = _no_such(job, text, key, own, base)
     return wrong

@@ -36,7 +36,7 @@ from recipe.runner.launch.machine import pass_to_ray_workers, starts_ray
 from recipe.runner.launch.no_effect import judged
 from recipe.runner.launch.run_folder import Start
 from recipe.runner.launch.run_settings import FORMER, Resume
-from recipe.runner.launch.values import MachineProblem, PreflightError, folder_problem, value_problems
+from recipe.runner.launch.values import MachineProblem, PreflightError, folder_problem, named_key, set_default, value_problems
 
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
 _ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
@@ -67,7 +67,8 @@ def prepare(
     overrides = resume.all_overrides(overrides) if resume else overrides
     of_groups = defaults(job, overrides)
     # A copy, which the rest of this step completes in place.
-    config = on_this_machine(config, elsewhere, references, of_groups)
+    wrong = list[str]()
+    config = on_this_machine(config, elsewhere, references, of_groups, wrong)
     trainer, evaluates = config.trainer, bool(config.get("evaluate"))
     # Many scripts give another one: what else is wrong with them is said in the same go.
     saves_elsewhere = folder_problem(config)
@@ -92,7 +93,7 @@ def prepare(
     stop_tokens, note = add_stop_token(config, measured is not None, elsewhere)
     run_settings.check_folder(Path(config.run.dir), trainer, goes_on, resume)
     refused += filter(None, [saves_elsewhere])
-    notes, facts, unsettled = check(config, job, elsewhere, refused, checkpoint, references)
+    notes, facts, unsettled = check(config, job, elsewhere, refused, checkpoint, references, wrong)
     _note(*idle, end_note() or "")
     if isinstance(note, MachineProblem):
         unsettled.append(note)
@@ -121,21 +122,28 @@ def on_this_machine(
     elsewhere: bool = False,
     references: dict[str, str] | None = None,
     defaults: DictConfig | None = None,
+    wrong: list[str] | None = None,
 ) -> DictConfig:
     """The configuration with what only this machine knows: absolute paths and Ray's environment.
 
     With ``elsewhere`` the run will be on another machine, and what this one's platform would need is left out. What
     :func:`recipe.runner.launch.masking.references` gives is added to ``references``. ``defaults`` are those of
-    :func:`recipe.runner.launch.values.value_problems`.
+    :func:`recipe.runner.launch.values.value_problems`. Problems of values are added to ``wrong``, and the values are
+    the defaults then, so that the other checks can be made.
 
     Raises:
-        PreflightError: for a value of another kind, or out of range.
+        PreflightError: for a value of another kind, or out of range, where nothing is to be added to.
     """
     config = copy.deepcopy(config)
     _note(rewards.migrate_rewards(config))
     problems = list(value_problems(config, defaults))
-    if set(problems) - {folder_problem(config)}:  # that one alone waits for the other checks (prepare)
-        raise PreflightError(*problems)
+    if wrong is not None and defaults is not None:
+        wrong += (one for one in problems if one != folder_problem(config))  # that one is in no other's way (prepare)
+        for key in map(named_key, wrong):
+            set_default(config, key, defaults)
+        problems += value_problems(config, defaults) if wrong else ()
+    if set(problems) - {folder_problem(config), *(wrong or ())}:
+        raise PreflightError(*dict.fromkeys(problems))
     with open_dict(config):
         config.run.dir = str(Path(config.run.dir).absolute())
         model = config.actor_rollout_ref.model
@@ -207,6 +215,7 @@ def check(
     refused: Sequence[str] = (),
     checkpoint: integrity.Checkpoint | None = None,
     references: Mapping[str, str] | None = None,
+    wrong: Sequence[str] = (),
 ) -> tuple[str, Mapping[str, Any], list[str]]:
     """Make all checks before anything is started, and complete the configuration, in place.
 
@@ -217,6 +226,7 @@ def check(
         refused: Problems that are known already: of keys without effect.
         checkpoint: What the run would resume.
         references: To the environment, by key (:func:`recipe.runner.launch.masking.references`).
+        wrong: What :func:`on_this_machine` adds.
 
     Returns:
         What verl notes about the configuration; what ``run.json`` says of the method; and what only the machine of the
@@ -237,7 +247,7 @@ def check(
             yield f"data.offline_task: {job.command} writes no data of its own; leave it out, and give data.train_files"
         yield from refused
 
-    unsettled = checks.check(config, further, elsewhere)
+    unsettled = checks.check(config, further, elsewhere, wrong)
     facts = job.complete(config)
     notes = io.StringIO()
     # verl says so for every estimator but GAE.

@@ -55,11 +55,9 @@ def problems(config: DictConfig) -> Iterator[str]:
 def library_problem(config: DictConfig) -> str | None:
     """Import the modules of ``external_lib``, which register losses and estimators; what is wrong if that fails."""
     library = config.actor_rollout_ref.model.external_lib
-    try:
-        for module in library if OmegaConf.is_list(library) else [library] if library else []:
-            importlib.import_module(str(module))
-    except Exception as error:
-        return f"actor_rollout_ref.model.external_lib={library} cannot be imported ({in_words(error)}): {INSTALL}"
+    for module in library if OmegaConf.is_list(library) else [library] if library else []:
+        if error := attempt(functools.partial(importlib.import_module, str(module)))[1]:
+            return f"actor_rollout_ref.model.external_lib={library} cannot be imported ({in_words(error)}): {INSTALL}"
     return None
 
 
@@ -79,9 +77,13 @@ def _batch() -> dict[str, Any]:
     return {"token_level_rewards": reward_BT, "response_mask": mask_BT, "old_log_probs": -mask_BT, "index": uid_B}
 
 
+class ResultError(ValueError):
+    """A function has returned what verl cannot use."""
+
+
 def _is_certain(function: Callable[..., Any], arguments: Mapping[str, Any], error: BaseException) -> bool:
     """Whether a function that failed here would fail in a worker, too."""
-    if str(inspect.unwrap(function).__module__).startswith(_CERTAIN):
+    if isinstance(error, ResultError) or str(inspect.unwrap(function).__module__).startswith(_CERTAIN):
         return True
     try:
         inspect.signature(function).bind(**arguments)
@@ -208,11 +210,8 @@ def _loss_problems(config: DictConfig) -> Iterator[str]:
     if library_problem(config) is not None:  # it may be the one that registers it
         return
     settings: Any = None
-    try:
-        if has_class:
-            importlib.import_module(has_class.rpartition(".")[0])
-    except Exception:  # the job's rules say so; it may be the one that registers the loss
-        return
+    if has_class and attempt(lambda: importlib.import_module(has_class.rpartition(".")[0]))[1]:
+        return  # the job's rules say so; it may be the one that registers the loss
     with contextlib.suppress(*_REFUSALS):
         settings = omega_conf_to_dataclass(actor)
     if loss_mode not in POLICY_LOSS_REGISTRY:
@@ -263,11 +262,22 @@ def _loss_arguments(settings: Any, scale: float = 0.001, weighted: bool = False)
 
 
 def _update(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Call a loss and use what it returns, as verl's ``ppo_loss`` does."""
     import torch
+    from verl.utils.metric import AggregationType, Metric
 
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-        value, _ = function(**arguments)
-        value.backward()
+        result = function(**arguments)
+        try:
+            value, metrics = result
+            Metric.from_dict(metrics, AggregationType.MEAN)
+            Metric(AggregationType.SUM, value)
+            value.backward()
+        except Exception as error:
+            raise ResultError(
+                f"{in_words(error)}. A loss returns two things: its value, a tensor of one number with a gradient, and "
+                "its metrics, a dictionary of numbers"
+            ) from error
     if not torch.isfinite(arguments["log_prob"].grad).all():
         raise ValueError("its gradient is not finite")
 

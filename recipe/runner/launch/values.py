@@ -15,10 +15,11 @@ from fnmatch import fnmatchcase
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from recipe.runner.launch.compose import HANDED_ON, is_group
+from recipe.runner.launch.attempt import attempt
+from recipe.runner.launch.compose import HANDED_ON, has_key, is_group
 from recipe.runner.launch.masking import masked
 
 Count = Annotated[int, Field(ge=1)]
@@ -164,10 +165,8 @@ def _target_types(target: str) -> dict[str, Any]:
     The rules of a job say what is wrong with such a class.
     """
     module, _, name = target.rpartition(".")
-    try:
-        return _class_types(getattr(importlib.import_module(module), name))
-    except Exception:
-        return {}
+    types, _ = attempt(lambda: _class_types(getattr(importlib.import_module(module), name)))
+    return types or {}
 
 
 def problem_of(key: str, value: Any, kind: Any) -> str | None:
@@ -224,6 +223,21 @@ def _walk(
             yield problem
         elif isinstance(value, dict):
             yield from _walk(config, value, defaults, classes, f"{key}.")
+
+
+def named_key(problem: str) -> str:
+    """The key of which a sentence of :func:`value_problems` says what is wrong."""
+    return problem.partition("=")[0]
+
+
+def set_default(config: DictConfig, key: str, defaults: DictConfig) -> None:
+    """Give a key its default, or take it out if it has none; in place."""
+    above, _, name = key.rpartition(".")
+    group = OmegaConf.select(config, above) if above else config
+    with open_dict(group):
+        group.pop(name, None)
+        if has_key(defaults, key):
+            group[name] = OmegaConf.select(defaults, key)
 
 
 def _container(value: Any) -> Any:
