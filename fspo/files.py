@@ -80,11 +80,18 @@ def remove_folder(path: Path, ignore_errors: bool = False) -> None:
         shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
-def check_folder(folder: Path) -> None:
-    """Raise NotADirectoryError if `folder`, which need not exist yet, is no place for files."""
+def folder_problem(folder: Path) -> str | None:
+    """Why `folder`, which need not exist yet, is no place for files; None if it is one."""
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise NotADirectoryError(f"{folder}: {place} is not a folder that can be written to; give another one")
+    if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
+        return None
+    return f"{place} is not a folder that can be written to; give another one"
+
+
+def check_folder(folder: Path) -> None:
+    """Raise NotADirectoryError if :func:`folder_problem` has something to say."""
+    if problem := folder_problem(folder):
+        raise NotADirectoryError(f"{folder}: {problem}")
 
 
 def write_json(path: Path, value: Any, durable: bool = True, allow_nan: bool = False) -> None:

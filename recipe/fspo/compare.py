@@ -6,6 +6,8 @@ advantage estimator and, up to a constant factor, one gradient scale (overrides 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -17,20 +19,23 @@ from typing import Any, Final
 
 import yaml
 from hydra.errors import HydraException
-from recipe.fspo.job import choices, compose
+from omegaconf import DictConfig
+from recipe.fspo.job import JOB, choices, compose
 from recipe.runner.faults.preemption import INTERRUPTED
 from recipe.runner.launch.commands import BadInput, as_list, refuse, split_arguments
-from recipe.runner.launch.compose import key_of, quoted, text_of
-from recipe.runner.launch.machine import WrongMachineError, export_platform
+from recipe.runner.launch.compose import Refused, key_of, parsed, quoted, text_of
 from recipe.runner.launch.masking import masked_override
 from recipe.runner.launch.run_settings import has_results, run_info
 from recipe.runner.launch.values import name_problems
+from recipe.runner.main import problems_of
 
 from fspo.files import write_json
 from fspo.reading import parse_object, read_text
 from fspo.records import CONFIG_FILE, GRID_FILE, METRICS_FILE, PlannedRun, planned_runs
 
 CLIP_VALUES: Final = ("measured", "published")
+#: Keys that differ between the runs of a grid.
+_OF_THE_GRID: Final = ("algo", "fspo.algo", "fspo.clip_values", "run.dir", "seed")
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 #: Settings of the command: default and meaning of each (docs/settings.md).
@@ -85,12 +90,14 @@ def parse(arguments: Sequence[str]) -> Request:
     Raises:
         BadInput: for an unknown value, naming the key and the choices.
     """
-    settings, parsed = split_arguments(arguments, SETTINGS)
+    settings, given = split_arguments(arguments, SETTINGS)
     settings = {name: yaml.safe_load(default) for name, (default, _) in SETTINGS.items() if name != "out"} | settings
-    for override in parsed:
+    for override in given:
         key, text = key_of(override), text_of(override)
-        if key in ("algo", "seed", "run.dir"):
-            raise BadInput(f"{text}: the grid sets {key}; give algos=[...], seeds=[...] and out=FOLDER instead")
+        if key in _OF_THE_GRID:
+            raise BadInput(f"{text}: the grid sets {key}; give algos=[...], seeds=[...], clip_values=[...], out=FOLDER")
+        if override.is_sweep_override():
+            raise BadInput(f"{text}: all runs of a grid share its overrides; a list is {key}=[A,B]")
         if (shown := masked_override(override)) != text:
             # On the command lines of the runs, which all users of the machine can read, and in grid.json.
             raise BadInput(
@@ -102,51 +109,68 @@ def parse(arguments: Sequence[str]) -> Request:
         raise BadInput(f"seeds={seeds!r}: give whole numbers from 0, such as seeds=[1,2,3]")
     if (advantage := settings["advantage"]) not in ("shared", "native"):
         raise BadInput(f"advantage={advantage}: give shared or native")
+    if type(settings["dry_run"]) is not bool:
+        raise BadInput(f"dry_run={settings['dry_run']}: give true or false")
     shared = ["algorithm.adv_estimator=grpo"] if advantage == "shared" else []
-    overrides = [*shared, *map(text_of, parsed)]
+    overrides = [*shared, *map(text_of, given)]
     try:
         config = compose(overrides, SETTINGS)
     except HydraException as error:
         raise BadInput(str(error)) from None
     if problems := list(name_problems(config)):
         raise BadInput("\n".join(problems))
-    if config.evaluate:
+    if config.evaluate is True:
         raise BadInput("evaluate=true trains nothing: evaluate the runs of the grid one by one")
     request = Request(
         out=Path(str(settings.get("out") or f"runs/compare/{config.trainer.experiment_name}")).absolute(),
         algos=tuple(as_list(settings, "algos", choices("algo", overrides))),
         seeds=tuple(seeds),
         clip_values=tuple(as_list(settings, "clip_values", CLIP_VALUES)),
-        dry_run=bool(settings["dry_run"]),
+        dry_run=settings["dry_run"],
         overrides=tuple(overrides),
         only=settings["run"],
     )
     runs = len(request.runs())
     if request.only is not None and (type(request.only) is not int or not 0 <= request.only < runs):
         raise BadInput(f"run={settings['run']!r}: the grid has {runs} runs, numbered from 0 to {runs - 1}")
-    shipped = choices("algo")
-    own = {algo: list(problems_of_own([*overrides, f"algo={algo}"])) for algo in request.algos if algo not in shipped}
-    if any(own.values()):
-        raise BadInput("\n".join(f"algo={algo}: {problem}" for algo, problems in own.items() for problem in problems))
     return request
 
 
-def problems_of_own(overrides: Sequence[str]) -> Iterator[str]:
-    """What keeps a grid from comparing a loss that is not shipped; imports verl and the user's module."""
-    config = compose(overrides)
-    try:
-        export_platform(config)
-    except WrongMachineError as error:
-        yield str(error)
-        return
-    import recipe.fspo.policy_loss  # noqa: F401  (the losses, which are tried)
-    from recipe.fspo.config import unknown_scale
-    from recipe.fspo.rules import problems
-    from recipe.runner.launch import trial
+def problems(request: Request) -> Iterator[str]:
+    """What would end a run of the grid before its first step, maybe hours after the others have begun.
 
-    wrong = [*problems(config), *trial.problems(config)]
-    # A comparison of losses whose gradients differ by a factor would be one of learning rates.
-    yield from wrong or filter(None, [unknown_scale(config)])
+    A run of each algorithm is looked at, and none that has begun. Imports verl and the user's modules.
+    """
+    of: dict[str, list[str]] = {}
+    before, shown = dict(os.environ), io.StringIO()
+    for run in {(run.algo, run.clip_values): run for run in reversed(request.runs())}.values():
+        if run_info(request.out / run.path) is None:
+            with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):  # the run itself says it
+                wrong = _problems_of(overrides_of(run, request), is_own=run.algo not in choices("algo"))
+            for problem in wrong:
+                of.setdefault(problem, []).append(run.algo)
+    os.environ.clear()  # the runs set the platform anew
+    os.environ |= before
+    for problem, algos in of.items():
+        named = [algo for algo in request.algos if algo in algos]
+        yield problem if len(named) == len(request.algos) else f"algo={', '.join(named)}: {problem}"
+
+
+def _problems_of(words: Sequence[str], is_own: bool) -> list[str]:
+    """What a dry run of these overrides names, and what keeps a loss that is not shipped from being compared."""
+    wrong, overrides = list[str](), parsed(words)
+    config: DictConfig | None
+    try:
+        config = compose(words)
+    except Refused as error:
+        wrong, config = list(error.problems), error.config
+    wrong += problems_of(config, JOB, overrides)
+    if config is not None and is_own and not wrong:
+        from recipe.fspo.config import unknown_scale
+
+        # A comparison of losses whose gradients differ by a factor would be one of learning rates.
+        wrong += filter(None, [unknown_scale(config)])
+    return wrong
 
 
 def status(folder: Path) -> str:
@@ -199,10 +223,15 @@ def plan(request: Request) -> list[PlannedRun]:
     return list(runs.values())
 
 
+def overrides_of(run: PlannedRun, request: Request) -> list[str]:
+    """The overrides of one run."""
+    of_run = [f"algo={run.algo}", f"seed={run.seed}", f"fspo.clip_values={run.clip_values}"]
+    return [*request.overrides, *of_run, f"run.dir={quoted(request.out / run.path)}"]
+
+
 def command_of(run: PlannedRun, request: Request) -> list[str]:
     """The command line of one run."""
-    overrides = [*request.overrides, f"algo={run.algo}", f"seed={run.seed}", f"fspo.clip_values={run.clip_values}"]
-    return [sys.executable, "-m", "recipe.fspo.main", *overrides, f"run.dir={quoted(request.out / run.path)}"]
+    return [sys.executable, "-m", "recipe.fspo.main", *overrides_of(run, request)]
 
 
 class Starts:
@@ -281,7 +310,13 @@ def _run_all(runs: Sequence[PlannedRun], request: Request) -> int:
 
 
 def run(request: Request) -> int:
-    """Run the grid, or one run of it, and report on it; returns the exit status."""
+    """Run the grid, or one run of it, and report on it; returns the exit status.
+
+    Raises:
+        BadInput: if a run of the grid could not start, or its folder is in the way.
+    """
+    if (request.only is None or request.dry_run) and (wrong := list(problems(request))):
+        raise BadInput("\n".join(wrong))
     runs = plan(request)
     if request.only is not None and not request.dry_run:
         only = request.runs()[request.only]

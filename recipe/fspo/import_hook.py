@@ -39,9 +39,9 @@ def check_before_ray(constants: Any) -> None:
     @wraps(environment)
     def checked(config: Any = None, *args: Any, **kwargs: Any) -> Any:
         if config is not None and "actor_rollout_ref" in config:
-            from recipe.fspo.rules import complete_plain, plain_notes, plain_problems
+            from recipe.fspo.rules import audit_problems, complete_plain, plain_notes, plain_problems
 
-            if problems := list(plain_problems(config)):
+            if problems := [*plain_problems(config), *audit_problems(config)]:
                 raise ValueError("\n".join(problems))
             notes = list(plain_notes(config))  # of the configuration as it was given
             for note in filter(None, [*notes, complete_plain(config)]):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -37,15 +38,17 @@ from recipe.fspo.config import (
 from recipe.runner.checkpoints.integrity import TRACKER_FILE
 from recipe.runner.launch.attempt import INSTALL, attempt, in_words
 from recipe.runner.launch.checks import Rule
-from recipe.runner.launch.compose import as_written
+from recipe.runner.launch.compose import as_written, is_group
 from recipe.runner.launch.trial import (
     correction_problems,
     estimator_problems,
     library_problem,
+    loss_problems,
     why_zero_advantages_count,
 )
-from recipe.runner.launch.values import Count, Positive, Share, type_problems, types_of
+from recipe.runner.launch.values import Count, Positive, Share, kind_problems, type_problems, types_of
 
+from fspo.files import folder_problem
 from fspo.losses import ALGORITHMS, LOSSES, resolve_settings
 from fspo.names import did_you_mean
 from fspo.table import FOLDER, holds_table
@@ -244,6 +247,14 @@ def plain_notes(config: DictConfig) -> Iterator[str]:
 
 def plain_problems(config: DictConfig) -> Iterator[str]:
     """Problems of a loss or a trainer of ours that plain verl would meet only in the first mini-batch, or never."""
+    loss_mode = OmegaConf.select(config, f"{_POLICY_LOSS}.loss_mode", throw_on_resolution_failure=False)
+    if not (_is_ours(config) or loss_mode in ALGORITHMS):
+        if loss_mode not in POLICY_LOSS_REGISTRY and (meant := did_you_mean(str(loss_mode), ALGORITHMS)):
+            yield f"{_POLICY_LOSS}.loss_mode={loss_mode} is registered by nobody{meant}"
+        return
+    if wrong := list(kind_problems(config)):
+        yield from wrong
+        return
     if _is_ours(config):
         import recipe.fspo.sqrt_mask  # noqa: F401  (a rule that the trainer adds)
 
@@ -255,6 +266,7 @@ def plain_problems(config: DictConfig) -> Iterator[str]:
         complete_settings(config)
         yield from _ratio_problems(config)
         yield from _clip_problems(config)
+        yield from loss_problems(config)
     if is_by_sequence(config):
         yield from _plain_loss_problems(config)
         yield from _correction_problems(config)
@@ -262,6 +274,13 @@ def plain_problems(config: DictConfig) -> Iterator[str]:
         yield from correction_problems(config)
         if config.trainer.use_v1:
             yield from estimator_problems(config)
+
+
+def audit_problems(config: DictConfig) -> Iterator[str]:
+    """A folder of ``FSPO_AUDIT`` that nothing can be written to, as this process sees it."""
+    folder = os.environ.get("FSPO_AUDIT")
+    if folder and not _is_ours(config) and (problem := folder_problem(Path(folder))):
+        yield f"FSPO_AUDIT={folder}: {problem}"
 
 
 def _plain_loss_problems(config: DictConfig) -> Iterator[str]:
@@ -272,18 +291,24 @@ def _plain_loss_problems(config: DictConfig) -> Iterator[str]:
         return
     try:
         settings = trained_settings(instantiate(policy_loss, _convert_="partial"))
-    except InstantiationException:  # a wrong value; or verl itself will name what its class does not know
+    except InstantiationException as error:
         try:
             settings = resolve_settings(policy_loss) or ALGORITHMS[policy_loss.loss_mode]
-        except ValueError as error:
-            yield f"{_POLICY_LOSS}.{error}"
+        except ValueError as wrong:
+            yield f"{_POLICY_LOSS}.{wrong}"
             return
+        target = policy_loss.get("_target_")
+        ours = f"; give {_POLICY_LOSS}._target_={_OUR_CLASS}" if target != _OUR_CLASS else ""
+        yield f"{_POLICY_LOSS}._target_={target}: {_reason(error)}{ours}"
     if settings.needs_state and not _is_ours(config):
         yield unmeasured(policy_loss.loss_mode, settings)
 
 
 def _plain_trainer_problems(config: DictConfig) -> Iterator[str]:
     """Settings ``fspo.*`` that a command has added to verl's, and what else a trainer of this recipe needs there."""
+    if not OmegaConf.is_dict(config.get("fspo") or OmegaConf.create()):
+        yield f"fspo={config.fspo}: {is_group('fspo')}"
+        return
     if not config.trainer.use_v1:
         yield f"trainer.use_v1=false reads no trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}: leave it out"
     known = [field.name for field in dataclasses.fields(FspoSettings)]
@@ -293,6 +318,9 @@ def _plain_trainer_problems(config: DictConfig) -> Iterator[str]:
             yield f"fspo.{name} does not exist{did_you_mean(name, known)}; there are {', '.join(known)}"
     yield from type_problems(OmegaConf.to_container(OmegaConf.create(settings)), types_of(FspoSettings), "fspo.")
     folder = Path(config.trainer.default_local_dir)
+    if problem := folder_problem(folder):
+        yield f"trainer.default_local_dir={folder}: {problem}"
+        return
     begins = config.trainer.resume_mode == "disable" or not (folder / TRACKER_FILE).exists()
     if begins and config.trainer.resume_mode != "resume_path" and holds_table(folder / FOLDER):
         yield (

@@ -100,7 +100,7 @@ def _main(job: Job, several: str, settings: Mapping[str, Any], overrides: list[O
     except PreflightError as error:
         refuse(*problems, *error.problems)
     except Refused as error:
-        refuse(*dict.fromkeys([*error.problems, *_further_problems(error.config, job, overrides, resume)]))
+        refuse(*dict.fromkeys([*error.problems, *problems_of(error.config, job, overrides, resume)]))
     except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError, WrongMachineError) as error:
         refuse(error)
     except OSError as error:
@@ -130,10 +130,10 @@ def _with_folder(config: DictConfig, overrides: Sequence[Override]) -> list[Over
     return in_folder(overrides, folder)
 
 
-def _further_problems(
-    config: DictConfig | None, job: Job, overrides: Sequence[Override], resume: Resume | None
+def problems_of(
+    config: DictConfig | None, job: Job, overrides: Sequence[Override], resume: Resume | None = None
 ) -> Sequence[str]:
-    """Problems of the configuration without the refused overrides, so that one start names all of them."""
+    """What a dry run of a configuration refuses, also of one without overrides that are refused: one start names all."""
     if config is None or not OmegaConf.is_dict(config.run):
         return ()
     from recipe.runner.launch.prepare import prepare

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -38,6 +40,7 @@ def write_run(folder: Path, status: str) -> None:
 def runs(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Runs that train nothing: those that have ``begun``, in order, and the exit ``codes`` of those that fail."""
     runs = SimpleNamespace(begun=[], codes={})
+    monkeypatch.setattr(compare, "problems", lambda request: [])
 
     def command_of(run: PlannedRun, request: Request) -> list[str]:
         folder, code = request.out / run.path, runs.codes.get(run.path, 0)
@@ -89,6 +92,11 @@ def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
         ("run.dir=x", ("run.dir", "out=FOLDER")),
         ("--algos", ("'--algos'", "algos=VALUE")),
         ("evaluate=true", ("evaluate=true",)),
+        ("+algos=[fsop]", ("algos", "'fsop'", "fspo")),
+        ("fspo.clip_values=published", ("fspo.clip_values=published", "clip_values")),
+        ("fspo.algo=mine", ("fspo.algo=mine", "algos")),
+        ("dry_run=maybe", ("dry_run=maybe", "true")),
+        ("trainer.save_freq=1,2", ("trainer.save_freq=1,2", "trainer.save_freq=[A,B]")),
         ("experiment=nowhere", ("nowhere",)),
         ("trainer.total_steps=3", ("total_steps",)),
     ],
@@ -96,6 +104,30 @@ def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
 def test_bad_input_is_named_with_its_remedy(argument: str, says: tuple[str, ...]) -> None:
     with pytest.raises(BadInput, match=holds(*says)):
         parse(argument.split())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["data.train_batch_size=abc"], ["data.train_batch_size=abc must"]),
+        (["actor_rollout_ref.rollout.n=1"], ["algorithm.adv_estimator=grpo "]),
+        # fspo's runs would train before grpo's is refused
+        (["actor_rollout_ref.actor.clip_ratio_high=0.28"], ["algo=fspo: actor_rollout_ref.actor.clip_ratio_high=0.28"]),
+    ],
+)
+def test_what_would_end_a_run_is_named_before_the_first_one(
+    tmp_path: Path, overrides: list[str], says: list[str]
+) -> None:
+    environment = dict(os.environ)
+    request = parse(["algos=[fspo,grpo]", "seeds=[1,2]", f"out={tmp_path}/grid", *overrides])
+    for dry_run in (True, False):
+        with pytest.raises(BadInput) as error:
+            compare.run(dataclasses.replace(request, dry_run=dry_run))
+        problems = str(error.value).splitlines()
+        assert [problem.startswith(begins) for problem, begins in zip(problems, says, strict=True)] == [True] * len(says)
+    assert dict(os.environ) == environment and not (tmp_path / "grid").exists()
+    write_run(tmp_path / "grid/measured/fspo/seed1", "failed")  # it has its settings
+    assert all(problem.startswith("algo=grpo: ") for problem in compare.problems(request))
 
 
 def test_a_grid_can_grow_but_its_conditions_cannot_change(tmp_path: Path) -> None:
@@ -158,6 +190,7 @@ def test_no_run_begins_after_a_ctrl_c(tmp_path: Path, monkeypatch: pytest.Monkey
 
     begun: list[str] = []
     monkeypatch.setattr(compare, "command_of", command_of)
+    monkeypatch.setattr(compare, "problems", lambda request: [])
     with pytest.raises(KeyboardInterrupt):
         compare.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={tmp_path}/grid"]))
     assert begun == ["measured/fspo/seed1"]
@@ -179,6 +212,7 @@ def test_what_ends_the_command_ends_its_run(
     ended = tmp_path / "ended"
     run_trains = f"trap 'echo > {ended}; exit 143' {signum.value}; kill -{signum.value} $PPID; sleep 20 & wait"
     monkeypatch.setattr(compare, "command_of", lambda *_: ["/bin/sh", "-c", run_trains])
+    monkeypatch.setattr(compare, "problems", lambda request: [])
     before = signal.signal(signum, signal.SIG_DFL)  # below nohup it would be ignored, and stay so
     try:
         with pytest.raises(KeyboardInterrupt):

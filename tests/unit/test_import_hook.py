@@ -19,6 +19,7 @@ from recipe.runner.launch.compose import parsed
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 TYPED = f"{LOSS}._target_=recipe.fspo.config.SequencePolicyLossConfig"
+N = "actor_rollout_ref.rollout.n"
 NO_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=false"
 CORRECTED = (
     "algorithm.rollout_correction.rollout_rs=seq_sqrt_k1",
@@ -127,6 +128,13 @@ def test_a_driver_without_verls_groups_is_left_alone() -> None:
         ("fspo", ("+fspo.pi_old=rollout", NO_LOG_PROBS), ("calculate_log_probs=false", "fspo.pi_old=rollout", "true")),
         ("fspo", ("algorithm.adv_estimator=gae",), ("adv_estimator=gae ",)),
         ("fspo", (TYPED, f"+{LOSS}.c_low=30.0"), (f"{LOSS}.c_low=30.0 ",)),
+        ("nobody", (), (f"{LOSS}.loss_mode=nobody ", "external_lib", "seq_gspo")),
+        ("fspo", ("+fspo=3",), ("fspo=3: ", "fspo.NAME=VALUE")),
+        ("fspo", (f"{LOSS}=null",), (f"{LOSS}=null ", f"{LOSS}.NAME=VALUE")),
+        ("fspo", ("trainer.default_local_dir=null",), ("trainer.default_local_dir=null ", "string")),
+        ("fspo", ("trainer.default_local_dir=/dev/null",), ("trainer.default_local_dir=/dev/null: ", "another one")),
+        *(("fspo", (f"{key}=abc",), (f"{key}=abc ", "integer")) for key in ("data.train_batch_size", N)),
+        ("fspo", ("actor_rollout_ref.actor.ppo_mini_batch_size=null",), ("ppo_mini_batch_size=null ", "integer")),
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_the_key_and_the_remedy(
@@ -158,6 +166,9 @@ MEASURED = "trainer.v1.trainer_mode=fspo"
             ("clip_low=0.05 clip_high=0.06 ", "c_low=0.05 c_high=0.06"),
         ),
         ("fspo", "_target_ +exponent=3", ("exponent=3",)),
+        ("fspo", "+c_low=0.05", ("_target_=verl.", "'c_low'", TYPED)),
+        ("fspo", "_target_ +c_lwo=0.05", ("_target_=", "'c_lwo'")),
+        ("fsop", "", ("loss_mode=fsop ", "did you mean fspo?")),
         ("fspo", "_target_ +exponent=0.43 +c_low=0.04 +c_high=0.04", ()),
         ("fspo_v1", "_target_ +drift=none", ()),
         ("fspo", "_target_ +c_low=0.05", ()),
@@ -171,6 +182,13 @@ def test_a_band_that_verls_own_trainer_cannot_measure_is_refused(loss: str, fiel
         return
     with pytest.raises(ValueError, match=holds(f"{LOSS}.{says[0]}", *says[1:])):
         ask(*overrides, loss=loss, mode=PLAIN)
+
+
+def test_a_folder_for_an_audit_that_cannot_be_written_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FSPO_AUDIT", "/dev/null/audit")
+    assert ask() == {"env_vars": {}}, "a trainer of this recipe keeps a table of its own"
+    with pytest.raises(ValueError, match=holds("FSPO_AUDIT=/dev/null/audit: ", "another one")):
+        ask(loss="gspo", mode=PLAIN)
 
 
 @pytest.mark.parametrize("override", ["+algorithm.rollout_correction.rollout_is=token", "algorithm.adv_estimator=gae"])

@@ -20,12 +20,12 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from fspo.losses import sequence_policy_loss
 from fspo.types import SequenceLossOutput, SequenceLossSettings
+from recipe.fspo import compare
 from recipe.fspo import rules as method
 from recipe.fspo.compare import parse
 from recipe.fspo.config import scales_with_length
-from recipe.fspo.job import JOB, choices
+from recipe.fspo.job import JOB, choices, compose
 from recipe.runner.launch import run_folder, trial
-from recipe.runner.launch.commands import BadInput
 from recipe.runner.launch.compose import parsed
 from recipe.runner.launch.prepare import on_this_machine
 
@@ -163,8 +163,9 @@ def test_a_comparison_takes_it_or_says_what_it_needs(own_loss: Path, monkeypatch
     source = own_loss / "my_loss.py"
     source.write_text(source.read_text().replace("grad_scale: str", "scale: str"))
     del sys.modules["my_loss"]
-    with pytest.raises(BadInput, match=r"algo=fspo_power: fspo.match_scale=matched .* fspo.match_scale=native"):
-        parse([SEARCH, algos, "seeds=[1]"])
+    monkeypatch.setattr("recipe.fspo.compare.compose", compose)
+    (problem,) = compare.problems(parse([SEARCH, algos, "seeds=[1]"]))
+    assert re.search("algo=fspo_power: fspo.match_scale=matched .* fspo.match_scale=native", problem)
 
 
 def test_what_was_run_is_in_the_run_folder(own_loss: Path, tmp_path: Path) -> None:

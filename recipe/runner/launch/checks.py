@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Final
 
 from omegaconf import DictConfig, OmegaConf
 
+from fspo.files import folder_problem
 from recipe.runner import SUPPORTED_VERL, ranks
 from recipe.runner.faults import node
 from recipe.runner.launch import adapters, agents, inputs, loggers, model_files, rewards, trial
@@ -81,10 +81,10 @@ def room_problems(config: DictConfig) -> Iterator[str]:
     verl saves the shard of every rank, so each replica of the shards is written in full.
     """
     root = Path(config.trainer.default_local_dir)
-    place = next(path for path in (root, *root.parents) if path.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        yield MachineProblem(f"run.dir={config.run.dir}: {place} is no folder that can be written to; give another one")
+    if problem := folder_problem(root):
+        yield MachineProblem(f"run.dir={config.run.dir}: {problem}")
         return
+    place = next(path for path in (root, *root.parents) if path.exists())
     folder, model = model_files.model_folder(config.actor_rollout_ref.model.path), model_files.read_model_config(config)
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
     parameters = weights // (4 if (model.get("dtype") or model.get("torch_dtype")) == "float32" else 2)

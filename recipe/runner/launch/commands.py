@@ -78,6 +78,8 @@ def split_arguments(
         known, arguments = flags.parse_known_args(arguments)
         values |= vars(known)
     for argument in arguments:
+        if argument.lstrip("+").partition("=")[0] in own:  # with a + Hydra would take it for a new key
+            argument = argument.lstrip("+")
         key, equals, value = argument.partition("=")
         if set("\r\n") & set(argument):
             wrong.append(f"{argument!r} has a line break in it, as a file written on Windows has (\\r): take it out")

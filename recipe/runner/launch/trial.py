@@ -48,7 +48,7 @@ def problems(config: DictConfig) -> Iterator[str]:
     yield from estimator_problems(config)
     yield from correction_problems(config)
     yield from _penalty_problems(config)
-    yield from _loss_problems(config)
+    yield from loss_problems(config)
     yield from _optimizer_problems(config)
 
 
@@ -198,7 +198,7 @@ def _penalty_problems(config: DictConfig) -> Iterator[str]:
 # ---------------------------------------------------------------- the loss
 
 
-def _loss_problems(config: DictConfig) -> Iterator[str]:
+def loss_problems(config: DictConfig) -> Iterator[str]:
     """A loss that nobody registers, or that fails with the actor's settings. Settings that their class refuses are
     named by the job's rules and by verl.
     """

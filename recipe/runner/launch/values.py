@@ -83,7 +83,8 @@ _RANGES: Final[tuple[tuple[Any, str], ...]] = (
     (Count, "actor_rollout_ref.model.lora_alpha"),  # verl saves int(lora_alpha), and an export reads that
     (Count | None, "trainer.total_training_steps trainer.max_actor_ckpt_to_keep"),
     (Count | None, f"{_ACTOR}.ppo_micro_batch_size_per_gpu {_ROLLOUT}.log_prob_micro_batch_size_per_gpu"),
-    (CountOrZero, "seed trainer.critic_warmup actor_rollout_ref.model.lora_rank"),
+    (Annotated[int, Field(ge=0, lt=2**32)], "seed"),  # NumPy's, in vLLM
+    (CountOrZero, "trainer.critic_warmup actor_rollout_ref.model.lora_rank"),
     (CountOrZero, f"{_ROLLOUT}.nnodes {_ROLLOUT}.n_gpus_per_node"),
     (StepsOrNever, f"trainer.save_freq trainer.test_freq {_ACTOR}.optim.lr_warmup_steps"),
     (Count | Literal[-1], f"{_ACTOR}.fsdp_config.fsdp_size"),
@@ -106,6 +107,8 @@ _RANGES: Final[tuple[tuple[Any, str], ...]] = (
     (dict, "reward.custom_reward_function.reward_kwargs"),
     (Literal["auto", "disable", "resume_path"], "trainer.resume_mode"),
     (str | list[str], "trainer.logger"),
+    (str, "trainer.default_local_dir trainer.v1.trainer_mode"),
+    (dict, f"trainer.v1 {_ACTOR}.policy_loss"),
     (str | list[str] | None, "data.train_files data.val_files"),
     (str | float | None, "algorithm.rollout_correction.rollout_is_threshold"),  # the default is a number
     (Dtype, f"{_ROLLOUT}.dtype"),
@@ -218,7 +221,7 @@ def _walk(
         kind, default = _BY_HAND.get(key, types.get(name, _ABSENT)), _default(defaults, key)
         if kind is _ABSENT:
             kind = _BY_DEFAULT.get(type(default), Any)
-        is_verls = value is None and default is None and name in types  # its engines have null where a hint forbids it
+        is_verls = value is None and default is None and name in types and key not in _BY_HAND  # its engines have null where a hint forbids it
         if value != "???" and not is_verls and (problem := problem_of(key, value, kind)):
             yield problem
         elif isinstance(value, dict):
@@ -259,6 +262,11 @@ def _default(defaults: DictConfig | None, key: str) -> Any:
     return ({} if OmegaConf.is_dict(value) else []) if OmegaConf.is_config(value) else value
 
 
+def kind_problems(config: DictConfig, defaults: DictConfig | None = None, classes: bool = True) -> Iterator[str]:
+    """Type and range of every value; the arguments are those of :func:`value_problems`."""
+    return _walk(config, OmegaConf.to_container(config), defaults, classes)
+
+
 def value_problems(config: DictConfig, defaults: DictConfig | None = None, classes: bool = True) -> Iterator[str]:
     """Type and range of every value, and the run's end and folder.
 
@@ -270,9 +278,8 @@ def value_problems(config: DictConfig, defaults: DictConfig | None = None, class
             without it nothing is known of keys that no dataclass has.
         classes: Whether the dataclasses of the groups are looked at, which imports verl.
     """
-    values: Any = OmegaConf.to_container(config)
-    yield from _walk(config, values, defaults, classes)
-    if not isinstance(values["trainer"], dict):
+    yield from kind_problems(config, defaults, classes)
+    if not OmegaConf.is_dict(config.trainer):
         return
     if config.trainer.total_training_steps is None and config.trainer.total_epochs == _ENDLESS:
         yield "trainer.total_training_steps=null: give it, or trainer.total_epochs; with neither the run has no end"
@@ -283,6 +290,8 @@ def value_problems(config: DictConfig, defaults: DictConfig | None = None, class
         for one in value if OmegaConf.is_list(value) else [value]:
             if one is not None and not str(one).strip():
                 yield f"{key}={one}: a run needs {what}; is a variable of the shell not set?"
+    if str(config.run.dir).startswith("~"):
+        yield f"run.dir={config.run.dir}: no shell writes out a ~ after run.dir=: give $HOME/... instead"
     yield from name_problems(config)
     if problem := folder_problem(config):
         yield problem
