@@ -110,6 +110,8 @@ def read_audit(path: str | Path, run: str = "") -> AuditRecords:
     place = path / FOLDER if (path / FOLDER).is_dir() else path
     if path.suffix != ".parquet" and not holds_table(place):
         return AuditRecords(problems=[_what_it_is(path)])
+    if path.suffix == ".parquet" and run not in ("", path.stem):
+        return AuditRecords(problems=[f"{path}: run={run}: a file is one run; leave run out, or give the folder"])
     try:
         table = read_table(place, run=run, columns=_COLUMNS, problems=problems)
     except ValueError as error:
@@ -182,4 +184,4 @@ def _what_it_is(folder: Path) -> str:
         return f"{folder}: no table of responses; there is one in {', '.join(map(str, below))}"
     else:
         what = "holds no table of responses"
-    return f"{folder} {what}: give the folder that FSPO_AUDIT named"
+    return f"{folder} {what}: give the folder that FSPO_AUDIT named, or that of a run"

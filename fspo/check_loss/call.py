@@ -168,5 +168,9 @@ class PolicyLoss:
         if not scalar.requires_grad:
             remedy = "do not detach it, and compute it outside torch.no_grad()"
             raise LossError(f"what the loss returns does not depend on log_prob for autograd: {remedy}")
-        (gradient_BT,) = torch.autograd.grad(scalar, leaf_BT, allow_unused=True)
+        try:
+            (gradient_BT,) = torch.autograd.grad(scalar, leaf_BT, allow_unused=True)
+        except RuntimeError as error:  # of autograd: the loss has changed a tensor that it needs
+            text = " ".join(str(error).split())
+            raise LossError(f"the loss has no gradient ({text}): change no tensor in place") from error
         return torch.zeros_like(leaf_BT) if gradient_BT is None else gradient_BT, float(scalar.detach())

@@ -14,7 +14,7 @@ from fspo.reading import printable
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line. Exit status: 0, or 2 if not one run could be read or the report cannot be written."""
     try:
-        from fspo.report.build import build_report
+        from fspo.report.build import NothingReadError, build_report
     except ModuleNotFoundError as error:
         print(f"error: {error}: python -m fspo.report needs pip install 'fspo[report]'", file=sys.stderr)
         return 2
@@ -29,6 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = build_report(options.runs, options.out, title=options.title)
     except OSError as error:
         print(printable(f"error: --out {options.out}: {error}"), file=sys.stderr)
+        return 2
+    except NothingReadError as error:
+        print(*map(printable, str(error).splitlines()), sep="\n", file=sys.stderr)
+        print("error: no run could be read, and nothing is written: give folders of runs or audits", file=sys.stderr)
         return 2
     for problem in report.problems:
         print(printable(problem), file=sys.stderr)

@@ -46,6 +46,10 @@ class Report:
     problems: list[str]
 
 
+class NothingReadError(ValueError):
+    """No run could be read; the text is a problem a line."""
+
+
 def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) -> Report:
     """Write ``report.html`` (self-contained), ``figures/*.png`` and ``summary.json``.
 
@@ -60,6 +64,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) 
 
     Raises:
         OSError: If ``out`` cannot be written to, or holds a file of those names that no report has written.
+        NothingReadError: If there is no run in any of the paths. Nothing is written.
     """
     page, summary = out / "report.html", out / "summary.json"
     check_folder(out)
@@ -75,6 +80,8 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) 
     runs = _one_per_seed([run for run in loaded if run.steps or len(run.responses)], problems)
     follows = _what_follows(folders[0]) if runs and len(folders) == 1 else []
     missing = sum(not folder.is_dir() for folder in planned)
+    if not runs and not planned:
+        raise NothingReadError("\n".join([*problems, *(problem for run in loaded for problem in run.problems)]))
     comparisons = _comparisons(runs, out / "figures") if runs else []
     problems += [problem for run in loaded for problem in run.problems]  # now that all files have been read
     if title is None:

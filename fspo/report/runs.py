@@ -139,7 +139,7 @@ def load_runs(path: Path) -> list[Run]:
 
     A file's responses are judged by each of the bands with a published clip value.
     """
-    if path.suffix != ".parquet" and not holds_table(path):
+    if path.suffix != ".parquet" and path.is_dir() and not holds_table(path):
         return [load_run(path)]
     records = read_audit(path)
     problems = [*records.problems, *(f"{path}: {note}" for note in records.notes())]

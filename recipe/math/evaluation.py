@@ -68,6 +68,8 @@ def read_records(path: Path) -> list[Record]:
         try:
             source, problem, length, score = (row[key] for key in _KEYS)
             prompt = row["input"] if isinstance(row.get("input"), str) else None
+            if float(length) < 0 or float(length) % 1:
+                raise ValueError(f"response_length={length}: must be a whole number from 0")
             records.append(Record(str(source), str(problem), int(length), float(score), prompt))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
@@ -234,6 +236,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (0)")
     parser.add_argument("--k", type=int, nargs="+", help="of pass@k (powers of two, and the number of responses)")
     args = parser.parse_args(argv)
+    if args.seed < 0:
+        parser.error(f"--seed {args.seed}: give a whole number from 0")
     try:
         print(format_table(evaluate(read_records(args.file), args.seed, args.k)), end="")
     except (ValueError, OSError) as error:

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fspo.records import CONFIG_FILE
 from recipe.runner.faults.processes import own_run_id
-from recipe.runner.launch.commands import BadInput, launch_or_exit, of_system, refuse, split_arguments
+from recipe.runner.launch.commands import BadInput, launch_or_exit, of_settings, of_system, refuse, split_arguments
 from recipe.runner.launch.compose import Refused, compose, is_no_group, key_of, text_of
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import WrongMachineError, export_platform
@@ -101,7 +101,9 @@ def _main(job: Job, several: str, settings: Mapping[str, Any], overrides: list[O
         refuse(*problems, *error.problems)
     except Refused as error:
         refuse(*dict.fromkeys([*error.problems, *problems_of(error.config, job, overrides, resume)]))
-    except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError, WrongMachineError) as error:
+    except (HydraException, OmegaConfBaseException) as error:
+        refuse(*problems, of_settings(error, overrides))
+    except (BadInput, ModuleNotFoundError, WrongMachineError) as error:
         refuse(error)
     except OSError as error:
         refuse(of_system(error))
@@ -133,7 +135,7 @@ def _with_folder(config: DictConfig, overrides: Sequence[Override]) -> list[Over
 def problems_of(
     config: DictConfig | None, job: Job, overrides: Sequence[Override], resume: Resume | None = None
 ) -> Sequence[str]:
-    """What a dry run of a configuration refuses, also of one without overrides that are refused: one start names all."""
+    """What a dry run refuses of a configuration, also of one without the refused overrides: one start names all."""
     if config is None or not OmegaConf.is_dict(config.run):
         return ()
     from recipe.runner.launch.prepare import prepare
@@ -144,7 +146,9 @@ def problems_of(
         prepare(config, job, applied, elsewhere=True, resume=resume)
     except (PreflightError, Refused) as error:
         return error.problems
-    except (HydraException, OmegaConfBaseException, WrongMachineError) as error:
+    except (HydraException, OmegaConfBaseException) as error:
+        return (of_settings(error, overrides),)
+    except WrongMachineError as error:
         return (str(error),)
     return ()
 

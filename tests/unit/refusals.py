@@ -78,6 +78,9 @@ ARGUMENTS: tuple[Row, ...] = (
     ("data.train_files=", "data.train_files=:", "a variable of the shell"),
     ("trainer.epochs=3", "trainer.epochs: ", "did you mean trainer.total_epochs?"),
     ("hydra.searchpath=[nowhere]", "nowhere", "folder"),
+    *((f"~{key}", f"~{key}: ", key.rpartition(".")[2], "leave it out") for key in ("run", "trainer.nnodes", "seed")),
+    *((f"{plus}algo=nosuch", "algo=nosuch", "fspo_quantile") for plus in ("+", "++")),
+    ("+data.train_batch_size=abc", "data.train_batch_size=abc ", "integer"),
 )
 
 #: Keys and options that there are not, with what is meant.
@@ -203,6 +206,9 @@ GROUPS: tuple[Row, ...] = (
     ("data=3", "data=3: ", "group of settings"),
     ("trainer.v1=sync", "trainer.v1=sync: ", "trainer.v1.NAME=VALUE"),
     ("data.train_batch_size=0 seed=abc", "data.train_batch_size=0 ", "equal to 1"),
+    ("seed=abc data.train_batch_size=30", "train_batch_size=30 ", "ppo_mini_batch_size=8"),
+    ("seed=4294967296", "seed=4294967296 ", "less than 4294967296"),
+    ("run.dir='~/run'", "run.dir=~/run: ", "$HOME"),
 )
 
 #: What contradicts itself, or is not served.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -270,6 +271,8 @@ def test_of_several_runs_in_a_folder_the_newest_is_read_and_the_others_are_named
         np.testing.assert_array_equal(records.responses.s_B, once.responses.s_B)
     assert main([str(tmp_path), "--run", "run"]) == 0 and "run2" in capsys.readouterr().err
     assert "run3" in read_audit(tmp_path, "run3").problems[0]
+    pq.write_table(pa.table({"S": [0.1], "L": [3]}), tmp_path / "one.parquet")
+    assert "run=run3" in read_audit(tmp_path / "one.parquet", "run3").problems[0]
 
 
 def test_what_a_running_training_is_writing_is_no_problem(tmp_path: Path) -> None:

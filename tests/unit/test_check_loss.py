@@ -63,6 +63,11 @@ def wraps(*args, **others):
 def shapes(log_prob, advantages, **_):
     return (log_prob.sum(-1) * advantages).sum()
 
+def in_place(log_prob, advantages, response_mask, **_):
+    loss = -((log_prob.exp() * advantages) * response_mask).sum()
+    advantages.zero_()
+    return loss, {}
+
 number = 3
 
 from fspo.check_loss.call import Config, PolicyLoss
@@ -145,6 +150,7 @@ def test_a_loss_beside_a_named_one(
         (["check_loss_example:sond"], "did you mean sound?"),
         (["check_loss_example:number"], "MODULE:FUNCTION"),
         (["check_loss_quits:sound"], "SystemExit"),
+        (["check_loss_example:in_place"], "change no tensor in place"),
         (["check_loss_hungry:hungry"], "--config policy_loss.beta=VALUE"),
         (["check_loss_example:sound", "--config", "clip"], "KEY=VALUE"),
         (["check_loss_example:bound", "--config", "clip_ratio=1"], "--config"),

@@ -123,8 +123,8 @@ def test_what_would_end_a_run_is_named_before_the_first_one(
     for dry_run in (True, False):
         with pytest.raises(BadInput) as error:
             compare.run(dataclasses.replace(request, dry_run=dry_run))
-        problems = str(error.value).splitlines()
-        assert [problem.startswith(begins) for problem, begins in zip(problems, says, strict=True)] == [True] * len(says)
+        for problem, begins in zip(str(error.value).splitlines(), says, strict=True):
+            assert problem.startswith(begins)
     assert dict(os.environ) == environment and not (tmp_path / "grid").exists()
     write_run(tmp_path / "grid/measured/fspo/seed1", "failed")  # it has its settings
     assert all(problem.startswith("algo=grpo: ") for problem in compare.problems(request))

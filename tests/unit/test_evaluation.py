@@ -134,6 +134,7 @@ def test_records_are_read_and_checked(tmp_path: Path) -> None:
     for line, says in (
         (json.dumps(good | {"score": 2}), "score=2"),
         (json.dumps(good | {"score": None}), "'score'"),
+        *((json.dumps(good | {"response_length": n}), f"response_length={n}.*from 0") for n in (-1, 1.5)),
         ('{"score": 1}', "'data_source'"),
         ("{", "JSON"),
     ):
@@ -156,6 +157,9 @@ def test_the_newest_generations_are_evaluated(tmp_path: Path, capsys: pytest.Cap
     assert main([str(tmp_path / "validation/3.jsonl")]) == 0
     assert unpadded(capsys.readouterr().out) == table.partition("\ngenerations: ")[0]
     assert main([str(tmp_path / "none.jsonl")]) == 2 and "none.jsonl" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "validation/3.jsonl"), "--seed", "-1"])
+    assert "--seed -1: " in capsys.readouterr().err
 
 
 def test_a_reward_that_is_no_accuracy_has_no_table_and_says_what_it_takes(tmp_path: Path) -> None:

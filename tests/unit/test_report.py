@@ -27,7 +27,7 @@ from fspo.fairness.lre import lre_in_words
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.report.__main__ import main
 from fspo.report.__main__ import main as report_command
-from fspo.report.build import build_report
+from fspo.report.build import NothingReadError, build_report
 from fspo.report.common_records import common_records
 from fspo.report.figures import COLOURS, algo_looks, curves, draw_curve
 from fspo.report.findings import clip_values_in_words, compared, differing_settings, findings
@@ -256,7 +256,9 @@ def test_a_report_writes_below_its_folder_and_reads_below_the_run(tmp_path: Path
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_broken_and_partial_runs_are_named_and_the_rest_is_used(grid: Path, tmp_path: Path) -> None:
+def test_broken_and_partial_runs_are_named_and_the_rest_is_used(
+    grid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     metrics, (part,) = grid / "fspo/0/metrics.jsonl", (grid / "fspo/1/responses").iterdir()
     metrics.write_text('{"step": 1, "metrics": {"critic/rewards/mean": 0.5, "a": null}}\nnonsense\n{"step": 2, "m')
     part.write_bytes(part.read_bytes()[:-50])
@@ -264,13 +266,19 @@ def test_broken_and_partial_runs_are_named_and_the_rest_is_used(grid: Path, tmp_
     report = build_report([grid, absent], tmp_path / "out")
     for place, what in (
         (f"{metrics}:2", "JSON"), (f"{metrics}:3", "cut short"), (part, "Parquet"),
-        (absent / "metrics.jsonl", "No such file"),
+        (absent, "does not exist"),
     ):  # fmt: skip
-        assert any(problem.startswith(f"{place}:") and what in problem for problem in report.problems), (place, what)
+        assert any(problem.startswith(str(place)) and what in problem for problem in report.problems), (place, what)
     assert not any(problem.startswith(f"{metrics}:1:") for problem in report.problems), "null means undefined"
     assert report.runs == 7
     assert 'id="problems"' in report.page.read_text()
-    assert main([str(absent), "--out", str(tmp_path / "out")]) == 2, "nothing can be read"
+    page = report.page.read_text()
+    (tmp_path / "file.csv").touch()
+    for path, what in ((absent, "does not exist"), (tmp_path / "file.csv", "no .parquet"), (tmp_path, "run.json")):
+        assert main([str(path), "--out", str(tmp_path / "out")]) == 2, "nothing can be read"
+        error = capsys.readouterr().err
+        assert str(path) in error and what in error and "give folders" in error
+    assert report.page.read_text() == page
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -641,4 +649,6 @@ def test_an_audit_and_a_parquet_of_sequences_are_reported(tmp_path: Path) -> Non
     report = build_report([tmp_path / "audit", tmp_path / "own.parquet"], tmp_path / "report")
     assert report.runs == 4 and report.problems == []
     pd.DataFrame({"S": [0.1]}).to_parquet(tmp_path / "bad.parquet")
-    assert "bad.parquet" in build_report([tmp_path / "bad.parquet"], tmp_path / "bad").problems[0]
+    with pytest.raises(NothingReadError, match=r"bad\.parquet: "):
+        build_report([tmp_path / "bad.parquet"], tmp_path / "bad")
+    assert not (tmp_path / "bad").exists()

@@ -207,9 +207,10 @@ def _needs(trainer: DictConfig, contents: Sequence[str] | None, own: bool = True
 def tracked_step(root: Path) -> int | None:
     """The step that the tracker names; None if there is no tracker or it holds no number."""
     try:
-        return int(read_text(root / TRACKER_FILE, limit=100))
+        text = read_text(root / TRACKER_FILE, limit=100).strip()
     except (OSError, ValueError):
         return None
+    return int(text) if text.isascii() and text.isdecimal() else None
 
 
 def latest(root: Path, must_be: bool = True) -> Checkpoint | None:

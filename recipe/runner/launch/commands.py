@@ -15,12 +15,12 @@ import yaml
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import InterpolationResolutionError
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from fspo.records import METRICS_FILE, grid_of, numbered_steps
 from recipe.runner.checkpoints.integrity import latest
 from recipe.runner.faults.preemption import ENDED_BY, PREEMPTED, Preempted, end_on_signals, stop_on_signals
-from recipe.runner.launch.compose import parsed, quoted
+from recipe.runner.launch.compose import parsed, quoted, text_of
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import forked_workers, private_run
 from recipe.runner.launch.run_settings import Resume, has_results
@@ -151,6 +151,14 @@ def of_system(error: OSError) -> str:
     )
 
 
+def of_settings(error: Exception, overrides: Sequence[Override]) -> str:
+    """An error of Hydra or OmegaConf in one sentence; where the command deletes keys, these are to blame."""
+    if deleted := [text_of(override) for override in overrides if override.is_delete()]:
+        why = str(error).partition("\n")[0]
+        return f"{', '.join(deleted)}: a run reads this ({why}); leave it out, or give KEY=VALUE"
+    return str(error)
+
+
 def launch_or_exit(
     config: DictConfig, job: Job, overrides: Sequence[Override] = (), resume: Resume | None = None
 ) -> None:
@@ -191,8 +199,11 @@ def launch_or_exit(
                 leave(f"error: {failed}", FAILED)
     except PreflightError as error:
         refuse(*error.problems)
-    except InterpolationResolutionError as error:  # of ${...} in an override
-        refuse(error)
+    except OmegaConfBaseException as error:
+        of_command = isinstance(error, InterpolationResolutionError)  # of ${...} in an override
+        if not (of_command or any(override.is_delete() for override in overrides)):
+            raise
+        refuse(of_settings(error, overrides))
     except OSError as error:  # once Ray runs, its errors say where they come from
         refuse(of_system(error))
     except Preempted as ended:

@@ -36,7 +36,14 @@ from recipe.runner.launch.machine import pass_to_ray_workers, starts_ray
 from recipe.runner.launch.no_effect import judged
 from recipe.runner.launch.run_folder import Start
 from recipe.runner.launch.run_settings import FORMER, Resume
-from recipe.runner.launch.values import MachineProblem, PreflightError, folder_problem, named_key, set_default, value_problems
+from recipe.runner.launch.values import (
+    MachineProblem,
+    PreflightError,
+    folder_problem,
+    named_key,
+    set_default,
+    value_problems,
+)
 
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
 _ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")

@@ -59,7 +59,7 @@ from recipe.runner.launch.values import PreflightError
 #: Files that a start replaces or appends to.
 _FILES: Final = (
     *(CONFIG_FILE, INFO_FILE, *STEP_FILES, FOLDER, "launcher.log", "phase.json", "progress.log", "hang.txt", "run.png"),
-    *("code", "checkpoints/global_step_*", "generation_config.json", STOP_FILE),
+    *("code", "checkpoints/global_step_*", "global_step_*", "generation_config.json", STOP_FILE),
 )
 #: Keys (and whatever lies below them) that may change when a run goes on: how long it runs, what it saves and logs, and
 #: the machine it runs on. None of them changes what a step computes.
@@ -175,7 +175,7 @@ class Resume:
                 other, wrong = composed_groups(self.job, of_groups(self.job, self.all_overrides([*paths, override])))
                 is_other = OmegaConf.to_container(other) != OmegaConf.to_container(config)
                 why = f"{text_of(override)}: {key_of(override)} cannot change: {self.folder} keeps the settings of "
-                problems += wrong or [f"{why}another one; leave it out, or give another run.dir"] * is_other
+                problems += [*wrong, *[f"{why}another one; leave it out, or give another run.dir"] * is_other]
         differing = changes(OmegaConf.to_container(config), self.settings)
         if lost := [key for key, old, new in differing if isinstance(old, dict) and new not in (None, _ABSENT)]:
             raise PreflightError(f"{self.folder / CONFIG_FILE}: {lost[0]} must be a group of settings: {_RESTORE}")

@@ -221,7 +221,8 @@ def _walk(
         kind, default = _BY_HAND.get(key, types.get(name, _ABSENT)), _default(defaults, key)
         if kind is _ABSENT:
             kind = _BY_DEFAULT.get(type(default), Any)
-        is_verls = value is None and default is None and name in types and key not in _BY_HAND  # its engines have null where a hint forbids it
+        # verl's engines have null where a hint forbids it.
+        is_verls = value is None and default is None and name in types and key not in _BY_HAND
         if value != "???" and not is_verls and (problem := problem_of(key, value, kind)):
             yield problem
         elif isinstance(value, dict):
