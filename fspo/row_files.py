@@ -6,6 +6,7 @@ files, and a reader's exception names none of them.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -36,6 +37,7 @@ _OTHERS: Final = (
 )
 _HEAD: Final = 512  # bytes
 _SHOWN: Final = 4  # files that a sentence names
+_VISITED: Final = 10_000  # names below a folder that are looked at
 
 
 def no_rows_in(path: Path, suffixes: Collection[str] = SUFFIXES) -> str:
@@ -85,8 +87,9 @@ def _folder(folder: Path) -> str:
     if saved:
         load = f"datasets.load_from_disk('{min(saved)}').to_parquet(FILE)"
         return f"is a folder of datasets' save_to_disk: {load} makes a file of it"
-    files = sorted(str(path) for path in folder.rglob("*") if path.suffix in SUFFIXES and path.is_file())
+    below = itertools.islice(folder.rglob("*"), _VISITED)  # it may be the root
+    files = sorted(str(path) for path in below if path.suffix in SUFFIXES and path.is_file())
     if not files:
         return f"is a folder without {', '.join(SUFFIXES)} files: give a file"
-    more = f",... ({len(files)} files)" if len(files) > _SHOWN else ""
+    more = ",..." if len(files) > _SHOWN else ""
     return f"is a folder: give its files, as [{','.join(files[:_SHOWN])}{more}]"

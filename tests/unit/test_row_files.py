@@ -96,7 +96,7 @@ def shards(folder: Path) -> None:
     ("make", "says"),
     [
         (lambda folder: None, ("folder without",)),
-        (shards, ("data/train-0.parquet,", "data/train-3.parquet,... (5 files)")),
+        (shards, ("data/train-0.parquet,", "data/train-3.parquet,...]")),
         (lambda folder: datasets.Dataset.from_list(ROWS).save_to_disk(folder), ("load_from_disk('{}')",)),
         (
             lambda folder: datasets.DatasetDict(test=datasets.Dataset.from_list(ROWS)).save_to_disk(folder),

@@ -87,7 +87,7 @@ _RANGES: Final[tuple[tuple[Any, str], ...]] = (
     (CountOrZero, "trainer.critic_warmup actor_rollout_ref.model.lora_rank"),
     (CountOrZero, f"{_ROLLOUT}.nnodes {_ROLLOUT}.n_gpus_per_node"),
     (StepsOrNever, f"trainer.save_freq trainer.test_freq {_ACTOR}.optim.lr_warmup_steps"),
-    (Count | Literal[-1], f"{_ACTOR}.fsdp_config.fsdp_size"),
+    (Count | Literal[-1], f"{_ACTOR}.fsdp_config.fsdp_size data.train_max_samples data.val_max_samples"),
     # Policies of language models are trained with 1e-7 to 1e-4: from 0.01 on it is a learning rate of another unit.
     (Annotated[float, Field(gt=0, lt=0.01)], f"{_ACTOR}.optim.lr"),
     (Positive, f"{_ACTOR}.optim.clip_grad {_ROLLOUT}.temperature"),
@@ -98,12 +98,14 @@ _RANGES: Final[tuple[tuple[Any, str], ...]] = (
     (Literal["constant", "cosine"], f"{_ACTOR}.optim.lr_scheduler_type"),
     (Literal["fixed", "adaptive"], "algorithm.kl_ctrl.type"),
     (Literal["cpu", "cuda", "npu", "xpu", "mlu", "metax"], "trainer.device"),  # those that verl names
-    (int | None, "ray_kwargs.ray_init.num_cpus ray_kwargs.ray_init.num_gpus"),
+    (Count | None, "ray_kwargs.ray_init.num_cpus"),
+    (CountOrZero | None, "ray_kwargs.ray_init.num_gpus"),
     (Literal["error", "left", "right", "middle"], "data.truncation"),
     (Count, "algorithm.kl_ctrl.horizon"),
     (PositiveOrZero, " ".join(f"{_ACTOR}.clip_ratio{end}" for end in ("", "_low", "_high"))),
     (PositiveOrZero, "trainer.v1.colocate_async.num_warmup_batches trainer.v1.separate_async.num_warmup_batches"),
     (Annotated[float, Field(gt=0, le=1)], f"{_ROLLOUT}.gpu_memory_utilization"),
+    (Annotated[float, Field(gt=0, le=1)], f"{_ROLLOUT}.top_p {_ROLLOUT}.val_kwargs.top_p"),
     (dict, "reward.custom_reward_function.reward_kwargs"),
     (Literal["auto", "disable", "resume_path"], "trainer.resume_mode"),
     (str | list[str], "trainer.logger"),
@@ -137,7 +139,7 @@ _BY_DEFAULT: Final[dict[type, Any]] = {
     list: list | None,
     dict: dict,
 }
-_STRICT: Final = ConfigDict(strict=True, arbitrary_types_allowed=True)
+_STRICT: Final = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
 def types_of(settings: type) -> dict[str, Any]:
