@@ -90,9 +90,9 @@ def parse(arguments: Sequence[str]) -> Request:
     Raises:
         BadInput: for an unknown value, naming the key and the choices.
     """
-    settings, given = split_arguments(arguments, SETTINGS)
+    settings, rest = split_arguments(arguments, SETTINGS)
     settings = {name: yaml.safe_load(default) for name, (default, _) in SETTINGS.items() if name != "out"} | settings
-    for override in given:
+    for override in rest:
         key, text = key_of(override), text_of(override)
         if key in _OF_THE_GRID:
             raise BadInput(f"{text}: the grid sets {key}; give algos=[...], seeds=[...], clip_values=[...], out=FOLDER")
@@ -112,7 +112,7 @@ def parse(arguments: Sequence[str]) -> Request:
     if type(settings["dry_run"]) is not bool:
         raise BadInput(f"dry_run={settings['dry_run']}: give true or false")
     shared = ["algorithm.adv_estimator=grpo"] if advantage == "shared" else []
-    overrides = [*shared, *map(text_of, given)]
+    overrides = [*shared, *map(text_of, rest)]
     try:
         config = compose(overrides, SETTINGS)
     except HydraException as error:
@@ -141,17 +141,17 @@ def problems(request: Request) -> Iterator[str]:
 
     A run of each algorithm is looked at, and none that has begun. Imports verl and the user's modules.
     """
-    of: dict[str, list[str]] = {}
+    algos_of: dict[str, list[str]] = {}
     before, shown = dict(os.environ), io.StringIO()
     for run in {(run.algo, run.clip_values): run for run in reversed(request.runs())}.values():
         if run_info(request.out / run.path) is None:
             with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):  # the run itself says it
                 wrong = _problems_of(overrides_of(run, request), is_own=run.algo not in choices("algo"))
             for problem in wrong:
-                of.setdefault(problem, []).append(run.algo)
+                algos_of.setdefault(problem, []).append(run.algo)
     os.environ.clear()  # the runs set the platform anew
     os.environ |= before
-    for problem, algos in of.items():
+    for problem, algos in algos_of.items():
         named = [algo for algo in request.algos if algo in algos]
         yield problem if len(named) == len(request.algos) else f"algo={', '.join(named)}: {problem}"
 
