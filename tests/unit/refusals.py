@@ -209,7 +209,7 @@ GROUPS: tuple[Row, ...] = (
     ("data.train_batch_size=0 seed=abc", "data.train_batch_size=0 ", "equal to 1"),
     ("seed=abc data.train_batch_size=30", "train_batch_size=30 ", "ppo_mini_batch_size=8"),
     ("seed=4294967296", "seed=4294967296 ", "less than 4294967296"),
-    ("run.dir='~/run'", "run.dir=~/run: ", "$HOME"),
+    ("run.dir=\\'~/run\\'", "run.dir=~/run: ", "$HOME"),
 )
 
 #: What contradicts itself, or is not served.
