@@ -102,12 +102,14 @@ def same(target: Answer, answer: Answer, inside: bool = False) -> bool:
     special, number = (answer, target) if target.kind == LEAF else (target, answer)
     if special.kind == RESIDUE and number.kind == RESIDUE:
         (gold, modulus), (value, other) = special.parts, number.parts
-        return same(modulus, other) and _equal(
-            (parsed(gold.text) - parsed(value.text)) % parsed(modulus.text), parsed("0")
+        return (
+            target.text == answer.text
+            and same(modulus, other)
+            and _equal((parsed(gold.text) - parsed(value.text)) % parsed(modulus.text), parsed("0"))
         )
     if special.kind == RESIDUE:  # 9 mod 2 is not 9
         value, modulus = (parsed(part.text) for part in special.parts)
-        return value.is_number and bool(abs(value) < modulus) and same(special.parts[0], number)
+        return not special.text and value.is_number and bool(abs(value) < modulus) and same(special.parts[0], number)
     if special.form == ":" and special.text != "to" and len(special.parts) == 2:
         return same(Answer(LEAF, "/".join(part.text for part in special.parts)), number)
     return _computes(special) and same(special.parts[-1], number)
@@ -170,6 +172,8 @@ def _same_list(target: Answer, answer: Answer, inside: bool) -> bool:
             and (forms == {"", "()"} or (forms == {""} and (of_truth or labelled)))
             and _in_order(*(list(map(_value, side.parts)) for side in sides))
         )
+    if any(part.text == "..." for side in sides for part in side.parts):  # 1, -1, 1, ... is not -1, 1, -1, ...
+        return _in_order(target.parts, answer.parts)
     if inside and target.kind != answer.kind:
         return False
     targets, answers = (side.parts if side.kind == LIST else (side,) for side in sides)
@@ -185,7 +189,12 @@ def _out_of_order(side: Answer) -> bool:
 
 
 def _folded(text: str) -> str:
-    """Words without case, marks, plural s and FILLERS, and a phrase of PHRASES in its first wording."""
+    """Words without case, marks, plural s and FILLERS, and a phrase of PHRASES in its first wording.
+
+    A single letter stays as it is: r is not R.
+    """
+    if len(text) == 1:
+        return text
     words = re.findall(r"\\\W|\\?[^\W_]+|[^\w\s]", re.sub(r"[\x02\x03(),.'-]+|(?<!\\)[{}]", " ", text).lower())
     plain = " ".join(words)
     words = [word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word for word in words]
@@ -217,6 +226,8 @@ def _same_leaf(target: Answer, answer: Answer) -> bool:
     gold, value = gold * of_gold.scale, value * of_value.scale
     if of_gold.percent != of_value.percent and any(of.dimension or of.degrees for of in (of_gold, of_value)):
         return False
+    if any(of.degrees for of in (of_gold, of_value)) and _TEMPERATURES & {of_gold.dimension, of_value.dimension}:
+        return _equal(gold, value)  # 25 degrees may be 25 degrees Celsius
     if of_gold.dimension and of_value.dimension:
         same_dimension = of_gold.dimension == of_value.dimension
         return same_dimension and _equal(gold * of_gold.factor, value * of_value.factor)
@@ -233,6 +244,7 @@ def _same_leaf(target: Answer, answer: Answer) -> bool:
     return _equal(gold, value / 100) or (bool(abs(gold) > 1) and _equal(gold, value))
 
 
+_TEMPERATURES = {frozenset({(scale, 1)}) for scale in "CF"}
 _DIGITS_OF_A_FLOAT = 15
 _DECIMAL = re.compile(r"(?<!\d)(\d*)\.(\d+)")
 
@@ -293,12 +305,14 @@ def _aligned(gold: Any, value: Any) -> tuple[Any, Any]:
     names = [list(side.free_symbols) for side in (gold, value)]
     letters = {name.name for side in names for name in side}
     is_bound = letters == {INTEGER[1:]}
-    if list(map(len, names)) != [1, 1] or not (is_bound or (letters <= {*"klmn", INTEGER[1:]} and gold.has(sympy.pi))):
+    if list(map(len, names)) != [1, 1] or not (
+        is_bound or (letters <= {*"klmn", INTEGER[1:], "xi"} and gold.has(sympy.pi))
+    ):
         return gold, value
     letter = names[0][0]
     value = value.subs(names[1][0], letter)
     step, other = (side.diff(letter) for side in (gold, value))
-    if is_bound and not step.free_symbols and step != 0 and other in (step, -step):
+    if is_bound and not step.free_symbols and abs(step) not in (0, 1) and other in (step, -step):
         offset = sympy.simplify(((gold - value) / step).subs(letter, 0))
         return (gold, gold) if offset.is_integer else (gold, value)
     return gold, value

@@ -22,7 +22,7 @@ from recipe.math.answers.comparing import (
 )
 from recipe.math.answers.extraction import answer_texts, bare, formula, said
 from recipe.math.answers.limits import MAX_EXPRESSION_CHARS, Refused
-from recipe.math.answers.reading import DOMAIN, INTEGER, WORDS, Answer, choice, naming, read
+from recipe.math.answers.reading import DOMAIN, INTEGER, SEPARATOR, WORDS, Answer, choice, naming, read, split
 from recipe.math.answers.sets import real_set
 from recipe.math.answers.spelling import cleaned, trusted, unglued
 from recipe.math.answers.verdict import Status
@@ -126,9 +126,29 @@ def _bound(texts: list[str]) -> list[str]:
     letters = [(domain or domains[0] or {"names": ""})["names"].strip() for domain in domains]
     if not domains[0] or not all(re.fullmatch("[a-zA-Z]", letter) for letter in letters):
         return texts
-    name = INTEGER if all("Z" in domain["set"] for domain in domains if domain) else r"\xi"
-    alone = r"(?<![\\a-zA-Z]){}(?![a-zA-Z])"
-    return [re.sub(alone.format(letter), rf"\{name} ", text) for letter, text in zip(letters, texts, strict=True)]
+    pairs = list(zip(letters, texts, strict=True))
+    are_families = (all(domains) or r"\pi" in texts[0]) and all(_is_family(text, letter) for letter, text in pairs)
+    name = INTEGER if are_families else r"\xi"
+    return [re.sub(_ALONE.format(letter), rf"\{name} ", text) for letter, text in pairs]
+
+
+_ALONE = r"(?<![\\a-zA-Z]){}(?![a-zA-Z])"
+
+
+def _is_family(text: str, letter: str) -> bool:
+    """Whether each value of an answer is one family of numbers over all integers, in which k may be k - 1.
+
+    A pair such as (k, -k) is none, as both have the same k; nor is f(k) = 2 k, nor are the values of several names.
+    """
+    domain = DOMAIN.search(text)
+    if domain and not re.fullmatch(r"\\mathbb\s*\{?Z\}?[\s.]*", domain["set"]):
+        return False
+    values = [part.rpartition("=") for part, _ in split(DOMAIN.sub("", text), SEPARATOR)]
+    return (
+        len({name.strip() for name, *_ in values}) == 1
+        and not re.search(_ALONE.format(letter), values[0][0])
+        and not any(re.search(r"[(\[][^()\[\]]*[,;]", value) for *_, value in values)
+    )
 
 
 @dataclass(frozen=True)
@@ -221,7 +241,8 @@ def _is_the_same_set(sides: _Sides) -> bool:
     if not sides.are_sets:
         return False
     gold, value = (real_set(side, parsed) for side in sides.both)
-    one_name = len({names for side in sides.both if (names := variables(side))}) < 2
+    parts = [part for side in sides.both for part, _ in split(side, SEPARATOR)]
+    one_name = len({names for part in parts if (names := variables(part))}) < 2
     return gold is not None and gold == value and one_name
 
 

@@ -64,7 +64,7 @@ class Answer:
     words: str = ""  # behind a leaf: its unit, or what it counts; of a relation "name = value": the name
 
 
-_SEPARATOR: Final = re.compile(r"[,;&]|\\l(?:and|or)(?![a-z])")
+SEPARATOR: Final = re.compile(r"[,;&]|\\l(?:and|or)(?![a-z])")
 SIGN: Final = re.compile(
     r"(?<!\\)\\(?:le|ge|ne|in|notin|equiv|approx|sim|lesssim|gtrsim|ll|gg|subset\w*|to|propto)(?![a-zA-Z])|[=<>]"
 )
@@ -125,7 +125,7 @@ def read(text: str, inner: bool = False) -> Answer:
                 return Answer(LIST, text, tuple(_values(solution) for solution in solutions))
         text = DOMAIN.sub("", text) or text
         text = re.sub(r"[,;]\s*(?=\\l(?:and|or)(?![a-z]))", "", text)
-        pieces = list(split(text, _SEPARATOR))
+        pieces = list(split(text, SEPARATOR))
         items = [_unconditional(item) for item, _ in pieces]
         for number, (_, separator) in enumerate(pieces):
             if separator[:2] == "\\l" and any(
@@ -136,7 +136,8 @@ def read(text: str, inner: bool = False) -> Answer:
             return _list(items)
         text = items[0]
     if match := _RESIDUE.fullmatch(text):
-        return Answer(RESIDUE, parts=(read(re.split(r"\\equiv|=", match[1])[-1], True), read(match[2])))
+        denied = "not" if re.search(r"\\not(?![a-z])", match[1]) else ""
+        return Answer(RESIDUE, denied, parts=(read(re.split(r"\\equiv|=", match[1])[-1], True), read(match[2])))
     name, _, value = text.partition("=")
     if "|" in name and value and _is_name(stripped(name)):  # |A \cup B| = 5
         return _relation([(name, ""), (value, "=")])
@@ -149,7 +150,7 @@ def read(text: str, inner: bool = False) -> Answer:
     text = re.sub("(?<=[)\\]])\\s*(?:\x02[^\x03]*\x03\\s*)+\\Z", "", text) if text[:1] in "([" else text  # (3, 5) cm
     if (match := re.match(r"\\\{|[(\[]", text)) and closes(text, match.end() - 1) == len(text) - 1:
         if text[0] == "\\":
-            return _list([item for item, _ in split(text[2:-2], _SEPARATOR)], "{}")
+            return _list([item for item, _ in split(text[2:-2], SEPARATOR)], "{}")
         items = split_tuple(text)
         if len(items) > 1:
             entries = tuple(read(item, True) for item in items)

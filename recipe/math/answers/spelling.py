@@ -7,6 +7,7 @@ r"""The text of an answer or of a ground truth in one spelling.
 
 from __future__ import annotations
 
+import html.entities
 import re
 import unicodedata
 from collections.abc import Callable
@@ -77,6 +78,7 @@ _ENVIRONMENT: Final = (
 _SPELLINGS: Final[_Rules] = (
     (r"\\([a-zA-Z]+)", lambda m: _COMMANDS.get(m[1], m[0]), r"x\leqslant 5 || x\le 5"),
     (r"([<>!])=|\\not\s*=", lambda m: {"<": r"\le ", ">": r"\ge "}.get(m[1], r"\ne "), r"x<=5 || x\le 5"),
+    (r"\\not\s*\\in(?![a-z])", r"\\notin ", r"x\not\in A || x\notin A"),
     (r"(?<!\\)\$|\\[()\[\]](?!\d+pt)|`|</?[a-zA-Z]\w*>|<\|\w+\|>", "", r"$\frac12$ || 0.5"),
     (r"\A(?:[\s*]|__)+|(?:[\s*]|__)+\.?\s*\Z|\*\*(?=\W)", "", "__12__ || 12"),
     (r"\*\*", "^", "x**2 || x^2"),
@@ -93,11 +95,14 @@ _SPELLINGS: Final[_Rules] = (
      lambda m: f"{m[2]}\\text{{ {_CURRENCIES[m[1]]} }}" if m[2] else " ", "€12 || 12"),
     (r"(?:\\mu\s*|[μµ])(?=\\(?:text|mathrm)\s*\{)\\\w+\s*\{\s*", r"\\text{mu", r"5\ \mu\text{m} || 5"),
     (r"\\([%_])", r"\1", r"50\% || 0.5"),
+    (r"\bper\s+cent\b", "percent", r"50\text{ per cent} || 0.5"),
     (r"(?is)\A(?:\\text\s*\{)?\s*(yes|no)[,.;:]\D+\Z", r"\\text{\1}", r"\text{Yes, it is possible} || Yes"),
     (r"\{\s*\\rm(?![a-z])([^{}]*)\}", r"\\text{\1}", r"5{\rm cm} || 5"),
     (r"\+\s*\\(?:text|mathrm)\s*\{?\s*(?:[Cc]|const(?:ant|\.)?)(?![a-zA-Z])\s*\}?", "+C",
      r"x+\text{C} || x+C"),
-    (r"\^\s*\{?\s*\\circ\s*\}?|\^?\\degree", "°", r"\sin 30^\circ || 0.5"),
+    (r"\\sqrt\s+(\d+)", r"\\sqrt{\1}", r"\sqrt 12 || 2\sqrt{3}"),
+    (r"\^\s*\{?\s*(?:\\circ|\\degree|(?:\\(?:text|mathrm)\s*)?\{?\s*o(?!\w)\s*\}?)\s*\}?|\\degree", "°",
+     r"\sin 30^\circ || 0.5"),
     (rf"(?<![\\a-zA-Z])(sqrt|pi|infty|{FUNCTIONS})(?![a-zA-Z])", r"\\\1 ", r"2pi || 2\pi"),
     (r"(?:\{|\A)([^{}]*)\\choose(?![a-z])([^{}]*)(?:\}|\Z)", r"\\binom{\1}{\2}", r"{5 \choose 2} || 10"),
 )  # fmt: skip
@@ -111,6 +116,7 @@ _NUMBERS: Final[_Rules] = (
     (rf"(\\(?:sin|cos|tan|cot|sec|csc|cis)(?:\^\{{-?\d+\}})?)\s*(?:\({_ANGLE}\s*\)|\{{{_ANGLE}\s*\}}|{_ANGLE})",
      lambda m: f"{m[1]}({_latex(Fraction(m[2] or m[3] or m[4]) / 180)}\\pi)", r"\sin 30^\circ || 0.5"),
     (r"\\cis\s*(\((?:[^()]|\([^()]*\))*\)|\{[^{}]*\}|\w+)", r"(\\cos\1+i\\sin\1)", r"\operatorname{cis}(\pi) || -1"),
+    (r"°\s*([CF])(?![\w(^])", " \x02degrees \\1\x03 ", r"25^\circ C || 25"),
     (r"°", " \x02degrees\x03 ", r"45^\circ || 45"),
     (r"%", " \x02percent\x03 ", r"50\% || 0.5"),
     (r"(?<![\w.,(\[{])([1-9]\d{0,2}(?:([, '])\d{3})(?:\2\d{3})*)(?![\d])", lambda m: re.sub(r"[, ']", "", m[1]),
@@ -165,7 +171,8 @@ def cleaned(text: str) -> str:
 
 def _coordinates(text: str) -> str:
     """A sum of multiples of unit vectors as the tuple of its coordinates; any other text as it is."""
-    if len(_VECTOR.findall(text)) < 2:
+    axes = [marked or plain for marked, plain in _VECTOR.findall(text)]
+    if len(axes) < 2 or len(set(axes)) < len(axes):
         return text
     before, name, total = text.rpartition("=")
     marked = _VECTOR.sub(lambda match: f"\x00{match[1] or match[2]}", total)
@@ -191,7 +198,7 @@ def unescaped(text: str) -> str:
 
 def trusted(truth: str) -> str:
     """A ground truth as its author meant it: without escapes and quotes of a file format, and glued words apart."""
-    truth = unescaped(truth)
+    truth = re.sub(r"\\(q?quad)(?=[a-zA-Z])", r"\\\1 ", unescaped(truth))
     quoted = r"\"[^\"]*\"|'[^']*'"
     if re.fullmatch(rf"\s*(?:{quoted}|\[\s*(?:{quoted})(?:\s*,\s*(?:{quoted}))*\s*\])\s*", truth):
         truth = ", ".join(part[1:-1] for part in re.findall(quoted, truth))
@@ -213,6 +220,10 @@ def _plain_sign(match: re.Match[str]) -> str:
         return f"{'_' if script[1] == 'b' else '^'}{{{plain.replace('−', '-')}}}"
     if "⁄" in plain:
         return " \\frac{{{}}}{{{}}}".format(*plain.split("⁄"))
+    if (digit := unicodedata.decimal(sign, None)) is not None:
+        return str(digit)
+    if "GREEK" in unicodedata.name(sign, "") and ord(sign) in html.entities.codepoint2name:
+        return f"\\{html.entities.codepoint2name[ord(sign)]} "
     return {"Cf": "", "Sc": sign if sign in _CURRENCIES else " ", "Pd": "-"}.get(unicodedata.category(sign), plain)
 
 

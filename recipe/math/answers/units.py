@@ -13,14 +13,17 @@ from typing import Any, Final, NamedTuple
 _TABLE: Final = r"""
 m; meter metre | L | 1
 km; kilometer kilometre | L | 1000
+dm; | L | 1/10
 cm; centimeter centimetre | L | 1/100
 mm; millimeter millimetre | L | 1/1000
+micron | L | 1/1000000
 in; inch inche | L | 127/5000
 ft; foot feet | L | 381/1250
 yd yard | L | 1143/1250
 mi; mile | L | 201168/125
 kg; kilogram | M | 1
 g; gram | M | 1/1000
+mg; | M | 1/1000000
 t ton tonne | M | 1000
 lb lbs; pound | W | 1
 oz; ounce | W | 1/16
@@ -32,12 +35,18 @@ week | T | 604800
 year yr | Y | 1
 month | Y | 1/12
 gal gallon | G | 1
+quart | G | 1/4
+pint | G | 1/8
+cup | G | 1/16
 L; liter litre | L3 | 1/1000
 ml; milliliter millilitre cc | L3 | 1/1000000
 ha hectare | L2 | 10000
 acre | L2 | 316160658/78125
 mph; | L T-1 | 201168/125/3600
+kph kmh | L T-1 | 5/18
 USD; dollar buck | USD | 1
+dime | USD | 1/10
+nickel | USD | 1/20
 cent penny pennie | USD | 1/100
 EUR; euro | EUR | 1
 GBP; | GBP | 1
@@ -49,8 +58,9 @@ J; joule | M L2 T-2 | 1
 W; watt | M L2 T-3 | 1
 Pa; pascal | M L-1 T-2 | 1
 wh | M L2 T-2 | 3600
+kwh | M L2 T-2 | 3600000
 eV; electronvolt | E | 1
-amp ampere | I | 1
+A amp ampere | I | 1
 ohm | V I-1 | 1
 mol mole | N | 1
 V; volt | V | 1
@@ -63,12 +73,13 @@ deg; degree | A | pi/180
 """
 #: Units that take SI prefixes: the symbol, in which upper and lower case differ, and the names.
 _PREFIXED: Final = {
-    "m": "meter metre", "g": "gram", "s": "second", "L": "liter litre", "Hz": "hertz", "V": "volt", "W": "watt",
-    "J": "joule", "Pa": "pascal", "N": "newton", "A": "ampere amp", "eV": "electronvolt", "mol": "mole", "Wh": "wh",
-    "ohm": "ohm",
+    "m": "meter metre", "g": "gram", "s": "second", "L": "liter litre", "l": "liter litre", "Hz": "hertz",
+    "V": "volt", "W": "watt", "J": "joule", "Pa": "pascal", "N": "newton", "A": "ampere amp", "eV": "electronvolt",
+    "mol": "mole", "Wh": "wh", "ohm": "ohm",
 }  # fmt: skip
 _PREFIXES: Final = {
-    "k": ("kilo", 3), "M": ("mega", 6), "G": ("giga", 9), "m": ("milli", -3), "\\mu": ("micro", -6), "μ": ("micro", -6),
+    "k": ("kilo", 3), "M": ("mega", 6), "G": ("giga", 9), "d": ("deci", -1), "c": ("centi", -2),
+    "m": ("milli", -3), "mu": ("micro", -6), "\\mu": ("micro", -6), "μ": ("micro", -6),
     "n": ("nano", -9),
 }  # fmt: skip
 #: Words that multiply the number before them.
@@ -125,10 +136,12 @@ def _table() -> dict[str, tuple[Any, Counter[str]]]:
 @functools.lru_cache(maxsize=4096)
 def unit(words: str) -> Unit:
     """The unit that the words behind a number name, such as "km/h", "square inches" or "million dollars"."""
+    words = re.sub(r"degrees?\s+(?=(?:[CF]|celsius|fahrenheit)\b)", "", words, flags=re.IGNORECASE)
     scale, percent, factor, powers, known, sign, power = 1, False, 1, Counter[str](), True, 1, 1
     tokens = re.findall(r"/|([^\s.,:;()!?'\"/^{}-]+)(?:\^\{?(-?\d+)\}?)?", words)
     for word, exponent in tokens:
-        name = word if word in _table() else _name(word)
+        lower = word.lower()
+        name = next((form for form in (word, lower) if form in _table()), lower.removesuffix("s"))
         if name in ("", "per", "a", "an"):
             sign = -1
         elif name in SCALES and (name != "k" or word == "k"):
@@ -181,7 +194,3 @@ def cardinal(words: str) -> int | None:
         elif name not in ("a", "and"):
             return None
     return whole + part if set(names) - {"a", "and"} else None
-
-
-def _name(word: str) -> str:
-    return word.lower().removesuffix("s")
