@@ -225,6 +225,16 @@ def _is_spelled_alike(sides: _Sides) -> bool:
     return len(texts) == 1 and texts != {""}
 
 
+def _says_yes_or_no(sides: _Sides) -> bool:
+    """Whether the answer begins with the yes or no that is the truth: "Yes, it is possible". "No. of sets" is no no."""
+    word = re.fullmatch(r"\W*(yes|no)\W*", sides.target_text, re.IGNORECASE)
+    if word is None:
+        return False
+    other = "no" if word[1].lower() == "yes" else "yes"
+    reason = rf"[,.;:](?!\s*of\b)(?!.*\b(?:but|{other})\b)(?:[^\d=<>^\\]|\\text)+"
+    return re.fullmatch(rf"(?is)\s*(?:\\text\s*\{{)?\s*{word[1]}\}}?{reason}", sides.texts[0]) is not None
+
+
 def _is_the_same_choice(sides: _Sides) -> bool:
     return sides.choices[0] == sides.choices[1] != ""
 
@@ -264,6 +274,7 @@ REFUSALS: Final = (
 ACCEPTANCES: Final = (
     Rule(_has_a_decimal_comma, r"\boxed{3,5}", "3.5"),
     Rule(_is_spelled_alike, r"\boxed{5 \text{ of } 6}", r"5\text{ of }6"),
+    Rule(_says_yes_or_no, r"\boxed{\text{Yes, it is possible}}", "Yes"),
     Rule(_is_the_same_choice, r"\boxed{(C)\ 5}", "C"),
     Rule(_reads_the_same, r"\boxed{\frac{2}{4}}", "0.5"),
     Rule(_is_the_same_set, r"\boxed{x>2}", r"(2,\infty)"),

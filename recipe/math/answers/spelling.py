@@ -96,7 +96,6 @@ _SPELLINGS: Final[_Rules] = (
     (r"(?:\\mu\s*|[μµ])(?=\\(?:text|mathrm)\s*\{)\\\w+\s*\{\s*", r"\\text{mu", r"5\ \mu\text{m} || 5"),
     (r"\\([%_])", r"\1", r"50\% || 0.5"),
     (r"\bper\s+cent\b", "percent", r"50\text{ per cent} || 0.5"),
-    (r"(?is)\A(?:\\text\s*\{)?\s*(yes|no)[,.;:]\D+\Z", r"\\text{\1}", r"\text{Yes, it is possible} || Yes"),
     (r"\{\s*\\rm(?![a-z])([^{}]*)\}", r"\\text{\1}", r"5{\rm cm} || 5"),
     (r"\+\s*\\(?:text|mathrm)\s*\{?\s*(?:[Cc]|const(?:ant|\.)?)(?![a-zA-Z])\s*\}?", "+C",
      r"x+\text{C} || x+C"),

@@ -23,7 +23,6 @@ yd yard | L | 1143/1250
 mi; mile | L | 201168/125
 kg; kilogram | M | 1
 g; gram | M | 1/1000
-mg; | M | 1/1000000
 t ton tonne | M | 1000
 lb lbs; pound | W | 1
 oz; ounce | W | 1/16
