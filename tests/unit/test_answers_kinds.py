@@ -96,6 +96,7 @@ def test_one_spelling(text: str, expected: str) -> None:
         (r"Area = \boxed{12}; for the final answer: \boxed{13}", ["13", "12, 13"]),
         (r"\boxed{3}, when rounded: \boxed{3.1}", ["3.1", "3, 3.1"]),
         (r"$x=\boxed{3}$ and for y, $\boxed{4}$", ["4", "3, 4"]),
+        (r"The area is \boxed{2} and for the perimeter, \boxed{4}.", ["4", "2, 4"]),
         (r"The value is \boxed{2}, next value: \boxed{4}", ["4", "2, 4"]),
         ("| 1 | \\boxed{2} |\n| 2 | \\boxed{3} |", ["2, 3"]),
         (r"First answer: \boxed{2}; second answer: \boxed{3}", ["2, 3"]),
@@ -110,6 +111,10 @@ def test_one_spelling(text: str, expected: str) -> None:
         ("Suppose the answer is 5.", []),
         (r"<think>\boxed{5}</think> The answer is 6.", ["6."]),
         ("<answer>18</answer>", ["18"]),
+        ("<answer>The answer is C</answer>", ["C", "The answer is C"]),
+        ("<answer>3: 4</answer>", ["3: 4"]),
+        ("### Final Answer\n\n(C)\n\nIt uses 2 steps.", ["(C)"]),
+        ("**Answer**\nx = 1, y = 2", ["x = 1, y = 2"]),
         ("It is 5.\n#### 7", ["7"]),
         ("nothing to see", []),
         # An integer stated behind another one replaces it, and no other box.
@@ -193,6 +198,10 @@ def test_a_percent_sign_after_a_bare_number_counts(scorer: MathScorer, response:
         "It is 5 by Theorem 2 and Lemma 3.",
         "As 7 > 6, the value is 5.",
         "How many cats are there? There are 5.",
+        "How many of them are less than 12? There are 5.",
+        "<answer>The answer is 5</answer>",
+        "<answer>5 is the answer</answer>",
+        "<answer>Tom has 12 and the total is 5</answer>",
         "I guessed wrong before. The answer is 5.",
         "Suppose there are x cats. Then x = 5.",
         "The answer is 5. This is not surprising.",
@@ -226,6 +235,10 @@ def test_a_number_that_a_sentence_gives_is_the_answer(scorer: MathScorer, respon
         "The answer is two times 5.",
         "5 < x",
         "5 or higher",
+        "So x <= 5",
+        r"La respuesta es \ge 5.",
+        "### Final Answer\n\n12\n\nIt uses 5 steps.",
+        "<answer>The answer is $2x=5$.</answer>",
         "Die Lösung ist nicht 5.",
         "La respuesta no es 5.",
         "Ответ не 5.",
@@ -407,6 +420,7 @@ def test_notations_of_models_and_of_public_truths(scorer: MathScorer, answer: st
 def test_a_formula_with_doubled_backslashes_or_words_is_read(scorer: MathScorer) -> None:
     assert scorer.score(r"Hence $-2 \\le x \\le 7$.", r"x \in [-2,7]").status is Status.CORRECT
     assert scorer.score(r"It is $1-\frac{1}{\mathrm{e}}$.", r"1-\frac{1}{e}").status is Status.CORRECT
+    assert scorer.score("Hence\n$$\nf(x) = x^2+a\n$$", "x^2+a").status is Status.CORRECT
 
 
 def test_without_normalisation_the_verdict_is_math_verifys(scorer: MathScorer) -> None:

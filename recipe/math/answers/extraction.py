@@ -89,7 +89,7 @@ _JOINED = re.compile(
 )
 #: Words between two boxes that do not introduce the second one; nor do commands, cells of a table and numerals.
 _CONNECTING = re.compile(
-    r"\\[a-z]+|\|[^|\n]*\||\b[ivx]+\)|\b(?:and|or|as well as|otherwise|possibly|perhaps|maybe)\b", re.IGNORECASE
+    r"\\[a-z]+|\|[^|\n]*\||\b[ivx]+\)|\b(?:and|or|the|as well as|otherwise|possibly|perhaps|maybe)\b", re.IGNORECASE
 )
 _LONGEST_LEAD, _LONGEST_TAIL = 120, 20
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
@@ -97,6 +97,7 @@ _ANCHORED = re.compile(
     r"^[ \t]*####[ \t]*(?P<hash>[^\n]+)"
     r"|(?:answers?|respuesta|réponse|antwort|risposta|resposta|option|choice)(?:\s+correct[ao]e?)?"
     r"(?:\s+(?:is|are|es|est|ist|è|é)\b|[*_`\s]*(?::|=))[:*_`}\s]*(?P<answer>[^\n]+)"
+    r"|answer[*_`:#\s]*\n[*_`\s]*(?P<below>[^\n]+)"
     r"|(?:答案|故选|应选|故填|选项(?=[是为])|(?<![不能可])选择?(?=\s*[(（]?[A-Z]\b)|答え?(?=[:：は]))[是为应选は:：*\s]*(?P<chinese>[^\n]+?)(?=です|である|$)",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -159,7 +160,8 @@ def answer_texts(text: str) -> Extract:
             return Extract(stated, not stated)
         return Extract(answers, False)
     if tagged := _TAGGED.findall(text):
-        return Extract([tagged[-1]], False)
+        value = re.sub(r"(?is).*(?:\bis|(?<=[a-z]):)\s", "", tagged[-1])  # "The answer is 12", not "12 is the answer"
+        return Extract([part for part in dict.fromkeys((value, tagged[-1])) if part.strip()] or [""], False)
     if anchored := [match for match in _ANCHORED.finditer(text) if not _DOUBTED.search(text[: match.start()][-200:])]:
         sentence = next(part for part in anchored[-1].groups() if part)
         end = re.search(r"(?:(?<=\w)|(?<=[)}$\]]))\.\s", sentence)
@@ -223,7 +225,8 @@ _FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
 def said(text: str) -> str:
     """The last sentence with a number or a formula, where it says it plainly; else nothing."""
-    sentences = re.split(r"(?<=[a-zA-Z\d)}$\]])[.!](?:\s|\Z)|\n", after_thought(text))
+    text = _FORMULA.sub(lambda match: match[0].replace("\n", " "), after_thought(text))
+    sentences = re.split(r"(?<=[a-zA-Z\d)}$\]])[.!](?:\s|\Z)|(?<=[a-zA-Z\d)}$\]]\?)\s|\n", text)
     numbered = [number for number, part in enumerate(sentences) if re.search(r"\d", part) or _FORMULA.search(part)]
     if not numbered or any(map(_TAKEN_BACK.match, sentences[numbered[-1] + 1 :])):
         return ""
