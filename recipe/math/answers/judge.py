@@ -22,7 +22,7 @@ from recipe.math.answers.comparing import (
 )
 from recipe.math.answers.extraction import answer_texts, bare, formula, said
 from recipe.math.answers.limits import MAX_EXPRESSION_CHARS, Refused
-from recipe.math.answers.reading import DOMAIN, INTEGER, SEPARATOR, WORDS, Answer, choice, naming, read, split
+from recipe.math.answers.reading import DOMAIN, ELEMENT, INTEGER, SEPARATOR, WORDS, Answer, choice, naming, read, split
 from recipe.math.answers.sets import real_set
 from recipe.math.answers.spelling import cleaned, trusted, unglued
 from recipe.math.answers.verdict import Status
@@ -128,7 +128,7 @@ def _bound(texts: list[str]) -> list[str]:
         return texts
     pairs = list(zip(letters, texts, strict=True))
     are_families = (all(domains) or r"\pi" in texts[0]) and all(_is_family(text, letter) for letter, text in pairs)
-    name = INTEGER if are_families else r"\xi"
+    name = INTEGER if are_families else ELEMENT
     return [re.sub(_ALONE.format(letter), rf"\{name} ", text) for letter, text in pairs]
 
 
@@ -282,8 +282,10 @@ ACCEPTANCES: Final = (
 
 _HALF_OF_A_DAY = re.compile(r"\b([ap])(?:\\?\.)?\s?m\b", re.IGNORECASE)
 #: A sum of letters, or lengths, areas and their ratios: "m + n", "|AB| + |CD|", "NO / BO".
+_LETTER = r"(?:\d*[a-wA-W]|[a-zA-Z]|\d*\\(?:alpha|beta|gamma))"
 _ASKS = (
-    r"\s*(?:[a-zA-Z](?:\s*\+\s*[a-zA-Z])+|(?:[A-Z|+:/{}()\s-]|\\(?:[dt]?frac|cdot|times))+"
+    rf"\s*(?:{_LETTER}(?:\s*\+\s*{_LETTER})+"
+    r"|(?:[A-Z|+:/{}()\s-]|\\(?:[dt]?frac|cdot|times))+"
     r"|\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\\angle\s*)?(?:\\[a-z]+|[A-Z]+))\s*"
 )
 
@@ -291,8 +293,12 @@ _ASKS = (
 def _right_side(target: Answer) -> list[Answer]:
     """What a truth such as "NO / BO = 2" asks for: its right side, where the left one only names something."""
     left, _, right = target.text.partition("= ")
-    is_asked = target.form == "=" and re.fullmatch(_ASKS, re.sub(r"_\{[^{}]*\}", "", left))
-    return [read(right)] if is_asked and not is_assignment(target) else []
+    if target.form != "=" or is_assignment(target) or not re.fullmatch(_ASKS, re.sub(r"_\{[^{}]*\}", "", left)):
+        return []
+    side = read(right)
+    values = [parsed(part.text) for part in side.parts or (side,)]
+    is_closed = all(value is not None and not value.free_symbols for value in values)
+    return [side] if is_closed or not re.search(r"(?<![\\a-zA-Z])[a-z]", left) else []  # x + y = z does not ask for z
 
 
 def _last_numbers(text: str) -> list[str]:
@@ -301,7 +307,7 @@ def _last_numbers(text: str) -> list[str]:
     readings = [reading for reading in readings if "\\" not in reading or reading in text]  # not "\\\\le" as "\\le"
     readings = [reading for reading in readings if reading.count("{") == reading.count("}")]  # not a part of a formula
     sides = [(reading, text.rpartition(reading)) for reading in readings]
-    related = re.compile(r"[<>≤≥≠][\s$\\({]*\x00|\x00\s*[<>≤≥≠]")  # x < 5
+    related = re.compile(r"(?:[<>≤≥≠]|[<>!]=|\\(?:le|ge|ne)q?)[\s$\\({]*\x00|\x00\s*[<>≤≥≠]")  # x < 5
     readings = [reading for reading, (before, _, after) in sides if not related.search(f"{before}\x00{after}")]
     percent = re.compile(r"\s*(?:\\?%|per\s?cent)")
     return [f"{reading}%" if percent.match(text.rpartition(reading)[2]) else reading for reading in readings]

@@ -74,8 +74,9 @@ DOMAIN: Final = re.compile(
     rf"(?:[,;(]|\x02{_CONDITION}[^\x03]*\x03)\s*(?P<names>(?:[\w,{{}} ]|\\(?!in\b)[a-z]+)+?)\\in\s*"
     r"(?P<set>\\mathbb.*?)[\s)]*\Z"
 )
-#: The name of a letter that ranges over the integers in both answers.
-INTEGER: Final = r"\zeta"
+#: The name of a letter that ranges over the integers in both answers, and of one that ranges over another set.
+INTEGER, ELEMENT = r"\zeta", r"\xi"
+_BOUND: Final = re.compile(rf"\\(?:{INTEGER[1:]}|{ELEMENT[1:]})(?![a-z])")
 _NAME: Final = re.compile(
     rf"(?!\\(?:{FUNCTIONS}|sqrt|frac|pi)(?![a-zA-Z])|e\Z)"
     r"(?:\\?#|\\(?:angle|triangle|det|dim|deg|bar|overline|vec|overrightarrow|hat|Delta)\s*\{?\s*)?"
@@ -142,7 +143,7 @@ def read(text: str, inner: bool = False) -> Answer:
     if "|" in name and value and _is_name(stripped(name)):  # |A \cup B| = 5
         return _relation([(name, ""), (value, "=")])
     if re.search(r"\\(?:cup|cap|setminus|mathbb|emptyset)(?![a-z])|\\\{.*[|:].*\\\}|\A\\\{\s*\\\}\Z", text):
-        return Answer(REGION, text)
+        return Answer(REGION, re.sub(r"\A\s*[a-zA-Z]\s*\\in ", "", text).strip())
     if re.search(r"\\(?:pm|mp)(?![a-z])", text):
         sides = [re.sub(r"\\(pm|mp)(?![a-z])", lambda m: "+-"[(m[1] == "pm") == lower], text) for lower in (0, 1)]  # noqa: B023
         return Answer(LIST, parts=tuple(read(side, inner) for side in sides))
@@ -163,7 +164,7 @@ def read(text: str, inner: bool = False) -> Answer:
         return Answer(TUPLE, "to", tuple(_leaf(part) for part in re.findall(r"\d+", text)), ":")
     if re.match(r"\s*\d+(?:\s*:\s*(?:\d+|\.\.\.))+", text):
         return Answer(TUPLE, parts=tuple(map(_leaf, text.split(":"))), form=":")
-    relation = list(split(text, SIGN))
+    relation = list(split(re.sub(r"=\s*(?=\\approx)", "", text), SIGN))  # "x is approximately 5"
     return _relation(relation) if len(relation) > 1 else _leaf(text)
 
 
@@ -191,7 +192,7 @@ def _unconditional(item: str) -> str:
     is_condition = (
         match
         and not re.search(r"\b(?:else|otherwise|or|but)\b", match[1], re.IGNORECASE)
-        and (not _COUNTS.search(match[1]) or len(list(split(match[1], SIGN))) > 1)
+        and (not _COUNTS.search(_BOUND.sub("", match[1])) or len(list(split(match[1], SIGN))) > 1)
     )
     return item[: match.start()] if match and is_condition else item
 
@@ -220,7 +221,7 @@ def _list(items: list[str], form: str = "") -> Answer:
         if part.words == "names":  # of several solutions: "(x, y) = (5, 8) and (8, 5)"
             part = _values(part)
         parts += part.parts if part.kind == LIST and not part.form else [part]
-    if len(set(labels)) == len(parts) > 1:  # "Ann: 2, Bob: 3"
+    if all(labels) and len(set(labels)) == len(parts) > 1:  # "Ann: 2, Bob: 3"
         parts = [
             Answer(RELATION, f"{label} = {part.text}", (Answer(WORDS, label), part), "=", label)
             for label, part in zip(labels, parts, strict=True)
@@ -230,6 +231,8 @@ def _list(items: list[str], form: str = "") -> Answer:
 
 def _relation(sides: list[tuple[str, str]]) -> Answer:
     texts, signs = [stripped(side) for side, _ in sides], [sign for _, sign in sides[1:]]
+    if len(texts) > 2 and signs[-1] == "=" and _is_words(texts[-1]):  # "x = 40 is the answer"
+        return _relation(sides[:-1])
     if signs == ["="] and _THE_ANSWER.fullmatch(texts[1]):
         return read(texts[0])  # "Bob is the winner"
     if signs[-1] in ("\\approx", "\\sim"):  # an approximation behind the exact value does not count
@@ -237,9 +240,12 @@ def _relation(sides: list[tuple[str, str]]) -> Answer:
         if len(numbers) == len(texts) == 2 and abs(numbers[0] - numbers[1]) > 0.02 * abs(numbers[0]):  # 5 \approx 6
             return Answer(UNREAD, "".join(texts))
         return read(texts[-1] if len(texts) == 2 and _is_name(texts[0], wide=True) else "=".join(texts[:-1]))
-    if len(texts) > 2 and set(signs) == {"="}:  # x = 2 + 3 = 5
-        return _relation(sides[-2:])
-    if signs == ["\\in"] and _is_name(texts[0]):
+    if len(texts) > 2 and set(signs) == {"="}:  # S = ab = 6 and 2 + 3 = 4 + 1 = 5, but not x = 9 = 8
+        if _is_words(texts[0]):  # the answer is y = 2 x + 1
+            return _relation(sides[1:])
+        is_named = _is_name(texts[0], wide=True) and not re.fullmatch(r"-?[\d.]+", texts[-2])
+        return _relation([sides[0 if is_named else -2], sides[-1]])
+    if signs == ["\\in"] and _is_name(texts[0], wide=True):
         return read(texts[1])
     name = texts[0] if signs == ["="] and _is_name(texts[0]) else ""
     if set(signs) <= set(_FLIPPED):
@@ -256,10 +262,12 @@ def _relation(sides: list[tuple[str, str]]) -> Answer:
 
 def naming(answer: Answer) -> Answer:
     """The reading of an answer where "m - n = 7" names 7. A truth of these letters is a relation between them."""
+    if answer.kind == LIST:
+        return replace(answer, parts=tuple(map(naming, answer.parts)))
     if answer.form == "=" and not answer.words and len(answer.parts) == 2:
         for name, value in (answer.parts, answer.parts[::-1]):
             if _is_name(name.text, wide=True):
-                return replace(answer, parts=(name, read(value.text)), words=name.text)
+                return replace(answer, parts=(name, value), words=name.text)
     return answer
 
 
@@ -303,7 +311,7 @@ def _spelled(words: str) -> Answer | None:
     names = words.split()
     for end in range(len(names), 0, -1):
         value, rest = cardinal(" ".join(names[:end])), unit(" ".join(names[end:]))
-        if value is not None and (end == len(names) or rest.dimension):
+        if value is not None and (end == len(names) or rest.dimension or rest.percent):
             return Answer(LEAF, str(value), words=" ".join(names[end:]))
     return None
 
@@ -318,7 +326,7 @@ def choice(text: str) -> str:
     if match is None:
         return ""
     rest = text[match.end() :]
-    if rest and (not match[2] or re.search(r"\([A-Z]\)", rest)):
+    if rest and (not match[2] or re.match(r"(?:and|,|\\lor)\W*[A-Z]\b", rest) or re.search(r"\([A-Z]\)", rest)):
         return ""
     letters = re.sub("[^A-Z]", "", match[1])
     return "" if letters == match[1] and list(letters) != sorted(letters) else "".join(sorted(letters))  # CAB: an order
