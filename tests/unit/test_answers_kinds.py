@@ -415,6 +415,8 @@ def test_a_guess_a_denial_and_a_reference_give_no_answer(scorer: MathScorer, res
         (r"25\text{ degrees Celsius}", r"25^\circ", True),
         (r"2\pi k\text{ for all integers }k", r"2\pi k, k\in\mathbb{Z}", True),
         (r"f(x)=cx\text{ for any real }c", r"f(x)=cx, c\in\mathbb{R}", True),
+        (r"(3t,4t)\text{ where }t\in\mathbb{Z}", r"(3t,4t), t\in\mathbb{Z}", True),
+        (r"k\pi, 2k\pi, k\in\mathbb{Z}", r"k\pi", False),
         # A region and a range of a named thing, and approximate values in words.
         (r"z\in\mathbb{C}", r"\mathbb{C}", True),
         (r"x\in A\setminus B", r"A\setminus B", True),
@@ -456,6 +458,8 @@ def test_notations_of_models_and_of_public_truths(scorer: MathScorer, answer: st
 def test_a_formula_with_doubled_backslashes_or_words_is_read(scorer: MathScorer) -> None:
     assert scorer.score(r"Hence $-2 \\le x \\le 7$.", r"x \in [-2,7]").status is Status.CORRECT
     assert scorer.score(r"It is $1-\frac{1}{\mathrm{e}}$.", r"1-\frac{1}{e}").status is Status.CORRECT
+    assert scorer.score(r"Hence $m<0 \text{ or } m>7$.", r"(-\infty,0)\cup(7,\infty)").status is Status.CORRECT
+    assert scorer.score(r"Hence $m>0 \text{ or } m<7$.", "(0,7)").status is Status.WRONG
     assert scorer.score("Hence\n$$\nf(x) = x^2+a\n$$", "x^2+a").status is Status.CORRECT
 
 

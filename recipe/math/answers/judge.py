@@ -304,7 +304,8 @@ def _right_side(target: Answer) -> list[Answer]:
 def _last_numbers(text: str) -> list[str]:
     """What math-verify finds in a text that names no answer, with the percent sign that it leaves out."""
     readings = [reading for reading in _parse_response(text.replace(r"\$", " ")) if isinstance(reading, str)]
-    readings = [reading for reading in readings if "\\" not in reading or reading in text]  # not "\\\\le" as "\\le"
+    # Not "\\\\le" as "\\le", and not "x>0 or x<7" as "x>0, x<7".
+    readings = [reading for reading in readings if not re.search(r"[\\<>]", reading) or reading in text]
     readings = [reading for reading in readings if reading.count("{") == reading.count("}")]  # not a part of a formula
     sides = [(reading, text.rpartition(reading)) for reading in readings]
     related = re.compile(r"(?:[<>≤≥≠]|[<>!]=|\\(?:le|ge|ne)q?)[\s$\\({]*\x00|\x00\s*[<>≤≥≠]")  # x < 5

@@ -70,8 +70,9 @@ SIGN: Final = re.compile(
 )
 _FLIPPED: Final = {">": "<", r"\ge": r"\le", r"\gg": r"\ll"}
 _COUNTS: Final = re.compile(r"[-\d=<>+*/^|\\]")  # what may not be left unread
+_LETTER: Final = r"(?:[a-zA-Z]|\\(?!in\b|pi\b)[a-z]+)(?:_\{\w+\})?\s*"
 DOMAIN: Final = re.compile(
-    rf"(?:[,;(]|\x02{_CONDITION}[^\x03]*\x03)\s*(?P<names>(?:[\w,{{}} ]|\\(?!in\b)[a-z]+)+?)\\in\s*"
+    rf"(?:[,;(]|\x02{_CONDITION}[^\x03]*\x03)\s*(?P<names>{_LETTER}(?:(?:,|\\land)\s*{_LETTER})*)\\in\s*"
     r"(?P<set>\\mathbb.*?)[\s)]*\Z"
 )
 #: The name of a letter that ranges over the integers in both answers, and of one that ranges over another set.
@@ -124,7 +125,7 @@ def read(text: str, inner: bool = False) -> Answer:
             names = [tuple(part.words for part in solution.parts) for solution in solutions]
             if len(set(names)) == 1 and len(set(names[0])) > 1:  # x=1, y=2 or x=2, y=1
                 return Answer(LIST, text, tuple(_values(solution) for solution in solutions))
-        text = DOMAIN.sub("", text) or text
+        text = stripped(DOMAIN.sub("", text)) or text
         text = re.sub(r"[,;]\s*(?=\\l(?:and|or)(?![a-z]))", "", text)
         pieces = list(split(text, SEPARATOR))
         items = [_unconditional(item) for item, _ in pieces]
