@@ -20,9 +20,10 @@ from typing import Any, Final
 import yaml
 from hydra.errors import HydraException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 from recipe.fspo.job import JOB, choices, compose
 from recipe.runner.faults.preemption import INTERRUPTED
-from recipe.runner.launch.commands import BadInput, as_list, refuse, split_arguments
+from recipe.runner.launch.commands import BadInput, as_list, of_settings, refuse, split_arguments
 from recipe.runner.launch.compose import Refused, key_of, parsed, quoted, text_of
 from recipe.runner.launch.masking import masked_override
 from recipe.runner.launch.run_settings import has_results, run_info
@@ -115,14 +116,15 @@ def parse(arguments: Sequence[str]) -> Request:
     overrides = [*shared, *map(text_of, rest)]
     try:
         config = compose(overrides, SETTINGS)
-    except HydraException as error:
-        raise BadInput(str(error)) from None
-    if problems := list(name_problems(config)):
+        problems, name = list(name_problems(config)), config.trainer.experiment_name
+    except (HydraException, OmegaConfBaseException) as error:
+        raise BadInput(of_settings(error, rest)) from None
+    if problems:
         raise BadInput("\n".join(problems))
     if config.evaluate is True:
         raise BadInput("evaluate=true trains nothing: evaluate the runs of the grid one by one")
     request = Request(
-        out=Path(str(settings.get("out") or f"runs/compare/{config.trainer.experiment_name}")).absolute(),
+        out=Path(str(settings.get("out") or f"runs/compare/{name}")).absolute(),
         algos=tuple(as_list(settings, "algos", choices("algo", overrides))),
         seeds=tuple(seeds),
         clip_values=tuple(as_list(settings, "clip_values", CLIP_VALUES)),

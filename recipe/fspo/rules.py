@@ -245,11 +245,19 @@ def plain_notes(config: DictConfig) -> Iterator[str]:
         )
 
 
+def _has_verls_class(config: DictConfig) -> bool:
+    target = OmegaConf.select(config, f"{_POLICY_LOSS}._target_")
+    return not target or re.fullmatch(_VERLS_CLASS, str(target)) is not None
+
+
 def plain_problems(config: DictConfig) -> Iterator[str]:
     """Problems of a loss or a trainer of ours that plain verl would meet only in the first mini-batch, or never."""
     loss_mode = OmegaConf.select(config, f"{_POLICY_LOSS}.loss_mode", throw_on_resolution_failure=False)
     if not (_is_ours(config) or loss_mode in ALGORITHMS):
-        if loss_mode not in POLICY_LOSS_REGISTRY and (meant := did_you_mean(str(loss_mode), ALGORITHMS)):
+        is_own = OmegaConf.select(config, "actor_rollout_ref.model.external_lib") or not _has_verls_class(config)
+        if is_own or loss_mode in POLICY_LOSS_REGISTRY:  # a module of the user's registers it in the workers
+            return
+        if meant := did_you_mean(str(loss_mode), ALGORITHMS):
             yield f"{_POLICY_LOSS}.loss_mode={loss_mode} is registered by nobody{meant}"
         return
     if wrong := list(kind_problems(config)):
@@ -468,7 +476,8 @@ def _clip_problems(config: DictConfig) -> Iterator[str]:
         keys = ("clip_ratio_low", "clip_ratio_high")
         values = {f"{_ACTOR}.{key}": (actor[key], eps) for key, eps in zip(keys, usual, strict=True)}
     elif settings is not None:
-        if config.fspo.get("clip_values") == "measured" and (own := clip_values_of(config)):
+        clips = min(settings.c_low, settings.c_high) < NO_CLIP
+        if clips and config.fspo.get("clip_values") == "measured" and (own := clip_values_of(config)):
             both = " and ".join(own)
             yield f"fspo.clip_values=measured does not go with {_POLICY_LOSS}.{both}: leave one of them out"
         loss = LOSSES[loss_mode]

@@ -148,8 +148,10 @@ def problems_of(
         return error.problems
     except (HydraException, OmegaConfBaseException) as error:
         return (of_settings(error, overrides),)
-    except WrongMachineError as error:
+    except (BadInput, ModuleNotFoundError, WrongMachineError) as error:
         return (str(error),)
+    except OSError as error:
+        return (of_system(error),)
     return ()
 
 

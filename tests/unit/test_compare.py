@@ -19,7 +19,7 @@ from test_run_folder import begun
 from fspo.records import PlannedRun
 from recipe.fspo import compare
 from recipe.fspo.compare import Request, Starts, parse, plan
-from recipe.fspo.job import JOB
+from recipe.fspo.job import JOB, choices
 from recipe.runner.launch.commands import BadInput
 from recipe.runner.launch.compose import parsed
 from recipe.runner.launch.run_settings import resume_of
@@ -98,6 +98,7 @@ def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
         ("dry_run=maybe", ("dry_run=maybe", "true")),
         ("trainer.save_freq=1,2", ("trainer.save_freq=1,2", "trainer.save_freq=[A,B]")),
         ("experiment=nowhere", ("nowhere",)),
+        ("trainer.experiment_name=${oc.env:NO_SUCH_NAME}", ("trainer.experiment_name", "NO_SUCH_NAME")),
         ("trainer.total_steps=3", ("total_steps",)),
     ],
 )
@@ -128,6 +129,11 @@ def test_what_would_end_a_run_is_named_before_the_first_one(
     assert dict(os.environ) == environment and not (tmp_path / "grid").exists()
     write_run(tmp_path / "grid/measured/fspo/seed1", "failed")  # it has its settings
     assert all(problem.startswith("algo=grpo: ") for problem in compare.problems(request))
+
+
+def test_all_that_is_shipped_can_be_compared(tmp_path: Path) -> None:
+    algos = f"algos=[{','.join(choices('algo'))}]"
+    assert list(compare.problems(parse([algos, f"out={tmp_path}/grid"]))) == []
 
 
 def test_a_grid_can_grow_but_its_conditions_cannot_change(tmp_path: Path) -> None:
