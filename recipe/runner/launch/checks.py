@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +22,7 @@ from recipe.runner import SUPPORTED_VERL, ranks
 from recipe.runner.faults import node
 from recipe.runner.launch import adapters, agents, inputs, loggers, model_files, rewards, trial
 from recipe.runner.launch.machine import ray_folder, ray_parent, starts_ray
-from recipe.runner.launch.values import MachineProblem, PreflightError, named_key
+from recipe.runner.launch.values import MachineProblem, PreflightError
 from recipe.runner.ray_worker import HOOK
 from recipe.runner.verl_patches import server_slots
 
@@ -298,15 +298,13 @@ RULES: Final[tuple[Rule, ...]] = (
 )
 
 
-def check(config: DictConfig, further: Rule, elsewhere: bool = False, wrong: Sequence[str] = ()) -> list[str]:
+def check(config: DictConfig, further: Rule, elsewhere: bool = False) -> list[str]:
     """Apply every rule to a prepared configuration, and the ``further`` ones of the command.
 
     Args:
         config: The prepared configuration.
         further: The rules of the command.
         elsewhere: Whether the run will be on another machine. What only that one can settle is then no error.
-        wrong: Problems of values that the configuration has no more. What else is said of their keys is no problem of
-            the command's.
 
     Returns:
         The problems that may not exist on that machine.
@@ -316,8 +314,6 @@ def check(config: DictConfig, further: Rule, elsewhere: bool = False, wrong: Seq
     """
     problems = list(engine_problems(config))  # alone: the other rules read keys of the engines that are served
     problems = problems or [problem for rule in (*RULES, further, trial.problems) for problem in rule(config)]
-    keys = [named_key(problem) for problem in wrong]
-    problems = [*wrong, *(problem for problem in problems if not any(key in problem for key in keys))]
     unsettled = [problem for problem in problems if elsewhere and isinstance(problem, MachineProblem)]
     if len(unsettled) < len(problems):
         raise PreflightError(*(problem for problem in problems if problem not in unsettled))

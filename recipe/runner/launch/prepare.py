@@ -11,6 +11,7 @@ import copy
 import inspect
 import io
 import itertools
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,24 +84,25 @@ def prepare(
     goes_on = job.resumes and not evaluates
     measured = resume if resume and resume.measured else None
     mended: integrity.Checkpoint | None = None
-    refused, idle = judged(config, job, overrides, of_groups, measured.overrides if measured else ())
-    if resume is not None:
-        contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
-        if elsewhere:  # the tracker stays as it is
-            _, mended = integrity.tracker_repair(trainer, contents) or ("", None)
-        elif repaired := integrity.repair_tracker(trainer, contents):
-            print(f"note: {repaired}", flush=True)
-        tracker = Path(trainer.default_local_dir) / integrity.TRACKER_FILE
-        resume.choose_checkpoint(trainer, evaluates, saved=mended is not None or tracker.exists())
-    checkpoint = integrity.resumed_from(trainer)
-    if mended is not None and trainer.resume_mode == "auto":
-        checkpoint = mended
-    if evaluates:
-        turn_into_evaluation(config, checkpoint)
-    stop_tokens, note = add_stop_token(config, measured is not None, elsewhere)
-    run_settings.check_folder(Path(config.run.dir), trainer, goes_on, resume)
-    refused += filter(None, [saves_elsewhere])
-    notes, facts, unsettled = check(config, job, elsewhere, refused, checkpoint, references, wrong)
+    with _beside(wrong):
+        refused, idle = judged(config, job, overrides, of_groups, measured.overrides if measured else ())
+        if resume is not None:
+            contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
+            if elsewhere or wrong:  # the tracker stays as it is
+                _, mended = integrity.tracker_repair(trainer, contents) or ("", None)
+            elif repaired := integrity.repair_tracker(trainer, contents):
+                print(f"note: {repaired}", flush=True)
+            tracker = Path(trainer.default_local_dir) / integrity.TRACKER_FILE
+            resume.choose_checkpoint(trainer, evaluates, saved=mended is not None or tracker.exists())
+        checkpoint = integrity.resumed_from(trainer)
+        if mended is not None and trainer.resume_mode == "auto":
+            checkpoint = mended
+        if evaluates:
+            turn_into_evaluation(config, checkpoint)
+        stop_tokens, note = add_stop_token(config, measured is not None, elsewhere)
+        run_settings.check_folder(Path(config.run.dir), trainer, goes_on, resume)
+        refused += filter(None, [saves_elsewhere])
+        notes, facts, unsettled = check(config, job, elsewhere, refused, checkpoint, references)
     _note(*idle, end_note() or "")
     if isinstance(note, MachineProblem):
         unsettled.append(note)
@@ -122,6 +124,25 @@ def prepare(
         references=references,
         stop_tokens=tuple(stop_tokens),
     )
+
+
+@contextlib.contextmanager
+def _beside(wrong: Sequence[str]) -> Iterator[None]:
+    """Refuse wrong values beside what the checks refuse, which see the defaults in their place.
+
+    What the checks say of the same keys is left out: the command does not give these defaults.
+    """
+    problems: Sequence[str] = ()
+    try:
+        yield
+    except PreflightError as error:
+        problems = error.problems
+        if not wrong:
+            raise
+    if wrong:
+        keys = "|".join(re.escape(named_key(problem)) for problem in wrong)
+        of_defaults = re.compile(rf"(?<![\w.])(?:{keys})(?!\w)")
+        raise PreflightError(*wrong, *(problem for problem in problems if not of_defaults.search(problem)))
 
 
 def on_this_machine(
@@ -222,7 +243,6 @@ def check(
     refused: Sequence[str] = (),
     checkpoint: integrity.Checkpoint | None = None,
     references: Mapping[str, str] | None = None,
-    wrong: Sequence[str] = (),
 ) -> tuple[str, Mapping[str, Any], list[str]]:
     """Make all checks before anything is started, and complete the configuration, in place.
 
@@ -233,7 +253,6 @@ def check(
         refused: Problems that are known already: of keys without effect.
         checkpoint: What the run would resume.
         references: To the environment, by key (:func:`recipe.runner.launch.masking.references`).
-        wrong: What :func:`on_this_machine` adds.
 
     Returns:
         What verl notes about the configuration; what ``run.json`` says of the method; and what only the machine of the
@@ -254,7 +273,7 @@ def check(
             yield f"data.offline_task: {job.command} writes no data of its own; leave it out, and give data.train_files"
         yield from refused
 
-    unsettled = checks.check(config, further, elsewhere, wrong)
+    unsettled = checks.check(config, further, elsewhere)
     facts = job.complete(config)
     notes = io.StringIO()
     # verl says so for every estimator but GAE.

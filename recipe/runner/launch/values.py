@@ -90,7 +90,8 @@ _RANGES: Final[tuple[tuple[Any, str], ...]] = (
     (Count | Literal[-1], f"{_ACTOR}.fsdp_config.fsdp_size data.train_max_samples data.val_max_samples"),
     # Policies of language models are trained with 1e-7 to 1e-4: from 0.01 on it is a learning rate of another unit.
     (Annotated[float, Field(gt=0, lt=0.01)], f"{_ACTOR}.optim.lr"),
-    (Positive, f"{_ACTOR}.optim.clip_grad {_ROLLOUT}.temperature"),
+    (Annotated[float, Field(gt=0, allow_inf_nan=True)], f"{_ACTOR}.optim.clip_grad"),  # PyTorch's inf is no clip
+    (Positive, f"{_ROLLOUT}.temperature"),
     (PositiveOrZero, f"{_ROLLOUT}.val_kwargs.temperature"),
     (PositiveOrZero, f"{_ACTOR}.kl_loss_coef algorithm.kl_ctrl.kl_coef {_ACTOR}.optim.weight_decay"),
     (Annotated[float, Field(ge=0, le=1)], f"{_ACTOR}.optim.lr_warmup_steps_ratio"),
