@@ -201,7 +201,7 @@ class RunnerHooks(PPOTrainer):
         # verl polls every 2 s and offers no setting, so every generation would take a multiple of 2 s. A poll of the 8B
         # job moves half a megabyte.
         replay_buffer.poll_interval = 0.05 if self.config.trainer.device == "cpu" else 0.5
-        self._responses.watch(replay_buffer, lambda: self.global_steps)
+        self._responses.watch(replay_buffer)
         return replay_buffer
 
     def _init_resource_pool_mgr(self) -> None:
@@ -258,12 +258,11 @@ class RunnerHooks(PPOTrainer):
     def on_validate_begin(self) -> None:
         self._open_run_log()
         self._enter("validation")
-        self._responses.begin_validation()
         super().on_validate_begin()
 
     def on_validate_end(self) -> None:
         self.raise_failure()
-        self._responses.end_validation(self.global_steps)
+        self._responses.end("val", self.global_steps)
         super().on_validate_end()
 
     def _val_metrics_update(self, data_sources: Any, sample_uids: Any, infos: Any, *rest: Any, **more: Any) -> Any:
@@ -338,6 +337,7 @@ class RunnerHooks(PPOTrainer):
 
     def on_step_end(self) -> None:
         self._enter("weight sync")
+        self._responses.end("train", self.global_steps)
         super().on_step_end()
         self._look_for_end()
         if self._is_to_end and self.global_steps < self.total_training_steps:

@@ -24,11 +24,11 @@ class ResponseWatch:
 
     def __init__(self, limit: int, at_poll: Callable[[str], None]) -> None:
         self._limit, self._at_poll = limit, at_poll
-        self._validated: list[int] = []  # lengths of a validation's responses
+        self._lengths: dict[str, list[int]] = {}  # of the responses of a step and of a validation, by partition
         self._warned: set[str] = set()
 
-    def watch(self, buffer: ReplayBuffer, step: Callable[[], int]) -> None:
-        """Follow a buffer's polls and batches from now on; ``step`` is that of the trainer."""
+    def watch(self, buffer: ReplayBuffer) -> None:
+        """Follow a buffer's polls and batches from now on."""
         wait, sample = buffer._wait_for_next_poll, buffer.sample
 
         def note_and_wait(partition_id: str, last_debug_time: float) -> float:
@@ -39,22 +39,16 @@ class ResponseWatch:
 
         def sample_and_look(*arguments: Any, **more: Any) -> Any:
             batch, metrics = sample(*arguments, **more)
-            lengths = [int(tag["response_len"]) for tag in batch.tags]
-            if batch.partition_id == "train":
-                self._warn_of_cut("the rollout batch of step", step(), lengths)
-            else:  # one of several batches
-                self._validated += lengths
+            # One of several of a validation, and of a step in separate_async, whose first has the shortest responses.
+            self._lengths.setdefault(batch.partition_id, []).extend(int(tag["response_len"]) for tag in batch.tags)
             return batch, metrics
 
         buffer._wait_for_next_poll, buffer.sample = note_and_wait, sample_and_look
 
-    def begin_validation(self) -> None:
-        """Forget the responses of the validation before."""
-        self._validated = []
-
-    def end_validation(self, step: int) -> None:
-        """Look at the responses of a validation as a whole."""
-        self._warn_of_cut("the validation after step", step, self._validated)
+    def end(self, partition: str, step: int) -> None:
+        """Look at the responses of a step (``train``) or a validation (``val``) as a whole, and forget them."""
+        what = "the rollout batch of step" if partition == "train" else "the validation after step"
+        self._warn_of_cut(what, step, self._lengths.pop(partition, []))
 
     def _warn_of_cut(self, what: str, step: int, lengths: Sequence[int]) -> None:
         """Say once of rollout batches, and once of validations, that most responses ended at the limit."""

@@ -46,19 +46,19 @@ def test_one_warning_each_where_most_responses_of_a_validation_or_a_rollout_batc
 
     buffer = SimpleNamespace(_wait_for_next_poll=None, sample=sample)
     watch = ResponseWatch(64, at_poll=lambda _: None)
-    watch.watch(buffer, lambda: 3)
+    watch.watch(buffer)
 
     def printed(partition: str, *parts: list[int]) -> list[str]:
-        watch.begin_validation()
         batches.extend((partition, part) for part in parts)
         for part in parts:
             batch, metrics = buffer.sample(partition_id=partition)
             assert len(batch.tags) == len(part) and metrics == {"x": 1.0}
-        watch.end_validation(3)
+        watch.end(partition, 3)
         return lines()
 
     assert printed("train", [64, 64, 63, 1]) == []  # half of them
     assert printed("train", []) == printed("val", []) == []
+    assert printed("train", [1, 2, 3], [64, 64]) == [], "of a step as a whole, whose shortest responses come first"
     (line,) = printed("train", [64, 64, 64, 1])
     assert re.search(
         holds("warning: 75% ", "rollout batch of step 3 ", "data.max_response_length=64", f"++{SETTING}="), line
@@ -83,7 +83,7 @@ def test_a_buffer_of_ones_own_tells_its_progress() -> None:
         """As ``trainer.v1.sampler.custom_sampler`` names one: verl asks for a subclass of its own."""
 
     mine = Mine("separate_async", {}, max_off_policy_threshold=2, max_off_policy_strategy="drop", sampler_kwargs={})
-    ResponseWatch(64, polls.append).watch(mine, lambda: 1)
+    ResponseWatch(64, polls.append).watch(mine)
     mine.poll_interval = 0.0
     mine._wait_for_next_poll("train", 0.0)
     assert polls == ["0 responses finished; prompts: 0 pending, 0 running, 0 finished, 0 failed"]
