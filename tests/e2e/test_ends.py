@@ -180,7 +180,7 @@ def test_where_a_rank_waits_stands_in_the_stacks(start: Starter, tmp_path: Path)
     (tmp_path / "skipping.py").write_text(SKIPPING_LOSS)
     trigger = tmp_path / "trigger"
     run = start(
-        tmp_path, *SMALL, f"hydra.searchpath=[{tmp_path}/conf]", "algo=skipping", "run.hang_after_s=20",
+        tmp_path, *SMALL, f"hydra.searchpath=[{tmp_path}/conf]", "algo=skipping", "run.hang_after_s=30",
         f"actor_rollout_ref.actor.policy_loss.trigger={trigger}", "trainer.n_gpus_per_node=2",
         "trainer.total_training_steps=50",
     )  # fmt: skip
