@@ -455,8 +455,8 @@ def test_notations_of_models_and_of_public_truths(scorer: MathScorer, answer: st
     assert (scorer.score(f"\\boxed{{{answer}}}", truth).status is Status.CORRECT) is accepted
 
 
-def test_a_formula_with_doubled_backslashes_or_words_is_read(scorer: MathScorer) -> None:
-    assert scorer.score(r"Hence $-2 \\le x \\le 7$.", r"x \in [-2,7]").status is Status.CORRECT
+def test_the_last_formula_of_a_text_is_read(scorer: MathScorer) -> None:
+    assert scorer.score(r"Hence $-2 \le x \le 7$.", r"x \in [-2,7]").status is Status.CORRECT
     assert scorer.score(r"It is $1-\frac{1}{\mathrm{e}}$.", r"1-\frac{1}{e}").status is Status.CORRECT
     assert scorer.score(r"Hence $m<0 \text{ or } m>7$.", r"(-\infty,0)\cup(7,\infty)").status is Status.CORRECT
     assert scorer.score(r"Hence $m>0 \text{ or } m<7$.", "(0,7)").status is Status.WRONG

@@ -247,4 +247,4 @@ def bare(text: str) -> list[str]:
 def formula(text: str) -> list[str]:
     """The last formula of a text."""
     formulas = _FORMULA.findall(text)
-    return [unescaped("".join(formulas[-1]))] if formulas else []
+    return ["".join(formulas[-1])] if formulas else []
