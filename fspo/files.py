@@ -80,9 +80,14 @@ def remove_folder(path: Path, ignore_errors: bool = False) -> None:
         shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
+def existing_place(path: Path) -> Path:
+    """`path`, or the nearest folder above it that exists."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
+
+
 def folder_problem(folder: Path) -> str | None:
     """Why `folder`, which need not exist yet, is no place for files; None if it is one."""
-    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    place = existing_place(folder)
     if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
         return None
     return f"{place} is not a folder that can be written to; give another one"

@@ -17,7 +17,7 @@ from typing import Final
 
 from omegaconf import DictConfig, OmegaConf
 
-from fspo.files import folder_problem
+from fspo.files import existing_place, folder_problem
 from recipe.runner import SUPPORTED_VERL, ranks
 from recipe.runner.faults import node
 from recipe.runner.launch import adapters, agents, inputs, loggers, model_files, rewards, trial
@@ -84,7 +84,7 @@ def room_problems(config: DictConfig) -> Iterator[str]:
     if problem := folder_problem(root):
         yield MachineProblem(f"run.dir={config.run.dir}: {problem}")
         return
-    place = next(path for path in (root, *root.parents) if path.exists())
+    place = existing_place(root)
     folder, model = model_files.model_folder(config.actor_rollout_ref.model.path), model_files.read_model_config(config)
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
     parameters = weights // (4 if (model.get("dtype") or model.get("torch_dtype")) == "float32" else 2)
