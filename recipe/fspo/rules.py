@@ -30,6 +30,7 @@ from recipe.fspo.config import (
     complete_settings,
     is_by_sequence,
     keeps_clip_values,
+    own_scale,
     policy_loss_settings,
     settings_of,
     trained_settings,
@@ -238,6 +239,8 @@ def plain_notes(config: DictConfig) -> Iterator[str]:
     measures_a_band = is_by_sequence(config) and not can_be_measured(loss)
     if _is_ours(config) and not measures_a_band and (why := keeps_clip_values(config)):
         yield f"clip values are not measured: {why}"
+    if _is_ours(config) and (note := own_scale(config)):
+        yield note
     correction = config.algorithm.get("rollout_correction") or {}
     mode = config.trainer.v1.trainer_mode if config.trainer.use_v1 else "sync"
     # separate_async trains several batches between two transfers of the weights, and S starts from the first.

@@ -260,6 +260,8 @@ PENALTY = "actor_rollout_ref.rollout.repetition_penalty"
         ("gspo", PLAIN, (ONE_UPDATE,), ()),
         *(("fspo", mode, (f"+{PENALTY}=1.1",), (f"{PENALTY}=1.1 ", "nothing")) for mode in ("fspo", PLAIN)),
         ("fspo", PLAIN, (f"+{PENALTY}=1.0",), ()),
+        ("fspo", "fspo", (TYPED, f"+{LOSS}.grad_multiplier=0.016"), (f"{LOSS}.grad_multiplier=0.016 ", "match_scale")),
+        ("fspo", PLAIN, (TYPED, f"+{LOSS}.grad_multiplier=0.016"), ()),
     ],
 )
 def test_a_note_says_what_is_not_measured_and_what_never_clips(
