@@ -33,9 +33,11 @@ def _recorded(settings: Mapping[str, Any]) -> Iterator[str]:
 
 def _complete(config: DictConfig) -> Mapping[str, Any]:
     from recipe.fspo.config import complete
-    from recipe.fspo.rules import complete_skipping
+    from recipe.fspo.rules import complete_skipping, idle_penalty
 
     facts = complete(config)
+    if note := idle_penalty(config):
+        print(f"note: {note}", flush=True)
     if (note := complete_skipping(config)) and not config.get("evaluate"):
         print(f"note: {note}", flush=True)
     return facts
@@ -46,7 +48,7 @@ def _passes(config: DictConfig) -> Passes:
     return Passes(reference_at_validations=settings.kl_to_start, keeps_old_weights=settings.pi_old == "actor")
 
 
-def _outlook(config: DictConfig, overrides: Sequence[Override]) -> Iterator[str]:
+def _outlook(config: DictConfig, overrides: Sequence[Override], checkpoint: Path | None = None) -> Iterator[str]:
     """Lines of the plan and the dry run. For a script moved from verl they include the defaults that differ here."""
     from recipe.fspo.outlook import outlook
     from recipe.runner.launch import left_to_verl
@@ -56,7 +58,7 @@ def _outlook(config: DictConfig, overrides: Sequence[Override]) -> Iterator[str]
         if "algo" not in chosen:
             yield "without algo= this trains FSPO's loss (algo=fspo): docs/verl.md#your-script names a script's"
         yield from left_to_verl.lines(config, overrides)
-    yield from outlook(config)
+    yield from outlook(config, checkpoint)
 
 
 def _conclude(config: DictConfig) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import random
 import re
+from pathlib import Path
 
 import pytest
 from composing import composed
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
+from test_measured import fed
 
+from fspo.clip import FIXED_AFTER
+from recipe.fspo.accounting.measured import ClipValues
+from recipe.fspo.config import complete_loss
 from recipe.fspo.job import JOB
 from recipe.fspo.outlook import outlook
+from recipe.fspo.state import save_state
 from recipe.runner.launch.compose import compose, leaves, parsed, verl_config_dir
 from recipe.runner.launch.prepare import on_this_machine
 
@@ -39,6 +46,24 @@ def test_a_job_names_its_clip_values_and_what_they_would_leave_outside(
 def test_a_job_that_measures_its_clip_values_says_from_when_on() -> None:
     (line,) = outlook(composed("experiment=qwen3_8b"))
     assert "full learning rate" in line and "85%" in line
+
+
+@pytest.mark.parametrize(
+    ("batches", "says"), [(FIXED_AFTER + 2, f"fixed since step {FIXED_AFTER}"), (3, "after step 3"), (0, "none until")]
+)
+def test_a_resumed_job_says_which_clip_values_its_checkpoint_has(tmp_path: Path, batches: int, says: str) -> None:
+    config = composed("experiment=qwen3_8b")
+    complete_loss(config)
+    values = ClipValues(config)
+    fed(values, 1, batches, lr=config.actor_rollout_ref.actor.optim.lr)
+    assert len(values.values) == min(batches, FIXED_AFTER)
+    save_state(tmp_path, {"clip_values": values})
+    drawn = random.getstate()
+    line, *_ = JOB.outlook(config, (), tmp_path)
+    assert random.getstate() == drawn, "nothing else of the checkpoint is restored"
+    assert line.startswith("clip values: ") and says in line
+    assert not batches or f"c_high={values.values[-1]['c_high']:.3g} " in line
+    assert "full learning rate" in next(JOB.outlook(config, (), tmp_path / "another"))
 
 
 SCRIPT = ("actor_rollout_ref.rollout.n=8", "reward_model.reward_manager=dapo", "actor_rollout_ref.model.path=/m")

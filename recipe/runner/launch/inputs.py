@@ -97,6 +97,12 @@ def steps_of_epochs(config: DictConfig) -> int | None:
     return int(rows // config.data.train_batch_size * config.trainer.total_epochs)
 
 
+def last_step(config: DictConfig) -> int | None:
+    """The step with which a run ends: the last one, or that of its epochs, whichever comes first; None: not known."""
+    ends = (config.trainer.total_training_steps, steps_of_epochs(config))
+    return min((step for step in ends if step is not None), default=None)
+
+
 def write_offline_task(job: Job, data: DictConfig) -> None:
     """Let the job write those of its files that ``data.train_files`` and ``data.val_files`` name, if any.
 

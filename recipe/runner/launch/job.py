@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 
@@ -42,7 +41,8 @@ class Job:
         complete: Fills in what follows from other settings, in place, once there are no problems; returns further
             entries of ``run.json``.
         passes: What the planner has to know of its trainer.
-        outlook: Further lines of a plan and a dry run: of a configuration and, in a dry run, the overrides of it.
+        outlook: Further lines of a plan and a dry run: of a configuration and, in a dry run, the overrides of it and
+            the folder of the checkpoint that it resumes, or None.
         write_data: Writes the data that ``data.offline_task`` describes, if a run makes its own: it is called with the
             keys of that group (``folder``, ``n_train``, ``n_test`` and what else it takes) and ``splits``, those of
             "train" and "test" that the run reads, and writes SPLIT.parquet into the folder. FileExistsError: a file of
@@ -68,7 +68,7 @@ class Job:
     no_effect: Path | None = None
     complete: Callable[[DictConfig], Mapping[str, Any]] = lambda config: {}
     passes: Callable[[DictConfig], Passes] = lambda config: Passes()
-    outlook: Callable[[DictConfig, Sequence[Override]], Iterator[str]] = lambda config, overrides: iter(())
+    outlook: Callable[..., Iterator[str]] = lambda config, overrides, checkpoint=None: iter(())
     write_data: Callable[..., object] | None = None
     conclude: Callable[[DictConfig], None] = lambda config: None
     resumes: bool = True
