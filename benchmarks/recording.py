@@ -104,7 +104,6 @@ def driver_parts(folder: Path) -> dict[str, list[float]]:
             start = time.process_time()
             call()
             taken[name].append(1e3 * (time.process_time() - start))
-    writer.close()
     return taken
 
 

@@ -325,7 +325,7 @@ def normal_moments(sigma: float, length_B: Array, exponent: float, drift: bool) 
 
 
 def rows_of(output: SequenceLossOutput) -> dict[str, Array]:
-    """What a loss made of a mini-batch as columns of the table (:data:`fspo.table.COLUMNS`), without padding."""
+    """What a loss made of a mini-batch as columns of the table (:data:`fspo.table.SCHEMA`), without padding."""
     columns = {
         "S": output.log_ratio_B,
         "L": output.length_B,

@@ -1,9 +1,9 @@
-"""The printed side of an audit: tables by length and position with what follows from them; live numbers of a step."""
+"""The printed side of an audit: tables by length with what follows from them; live numbers of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from fspo.fairness.lre import (
 )
 from fspo.markdown import markdown_table
 from fspo.responses import Responses
-from fspo.table import OCTAVES
 from fspo.types import SequenceLossSettings, shape, unit_of
 
 
@@ -54,37 +53,6 @@ def live_metrics(responses: Responses) -> dict[str, float]:
             accepted_J = responses.by_bin(responses.inside_B, starts)
             metrics["lre"] = plain_lre(accepted_J, merge_bins(responses.count_K, starts))[0]
     return {name: float(value) for name, value in metrics.items()}
-
-
-def _position_columns(columns: Any, moved_B: Any) -> dict[str, list[str]]:
-    """Columns for S_t, the sum over the first t = 1, 2, 4, ... tokens, of all responses that reach t."""
-    table: dict[str, list[str]] = {}
-    length_B, whole_B = (np.asarray(columns[name], dtype=np.float64)[moved_B] for name in ("L", "Q"))
-    for octave in range(OCTAVES):
-        t = 2**octave
-        if f"S_{t}" not in columns:
-            break
-        s_B, q_B = (np.asarray(columns[f"{name}_{t}"], dtype=np.float64)[moved_B] for name in "SQ")
-        reach_B = np.isfinite(s_B)
-        if (n := int(reach_B.sum())) < 2:
-            break
-        # Tokens t + 1 to 2t, or to the response's end.
-        longer = columns.get(f"Q_{2 * t}")
-        end_B = whole_B if longer is None else np.asarray(longer, dtype=np.float64)[moved_B]
-        end_B = np.where(np.isfinite(end_B), end_B, whole_B)
-        tokens = (np.minimum(length_B, 2 * t) - t)[reach_B].sum()
-        rms = np.sqrt(np.maximum((end_B - q_B)[reach_B].sum(), 0.0) / tokens) if tokens > 0 else np.nan
-        spread = s_B[reach_B].std()
-        cells = {
-            "t": str(t),
-            "reach t": str(n),
-            "std of S_t": f"{spread:.4f}",
-            "std / sqrt(t)": f"{spread / np.sqrt(t):.4f}",
-            "rms of one token, t + 1 to 2t": "-" if np.isnan(rms) else f"{rms:.4f}",
-        }
-        for head, cell in cells.items():
-            table.setdefault(head, []).append(cell)
-    return table
 
 
 #: Stands for no limit on one side of a band: clip values are finite.
@@ -136,7 +104,7 @@ def describe(
     override: Override | None = None,
     bands: Sequence[SequenceLossSettings] = (),
 ) -> str:
-    """Tables by length and by position of all mini-batches in which the policy had moved, and what follows from them.
+    """Tables by length of all mini-batches in which the policy had moved, and what follows from them.
 
     Args:
         records: Of :func:`read_audit`.
@@ -182,9 +150,6 @@ def describe(
         of_bands, more = _of_bands(moved, bands, records.accept if accept is None else accept)
         tables.append(of_bands)
         lines += more
-    if "Q" in records.columns:
-        number_B, s_B = (np.asarray(records.columns[name], dtype=np.float64) for name in ("minibatch", "S"))
-        tables += [table for table in [_position_columns(records.columns, (number_B > 0) & np.isfinite(s_B))] if table]
     shown = [markdown_table(list(table), list(zip(*table.values(), strict=True))) for table in tables]
     end = "\n".join(["What follows:", *(f"- {line}" for line in what_follows(records, accept, override))])
     return "\n\n".join(["\n".join(lines + notes), *shown, end])

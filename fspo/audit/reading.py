@@ -15,7 +15,7 @@ from fspo.clip import ACCEPT
 from fspo.losses import resolve_settings
 from fspo.records import GRID_FILE, INFO_FILE, METRICS_FILE, read_info
 from fspo.responses import Responses
-from fspo.table import FOLDER, OCTAVES, holds_table, read_table
+from fspo.table import FOLDER, SCHEMA, Table, columns_of, holds_table, read_table
 from fspo.types import SequenceLossSettings
 
 #: rms of S / sqrt(L) before any weight has moved, at most, by the precision of the model (docs/tables/noise-floor.csv).
@@ -24,10 +24,7 @@ _FLOORS: Final = {"fp32": 1e-4, "bf16": 0.1}
 _ENGINE: Final = 0.01
 _FEWEST: Final = 20
 #: What an audit reads of a table; identifiers and rewards are as many again.
-_COLUMNS: Final = (
-    *("A", "inside", "kept", "weight", "truncated", "prompt", "seed", "Q"),
-    *(f"{name}_{2**k}" for name in "SQ" for k in range(OCTAVES)),
-)
+_COLUMNS: Final = ("minibatch", "L", "A", "inside", "kept", "weight", "truncated", "prompt")
 
 
 def _first(rms: float) -> str:
@@ -43,7 +40,6 @@ class AuditRecords:
         others: The other starts in the folder.
         loss: Name of the loss.
         responses: All responses; those of mini-batches before which no weight had moved, too.
-        columns: Those of the rows that an audit reads, by name (:data:`fspo.table.COLUMNS`).
         left_out: Responses with a log-probability that is not finite: rows without S.
         accept: Share of the responses for which a run has measured its clip values.
         settings: Of the loss, where run.json has them; None if it is not one of this package's.
@@ -55,7 +51,6 @@ class AuditRecords:
     others: list[str] = field(default_factory=list)
     loss: str = ""
     responses: Responses = field(default_factory=lambda: Responses.join([]))
-    columns: Mapping[str, Any] = field(default_factory=dict)
     left_out: int = 0
     accept: float = ACCEPT
     settings: SequenceLossSettings | None = None
@@ -112,26 +107,68 @@ def read_audit(path: str | Path, run: str = "") -> AuditRecords:
         return AuditRecords(problems=[_what_it_is(path)])
     if path.suffix == ".parquet" and run not in ("", path.stem):
         return AuditRecords(problems=[f"{path}: run={run}: a file is one run; leave run out, or give the folder"])
-    try:
-        table = read_table(place, run=run, columns=_COLUMNS, problems=problems)
-    except ValueError as error:
-        return AuditRecords(problems=[*problems, str(error)])
-    if not len(table.batches) and not problems:
+    if path.suffix == ".parquet":
+        try:
+            table = _read_own(path)
+        except ValueError as error:
+            return AuditRecords(problems=[str(error)])
+    else:
+        table = read_table(place, run=run, columns=_COLUMNS)
+    problems += table.problems
+    if table.last is None and not problems:
         problems.append(f"{path}: no mini-batch has ended yet; read it again later")
-    columns = {name: values for name, values in table.columns.items() if name not in table.texts or (values >= 0).all()}
+    columns = table.columns
+    if "prompt" in columns and (columns["prompt"] < 0).any():  # not known of every response
+        columns.pop("prompt")
     own = info.get("loss", {}).get("loss_mode", info.get("algo", ""))
     return AuditRecords(
         table.run,
         table.others,
         str(own or table.meta.get("loss", "")),
         Responses.of_rows(columns),
-        columns,
         table.left_out,
         accept_of(info),
         settings_of(info),
         problems,
         table.meta.get("rule") == "own",
     )
+
+
+def _read_own(path: Path) -> Table:
+    """A parquet file of somebody's own, or one file of a table, which may have rows without S.
+
+    Raises:
+        ValueError: If it cannot be read, or a column is missing, is no number or has values that cannot be.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+        names = [name for name in file.schema_arrow.names if name in (*SCHEMA.names, "seed")]
+        columns = columns_of(file.read(columns=names))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise ValueError(f"{path}: needs columns of numbers S and L ({' '.join(str(error).split())[:200]})") from error
+    if missing := sorted({"S", "L"} - columns.keys()):
+        raise ValueError(f"{path}: needs columns of numbers S and L; it lacks {', '.join(missing)}")
+    is_ours = b"last" in (file.schema_arrow.metadata or {})
+    if is_ours:
+        columns = {name: values[np.isfinite(columns["S"])] for name, values in columns.items()}
+    for name in ("S", "L", "A", "step", "minibatch", "update", "seed"):
+        values_B = columns.get(name, np.zeros(0))
+        if name not in ("S", "L") and name not in columns:
+            continue
+        if not np.issubdtype(values_B.dtype, np.number):
+            raise ValueError(f"{path}: column {name} must hold numbers")
+        low = {"S": -np.inf, "A": -np.inf, "L": 1, "seed": -np.inf}.get(name, 0)
+        wrong_B = ~np.isfinite(values_B) | (values_B < low)
+        if wrong_B.any():
+            what = f"column {name} has {int(wrong_B.sum())} values that cannot be, the first {values_B[wrong_B][0]:g}"
+            raise ValueError(f"{path}: {what} (of {len(values_B)}): leave out the rows of these responses")
+    if not is_ours and not (columns.get("minibatch", np.ones(len(columns["S"]))) > 0).any():
+        rest = "0 is left out; leave the column out if pi_old is another policy" if len(columns["S"]) else "it is empty"
+        raise ValueError(f"{path}: no row with minibatch > 0: {rest}")
+    return Table(columns, run=path.stem, ranks=[0], expected=1, last=(0, 0))
 
 
 def accept_of(info: Mapping[str, Any]) -> float:

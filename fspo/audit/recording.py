@@ -14,8 +14,7 @@ import torch
 from fspo.acceptance import judge
 from fspo.files import check_folder
 from fspo.losses import check_shapes
-from fspo.positions import prefix_sums
-from fspo.table import COLUMNS, Rows, TableWriter, join_rows
+from fspo.table import Rows, TableWriter, is_whole_number, join_rows
 
 if TYPE_CHECKING:
     from fspo.types import SequenceLossOutput, SequenceLossSettings
@@ -24,7 +23,7 @@ _NO_ROWS: Rows = {"S": np.empty(0, np.float32), "L": np.empty(0, np.int64), "A":
 
 
 class MiniBatchRows(NamedTuple):
-    """One mini-batch of a rank: its number (:func:`minibatch_numbers`), and columns of :data:`fspo.table.COLUMNS`.
+    """One mini-batch of a rank: its number (:func:`minibatch_numbers`), and columns of :data:`fspo.table.SCHEMA`.
 
     The columns are those of :class:`fspo.table.Table`. A response that is left out has a row, too; its S is NaN.
     """
@@ -89,6 +88,7 @@ class Audit:
         if self._folder is not None:
             check_folder(self._folder)
         self._ended = False  # by an error of the disk
+        self._came_again = False
         self._whose: dict[str, Any] = {"run": run or uuid.uuid4().hex[:12], "rank": rank, "ranks": ranks}
         self._writer: TableWriter | None = None
         self.loss, self._precision = loss, precision
@@ -185,20 +185,17 @@ class Audit:
                 kept_BT = mask_BT.to(torch.bool)
                 total_B = rollout_weight_BT.double().masked_fill(~kept_BT, 0.0).sum(-1)
                 columns["rollout_weight"] = total_B / kept_BT.sum(-1).clamp(min=1)
-            difference_BT = log_prob_BT.detach().double() - old_log_prob_BT
-            t_P, prefix_2PB, columns["Q"], columns["L"] = prefix_sums(difference_BT, mask_BT)
+            columns["L"] = mask_BT.to(torch.bool).sum(-1)
             # One stacked copy, because one transfer per column would cost as many synchronisations per micro-batch.
             device = log_prob_BT.device
             stacked_CB = torch.stack([column.detach().to(device, torch.float64) for column in columns.values()])
-            names = [*columns, *(f"{sum_}_{t}" for sum_ in "SQ" for t in t_P)]
-            values_CB = torch.cat([stacked_CB, prefix_2PB.flatten(0, 1)]).cpu().numpy()
-            rows = dict(zip(names, values_CB, strict=True))
+            rows = dict(zip(columns, stacked_CB.cpu().numpy(), strict=True))
         is_response_B = rows["L"] > 0
         left_out_B = ~(np.isfinite(rows["S"]) & (rows.pop("valid") > 0))
         for name, values in rows.items():
             if name not in ("L", "A", "row", "truncated"):
                 values[left_out_B] = np.nan
-        kinds = {name: np.int64 if COLUMNS[name].kind == "i" else np.float32 for name in rows}
+        kinds = {name: np.int64 if is_whole_number(name) else np.float32 for name in rows}
         self._parts.append({name: values[is_response_B].astype(kinds[name]) for name, values in rows.items()})
 
     def clear(self) -> None:
@@ -238,24 +235,19 @@ class Audit:
                 rule = ("own" if self._own_mask else "known") if self._knows_acceptance else "unknown"
                 meta = {"loss": self.loss, "rule": rule, "precision": self._precision}
                 self._writer = TableWriter(folder, meta, **self._whose)
-            self._writer.append(rows)
+            if self._writer.append(rows) and not self._came_again:
+                self._came_again = True
+                remedy = "count rollout batches through all epochs, and give each start a run= of its own"
+                says = f"step {rows['step']} came twice: what was recorded from it on is replaced; {remedy}"
+                print(f"fspo.audit: {says}", file=sys.stderr, flush=True)
         except OSError as error:
             says = f"step {rows['step']}: {error}; from here on nothing goes to {folder}, and training continues"
             print(f"fspo.audit: {says}: make room, and audit again", file=sys.stderr, flush=True)
             self._ended = True
 
     def close(self) -> None:
-        """Close the table, which a process that ends by itself does, too.
-
-        Readers have the rows of a table that is not closed, too: a disk without room ends no training here either.
-        """
-        try:
-            if self._writer is not None:
-                self._writer.close()
-        except OSError as error:
-            if not self._ended:
-                print(f"fspo.audit: {error}; the rows are there, in a larger file", file=sys.stderr, flush=True)
-            self._ended = True
+        """End the record: all rows are on the disk already."""
+        self._writer, self._ended = None, True
 
 
 def _by_response(name: str, values: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ from fspo.types import SequenceLossSettings
 Array = npt.NDArray[np.float64]
 
 #: Columns of a run's table that a report reads.
-_COLUMNS: Final = ("A", "inside", "kept", "truncated")
+_COLUMNS: Final = ("minibatch", "L", "inside", "kept", "truncated")
 LOSS_KEY: Final = "actor_rollout_ref.actor.policy_loss"
 
 
@@ -185,8 +185,9 @@ def load_run(path: Path) -> Run:
     if (old := of_before(path)) is not None:
         run.problems.append(old)
     if os.path.lexists(path / FOLDER):
-        rows = read_table(path / FOLDER, columns=_COLUMNS, problems=run.problems)
-        run.responses = Responses.of_rows(rows.columns).moved()
+        table = read_table(path / FOLDER, columns=_COLUMNS)
+        run.problems += table.problems
+        run.responses = Responses.of_rows(table.columns).moved()
     if (path / FUNNEL_FILE).exists():  # of a step that was done twice, the later record
         ends = read_steps(path / FUNNEL_FILE, run.problems, lambda line: FunnelSteps.of([line]))
         run.funnel = FunnelSteps.join([run.funnel, *{step: record for _, step, record in ends}.values()])

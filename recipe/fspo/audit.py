@@ -147,7 +147,7 @@ class LiveNumbers:
     def of_update(self) -> dict[str, float]:
         """Live metrics of the mini-batches since the last call."""
         run = _run().get("run", "")
-        table = read_table(os.environ[FOLDER], run=run, columns=("inside", "kept"), after=self._last)
+        table = read_table(os.environ[FOLDER], run=run, columns=("minibatch", "L", "inside", "kept"), after=self._last)
         self._last = table.last or self._last
         if not self._warned and len(table.ranks) < max(table.expected, 1):
             self._warned = True

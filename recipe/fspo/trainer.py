@@ -82,18 +82,13 @@ class FSPOHooks(PPOTrainer):
         super().on_init_end()
         self.actor_rollout_wg.record(on_policy=self.config.fspo.pi_old != "rollout")
 
-    def fit(self, agent_loop_manager: Any) -> None:
-        try:
-            super().fit(agent_loop_manager)
-        finally:
-            self._accounts.close()
-
     # ---------------------------------------------------------------- checkpoints
 
     def _save_checkpoint(self) -> None:
         # Before verl's save, which ends by naming this checkpoint the latest: what is named must be complete.
         root = Path(self.config.trainer.default_local_dir)
         save_state(root / f"global_step_{self.global_steps}", self._accounts.stateful_parts())
+        self._accounts.sync()
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:

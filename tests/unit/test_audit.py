@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shutil
@@ -46,13 +45,6 @@ def test_an_audit_of_two_ranks_adds_up(tmp_path: Path) -> None:
     assert not responses.unmoved().s_B.any()
     table = describe(records)
     assert f"{len(responses.moved())} sequences" in table and "LRE" in table
-    seeds = [sum(digits) for digits in itertools.product((0, 1000), (0, 100), (10, 20), (0, 1))]
-    d_BT = torch.cat([(new.double() - old).where(mask, np.nan) for new, old, mask, _ in map(micro_batch, seeds)])
-    s_B = d_BT[:, :16].sum(1)
-    spread, reach = s_B[~s_B.isnan()].std(correction=0), (~s_B.isnan()).sum()
-    tokens = d_BT[:, 16:32][~s_B.isnan()]
-    rms = tokens.square().nanmean().sqrt()
-    assert f"| 16 | {reach} | {spread:.4f} | {spread / 4:.4f} | {rms:.4f} |" in unpadded(table)
     assert main([str(tmp_path)]) == 0
 
 
@@ -130,9 +122,6 @@ def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
         assert ("accept_rate" in live) == could_clip
         text = describe(read_audit(tmp_path / name))
         assert "nan" not in text and says in text
-    (tmp_path / "begun").mkdir()
-    (tmp_path / "begun/_responses-r-00000-000000.arrow").touch()
-    assert any("no mini-batch" in problem for problem in read_audit(tmp_path / "begun").problems)
 
 
 @pytest.mark.parametrize("word", ["1,0,2", "1,2", "one,1,1", "9,1,1", "0.5,-1,1", "0.5,nan,1"])
@@ -179,24 +168,19 @@ def broken(folder: Path, how: str) -> str:
     train(folder, ranks=range(1) if how == "a rank is missing" else range(RANKS))
     if how == "a rank is missing":
         return "of 2 ranks, 1"
-    path = folder / "_responses-run-00000-000000.arrow"
-    size = path.stat().st_size
-    if how == "a row is cut":
-        path.write_bytes(path.read_bytes()[: size - 50])
+    (path,) = folder.glob("responses-run-00000-*")
+    if how == "a file is cut":
+        path.write_bytes(path.read_bytes()[:-50])
         return str(path)
-    if how == "a rank stopped early":
-        path.unlink()
-        audit = Audit(folder, GSPO, loss="seq_gspo", rank=0, ranks=RANKS, run="run")
+    path.unlink()
+    audit = Audit(folder, GSPO, loss="seq_gspo", rank=0, ranks=RANKS, run="run")
+    for step in range(4):
         audit.add(*micro_batch(0, moved=False))
-        audit.end_mini_batch(0)
-        return "step 0, update 1"
-    path.write_bytes(b"no table" * 20)
-    return str(path)
+        audit.end_mini_batch(step)
+    return "rank 1 ends at step 1"
 
 
-@pytest.mark.parametrize(
-    "how", ["a rank is missing", "a row is cut", "a rank stopped early", "a file is no table", "empty"]
-)
+@pytest.mark.parametrize("how", ["a rank is missing", "a file is cut", "a rank stopped early", "empty"])
 def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]) -> None:
     expected = broken(tmp_path, how) if how != "empty" else str(tmp_path)
     assert any(expected in problem for problem in read_audit(tmp_path).problems)
@@ -218,7 +202,6 @@ def test_the_folder_of_a_run_is_read_as_an_audit_of_its_last_pass(
                 one.add(new, old, mask, torch.ones(64), truncated_B=None if one is audit else length[:, 0] == 40)
             audit.end_mini_batch(step) if counts else audit.clear()
             writer.append(own.end_mini_batch(step).rows)
-        writer.close()
         own = Audit(None, ALGORITHMS["fspo"])
     (run / "run.json").write_text(json.dumps({"algo": "mine", "loss": {"loss_mode": "fspo"}}))
     audit.close()
@@ -228,8 +211,8 @@ def test_the_folder_of_a_run_is_read_as_an_audit_of_its_last_pass(
     assert capsys.readouterr().out == audited and "S spreads like L^" in audited
     known = [bool(np.isnan(read_audit(path).responses.truncated_B).all()) for path in (run, tmp_path / "audit")]
     assert known == [False, True]
-    (run / FOLDER / "_responses-run-00000-000009.arrow").write_bytes(b"begun")
-    assert main([str(run)]) == 1 and "_responses-run" in capsys.readouterr().err
+    (run / FOLDER / "responses-run-00000-000000009.parquet").write_bytes(b"begun")
+    assert main([str(run)]) == 1 and "responses-run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

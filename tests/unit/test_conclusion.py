@@ -19,7 +19,6 @@ from fspo.audit import AuditRecords, describe
 from fspo.audit.__main__ import main
 from fspo.conclusion import conclude, even_band, exponent_of, movement_verdict, rounding_share
 from fspo.responses import Responses
-from fspo.table import read_table
 from recipe.fspo.overrides import override
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -238,7 +237,7 @@ def test_a_file_that_is_no_record_of_responses_is_named(tmp_path: Path, capsys: 
         assert main([str(path)]) == 2
         assert str(path) in (message := capsys.readouterr().err) and says in message
     pd.DataFrame({"S": [0.1, 0.2], "L": [3, 4]}).to_parquet(path)
-    assert read_table(path).columns["A"].tolist() == [0, 0] and main([str(path)]) == 0
+    assert main([str(path)]) == 0
     assert "too few responses" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main([str(path), "--accept", "85"])

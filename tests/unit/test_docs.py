@@ -160,7 +160,6 @@ def write_run(folder: Path) -> None:
     writer = TableWriter(folder / "responses", {"loss": "fspo"}, run="run")
     place = {"step": 1, "update": 1, "minibatch": 1, "id": ["removed", *"bcdefghi"]}
     writer.append(place | {"S": 0.1, "L": range(1, 10), "A": 1.0, "inside": [0, *[1] * 8], "kept": [0, *[1] * 8]})
-    writer.close()
     (folder / "rollouts").mkdir()
     (folder / "rollouts/1.jsonl").write_text('{"uid": "removed", "output": "42"}\n')
 

@@ -96,7 +96,6 @@ def test_the_table_of_another_training_is_not_replaced(tmp_path: Path) -> None:
     here = f"trainer.default_local_dir={tmp_path}"
     writer = TableWriter(tmp_path / FOLDER, {}, run="run")
     writer.append({"step": [1], "update": [0], "minibatch": [0], "S": [0.1], "L": [3]})
-    writer.close()
     for begins in ((), ("trainer.resume_mode=disable",)):
         with pytest.raises(ValueError, match=holds(here, "trainer.experiment_name")):
             ask(here, *begins)

@@ -151,7 +151,7 @@ def test_one_value_that_is_not_finite_ends_no_audit_of_verl(
     assert "audits nothing more" not in capsys.readouterr().out
     table = read_table(tmp_path)
     assert (table.left_out, len(table.batches)) == (1, MINI_BATCHES)
-    assert all(np.isfinite(table.columns[name]).all() for name in ("S", "A", "Q"))
+    assert all(np.isfinite(table.columns[name]).all() for name in ("S", "A"))
 
 
 def test_of_an_unknown_loss_only_s_l_and_a_are_known(verl: Any, tmp_path: Path) -> None:

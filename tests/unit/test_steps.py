@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from batches import loss_output, random_batch
@@ -16,7 +17,7 @@ from composing import composed
 from fspo.losses import sequence_policy_loss
 from fspo.records import read_info
 from fspo.responses import rows_of
-from fspo.table import read_table
+from fspo.table import FOLDER, read_table
 from fspo.types import BandState
 from recipe.fspo.accounting.outcomes import Outcomes
 from recipe.fspo.accounting.steps import StepAccounts
@@ -116,15 +117,14 @@ def test_the_responses_of_each_step_are_rows_of_the_run_s_table(tmp_path: Path) 
     rewards = [0.0, 1.0, 0.0, 1.0, 0.5, 0.0, 1.0, 0.25]
     steps(rewards, advantage=1.0)
     steps(rewards, advantage=1.0)
-    steps.accounts.close()
     table = read_table(tmp_path)
     assert not table.problems and len(table) == 4 * N and table.meta["loss"] == "fspo" and table.meta["rule"] == "known"
     columns = table.columns
     assert columns["step"].tolist() == [1] * 2 * N + [2] * 2 * N
     assert columns["minibatch"].tolist() == ([0] * N + [1] * N) * 2
     assert columns["reward"].tolist() == rewards * 4
-    ids, prompts = (table.texts[name][columns[name]].tolist() for name in ("id", "prompt"))
-    assert ids[:N] == outcomes(rewards).keys and prompts[:N] == ["a"] * 4 + ["b"] * 4
+    frame = pd.read_parquet(tmp_path / FOLDER)
+    assert frame["id"][:N].tolist() == outcomes(rewards).keys and frame["prompt"][:N].tolist() == ["a"] * 4 + ["b"] * 4
 
 
 def test_a_step_of_which_every_response_was_rejected_is_recorded_as_one_without_rows(tmp_path: Path) -> None:
@@ -136,9 +136,8 @@ def test_a_step_of_which_every_response_was_rejected_is_recorded_as_one_without_
     steps.accounts.end(2, read)
     steps.step = 2
     steps([0.0, 1.0] * 4, advantage=1.0)
-    steps.accounts.close()
     table = read_table(tmp_path)
-    assert table.problems == [] and table.batches.tolist() == [[s, u] for s in (1, 2, 3) for u in (0, 1)]
+    assert table.problems == [] and table.last == (3, 1)
     assert np.unique(table.columns["step"]).tolist() == [1, 3]
 
 

@@ -164,7 +164,6 @@ def one_step(
     for method in ("_balance_batch", "_compute_old_log_prob", "_compute_advantage", "_update_actor"):
         batch = getattr(trainer, method)(batch, metrics)
     trainer._padding.clear()
-    trainer._accounts.close()
     return metrics, batch, workers
 
 

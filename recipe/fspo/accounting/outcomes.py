@@ -249,7 +249,7 @@ def for_workers(batch: KVBatchMeta) -> KVBatchMeta:
 
 
 def outcome_columns(outcomes: Outcomes, row_B: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """What a rollout batch adds to the rows of its mini-batches (:data:`fspo.table.COLUMNS`).
+    """What a rollout batch adds to the rows of its mini-batches (:data:`fspo.table.SCHEMA`).
 
     Args:
         outcomes: Of the rollout batch.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 
@@ -169,13 +168,10 @@ class StepAccounts:
                 place = {"step": step, "update": update, "minibatch": mini_batch.number}
                 self._table.append(place | {"S": np.empty(0), "L": np.empty(0)})
 
-    def close(self) -> None:
-        """Close the table at the end of the run."""
-        # All rows are on the disk: a part that stays open for want of room is read as it is, and closed by the next
-        # start.
-        with contextlib.suppress(OSError):
-            if self._table is not None:
-                self._table.close()
+    def sync(self) -> None:
+        """Bring the table to the disk: a checkpoint is about to stand beside it."""
+        if self._table is not None:
+            self._table.sync()
 
 
 def _shares_of_all(rows: Rows) -> dict[str, float]:

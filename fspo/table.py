@@ -1,0 +1,357 @@
+"""The table of responses: a row for each response and mini-batch, in Parquet files that are complete or absent.
+
+``responses-RUN-RANK-FIRST.parquet`` holds what one rank has written from step FIRST on, about 16,384 rows. Each append
+writes the rank's newest file anew under a hidden name and renames it: a kill costs no more than the append in progress,
+and what an append replaces never counts beside it. The metadata entry ``last`` of a file is the last step and update
+that its rank has ended, so what lies at or below the smallest of these is whole. ``pandas.read_parquet(FOLDER)`` reads
+all files. The layout is defined here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+SCHEMA: Final = pa.schema(
+    [
+        ("step", pa.int32()),  # of the rollout batch
+        ("update", pa.int32()),  # index of the mini-batch within the rollout batch
+        ("minibatch", pa.int32()),  # fspo.audit.minibatch_numbers: 0 before any weight has moved since pi_old
+        ("row", pa.int32()),  # position of the response in the rollout batch
+        ("S", pa.float32()),  # sum over the tokens of log pi - log pi_old, nats; null: the response is left out
+        ("L", pa.int32()),  # tokens of the response
+        ("A", pa.float32()),
+        ("inside", pa.float32()),  # share inside the band, whatever the sign of A, in [0, 1]; null: no rule is known
+        ("kept", pa.float32()),  # share of the gradient that is kept at the row's A, in [0, 1]; null: no rule is known
+        ("weight", pa.float32()),  # importance weight without its clip
+        ("truncated", pa.float32()),  # 1: cut at the maximum length
+        ("prompt", pa.string()),  # the prompt group
+        ("id", pa.string()),  # joins verl's dumps
+        ("data_source", pa.string()),
+        ("reward", pa.float32()),
+        ("rollout_weight", pa.float32()),  # weight of the rollout correction, the mean over the tokens
+    ]
+)
+"""The columns of every file, null where a value is not known."""
+
+FOLDER: Final = "responses"
+"""Folder of the table in a run folder."""
+
+_NAME: Final = re.compile(r"responses-([A-Za-z0-9][A-Za-z0-9._-]{0,99})-(\d{5})-(\d{9})\.parquet")
+_FILE_ROWS: Final = 2**14
+_UNREADABLE: Final = (OSError, ValueError, KeyError, pa.ArrowException)
+#: Columns whose values repeat.
+_REPEAT: Final = [f.name for f in SCHEMA if pa.types.is_integer(f.type) or pa.types.is_string(f.type)]
+_AFTER_ALL: Final = 2**31 - 1
+
+Rows = dict[str, npt.NDArray[Any]]
+
+
+def is_whole_number(name: str) -> bool:
+    """Whether a column holds whole numbers."""
+    return name in SCHEMA.names and bool(pa.types.is_integer(SCHEMA.field(name).type))
+
+
+def join_rows(parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Rows:
+    """The rows of several sets, each with columns of its own, S among them: not known where a set lacks a column."""
+    fillers: dict[str, Any] = {}
+    for name in {name: None for part in parts for name in part}:
+        text = name in SCHEMA.names and pa.types.is_string(SCHEMA.field(name).type)
+        fillers[name] = np.int64(-1) if is_whole_number(name) else None if text else np.float32(np.nan)
+    return {
+        name: np.concatenate([part[name] if name in part else np.full(len(part["S"]), filler) for part in parts])
+        for name, filler in fillers.items()
+    }
+
+
+class TableWriter:
+    """Writes the rows of one rank.
+
+    What :meth:`append` has written survives a kill of the process. A step that comes again, or an earlier one, replaces
+    all rows of this run and rank from it on.
+
+    Args:
+        folder: Made if it is not there.
+        meta: Metadata of each file: ``loss``, ``precision``, ``rule`` (``known``, ``own`` or ``unknown``) and the like.
+        run: The same on all ranks of a start, another one for each start; letters, digits, ``.``, ``_`` and ``-``.
+        rank, ranks: Which of how many ranks that write different responses this is.
+        first_step: The run goes on here: rows of this step and later ones go.
+
+    Raises:
+        ValueError: If ``run`` cannot stand in the name of a file.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        meta: Mapping[str, str],
+        run: str,
+        rank: int = 0,
+        ranks: int = 1,
+        first_step: int | None = None,
+    ) -> None:
+        self._folder, self._start = Path(folder), f"responses-{run}-{rank:05d}"
+        if not _NAME.fullmatch(f"{self._start}-{0:09d}.parquet"):
+            raise ValueError(f"run={run!r}: must be at most 100 letters, digits, '.', '_' and '-', no mark first")
+        self._meta = {**meta, "ranks": str(ranks)}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._rows = SCHEMA.empty_table()
+        self._file: Path | None = None
+        self._version, self._last = (0, 0), (-1, -1)
+        self._not_synced: set[Path] = set()
+        for left in self._folder.glob(f"_{self._start}-*.tmp"):  # by a kill
+            left.unlink()
+        self._open_newest()
+        if first_step is not None:
+            self._go_back_to(first_step)
+
+    def append(self, rows: Mapping[str, Any]) -> bool:
+        """Write rows of one step: those of a mini-batch, or of several.
+
+        Args:
+            rows: A column of :data:`SCHEMA` each, [B], or one value for all rows; S, step and update must be there.
+                With an S of no entries this rank has seen the mini-batch, and had no response.
+
+        Returns:
+            Whether the step had come before, so that what was recorded from it on is replaced.
+
+        Raises:
+            KeyError: If a column is unknown or missing; nothing is written then.
+            OSError: If the file cannot be written; the table holds what it held before.
+        """
+        if unknown := sorted(rows.keys() - set(SCHEMA.names)):
+            raise KeyError(f"{', '.join(unknown)}: no column of the table, which has {', '.join(SCHEMA.names)}")
+        count, steps, updates = len(rows["S"]), np.asarray(rows["step"]), np.asarray(rows["update"])
+        first, last = (int(steps.min()), int(updates.min())), (int(steps.max()), int(updates.max()))
+        arrays = [
+            # NaN and None are null.
+            pa.array(np.broadcast_to(rows[f.name], count), f.type, from_pandas=True)
+            if f.name in rows
+            else pa.nulls(count, f.type)
+            for f in SCHEMA
+        ]
+        if again := first <= self._last:
+            self._go_back_to(first[0])
+        if self._file is None or self._rows.num_rows >= _FILE_ROWS:
+            file, kept = self._folder / f"{self._start}-{first[0]:09d}.parquet", SCHEMA.empty_table()
+            if file == self._file:  # one step of very many rows
+                kept = self._rows
+        else:
+            file, kept = self._file, self._rows
+        self._write(file, pa.concat_tables([kept, pa.table(arrays, schema=SCHEMA)]), last)
+        return again
+
+    def sync(self) -> None:
+        """Bring to the disk what was appended, so that it outlives a loss of power as a checkpoint does."""
+        for path in (*self._not_synced, self._folder):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        self._not_synced.clear()
+
+    def _open_newest(self) -> None:
+        """Take in the newest file of an earlier process, to append to it; one that is damaged is set aside."""
+        self._file, self._rows, self._last = None, SCHEMA.empty_table(), (-1, -1)
+        for file in sorted(_files(self._folder, f"{self._start}-"), reverse=True):
+            try:
+                rows, _, last = _read(file, SCHEMA.names)
+                self._file, self._rows, self._last, self._version = file, rows, last, _version(file)
+                return
+            except _UNREADABLE as error:
+                aside = file.with_name(f"{file.name}.damaged")
+                os.replace(file, aside)
+                print(f"fspo.table: {file} cannot be read, and is now {aside.name}: {_words(error)}", file=sys.stderr)
+
+    def _go_back_to(self, step: int) -> None:
+        """Drop the rows from a step on, the newest file first, so that a kill leaves a beginning of what there was."""
+        for path, (_, _, first) in sorted(_files(self._folder, f"{self._start}-").items(), reverse=True):
+            if first >= step:
+                path.unlink()
+                self._not_synced.discard(path)
+        self._open_newest()
+        if self._file is not None and self._last[0] >= step:
+            self._write(self._file, self._rows.filter(pc.less(self._rows["step"], step)), (step - 1, _AFTER_ALL))
+
+    def _write(self, file: Path, rows: pa.Table, last: tuple[int, int]) -> None:
+        if file == self._file and _version(file) != self._version:
+            what = (
+                "another process has written it; each that writes at the same time needs a rank= or a run= of its own"
+            )
+            raise OSError(f"{file}: {what}")
+        hidden = file.with_name(f"_{file.name}.tmp")
+        table = rows.replace_schema_metadata({**self._meta, "last": f"{last[0]} {last[1]}"})
+        try:
+            pq.write_table(table, hidden, compression="zstd", use_dictionary=_REPEAT, write_statistics=False)
+            version = _version(hidden)
+            os.replace(hidden, file)
+        finally:
+            hidden.unlink(missing_ok=True)
+        self._file, self._rows, self._last, self._version = file, rows, last, version
+        self._not_synced.add(file)
+
+
+@dataclass
+class Table:
+    """The rows of one start, joined over its ranks, in the order of step, update and row.
+
+    Attributes:
+        columns: Those of :data:`SCHEMA`, or those asked for, [B] each. Whole numbers are int64, -1 where they are not
+            known; numbers are float32, NaN where they are not known; text is a number for each text, -1 where it is
+            not known.
+        meta: Metadata of the run's newest file.
+        run: Which start of several.
+        others: The other starts in the folder.
+        ranks: Ranks that have written.
+        expected: Ranks that there should be.
+        left_out: Responses without S, which are in none of the columns, but for those that a run skips for A = 0.
+        last: (step, update) of the last mini-batch that every rank has written; None if there is none.
+        problems: What is missing, wrong or cannot be read, each with its file.
+    """
+
+    columns: Rows = field(default_factory=dict)
+    meta: dict[str, str] = field(default_factory=dict)
+    run: str = ""
+    others: list[str] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    expected: int = 0
+    left_out: int = 0
+    last: tuple[int, int] | None = None
+    problems: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.columns["S"]) if self.columns else 0
+
+    @property
+    def batches(self) -> npt.NDArray[np.int64]:
+        """(step, update) of the mini-batches with a response, in order, [M, 2]."""
+        places = [self.columns.get(name, np.empty(0, np.int64)) for name in ("step", "update")]
+        return np.unique(np.stack(places, axis=1), axis=0)
+
+
+def holds_table(folder: str | Path) -> bool:
+    """Whether a folder holds a file of a table."""
+    return bool(_files(Path(folder)))
+
+
+def read_table(
+    path: str | Path, run: str = "", columns: Iterable[str] | None = None, after: tuple[int, int] | None = None
+) -> Table:
+    """Read the table of a folder, also while it is being written.
+
+    Args:
+        path: A folder that a :class:`TableWriter` writes to, or a run folder that holds one (:data:`FOLDER`).
+        run: Which start to read, where the folder holds several; the newest by default.
+        columns: Names, beside step, update, S and A; None: all.
+        after: Only rows with a later (step, update); files that have none are not opened.
+
+    Returns:
+        The rows of all mini-batches that every rank wrote. A mini-batch that some rank lacks is left out with all that
+        follow; ``problems`` names the rank if it lags by more than a step.
+    """
+    folder, table = Path(path), Table()
+    if (folder / FOLDER).is_dir():
+        folder /= FOLDER
+    by_age = sorted(_files(folder).items(), key=lambda item: item[0].stat().st_mtime_ns, reverse=True)
+    runs = list(dict.fromkeys(name for _, (name, _, _) in by_age))
+    table.run = run or next(iter(runs), "")
+    table.others = [name for name in runs if name != table.run]
+    files = sorted((rank, first, path) for path, (name, rank, first) in by_age if name == table.run)
+    if not files:
+        there = f"no file of run {run}; there are {', '.join(runs)}" if runs else "holds no file responses-*.parquet"
+        table.problems.append(f"{folder}: {there}")
+        return table
+    names = None if columns is None else [*dict.fromkeys(["step", "update", "S", "A", *columns])]
+    parts: list[pa.Table] = []
+    last: dict[int, tuple[int, int]] = {}
+    for (rank, _, file), following in zip(files, [*files[1:], (-1, 0, folder)], strict=True):
+        if after is not None and following[0] == rank and following[1] < after[0]:
+            continue
+        try:
+            rows, table.meta, last[rank] = _read(file, names)
+            parts.append(rows)
+        except _UNREADABLE as error:
+            table.problems.append(f"{file}: cannot be read, and is left out ({_words(error)})")
+    if parts:
+        _join(folder, table, pa.concat_tables(parts), last, after)
+    return table
+
+
+def _join(
+    folder: Path, table: Table, rows: pa.Table, last: dict[int, tuple[int, int]], after: tuple[int, int] | None
+) -> None:
+    """Leave out what some rank lacks and rows without S, and make the rest columns of numpy."""
+    table.ranks, table.expected = sorted(last), int(table.meta["ranks"])
+    if missing := sorted(set(range(table.expected)) - last.keys()):
+        more = f" and {len(missing) - 10} more" * (len(missing) > 10)
+        names = ", ".join(map(str, missing[:10]))
+        table.problems.append(f"{folder}: of {table.expected} ranks, {names}{more} wrote nothing")
+    table.last = min(last.values())
+    if max(last.values())[0] > table.last[0] + 1:
+        rank = min(last, key=lambda one: last[one])
+        what = f"rank {rank} ends at step {last[rank][0]}; what others have after it is left out"
+        table.problems.append(f"{folder}: {what}")
+    key = pc.add(pc.multiply(pc.cast(rows["step"], pa.int64()), 2**31), pc.cast(rows["update"], pa.int64()))
+    wanted = pc.less_equal(key, table.last[0] * 2**31 + table.last[1])
+    if after is not None:
+        wanted = pc.and_(wanted, pc.greater(key, after[0] * 2**31 + after[1]))
+    rows = rows.filter(wanted)
+    without_S = rows.filter(pc.is_null(rows["S"]))
+    skipped = pc.sum(pc.equal(without_S["A"], 0)).as_py() or 0 if table.meta.get("without_S") == "A = 0" else 0
+    table.left_out = without_S.num_rows - skipped
+    rows = rows.filter(pc.is_valid(rows["S"]))
+    table.columns = columns_of(rows)
+    order = np.lexsort([table.columns[name] for name in ("row", "update", "step") if name in table.columns])
+    table.columns = {name: values[order] for name, values in table.columns.items()}
+
+
+def columns_of(rows: pa.Table) -> Rows:
+    """Columns of numpy, as :class:`Table` has them."""
+    columns: Rows = {}
+    for name, values in zip(rows.schema.names, rows.columns, strict=True):
+        if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+            values = values.combine_chunks().dictionary_encode().indices
+        if pa.types.is_boolean(values.type):
+            values = values.cast(pa.float32())
+        unknown: int | float = float("nan")
+        if pa.types.is_integer(values.type):
+            values, unknown = values.cast(pa.int64()), -1
+        columns[name] = np.asarray(pc.fill_null(values, unknown).to_numpy(zero_copy_only=False))
+    return columns
+
+
+def _files(folder: Path, begin: str = "") -> dict[Path, tuple[str, int, int]]:
+    """Files of a table whose names begin so, with run, rank and first step of each."""
+    names = [path for path in folder.iterdir() if path.name.startswith(begin)] if folder.is_dir() else []
+    named = {path: _NAME.fullmatch(path.name) for path in names}
+    return {path: (match[1], int(match[2]), int(match[3])) for path, match in named.items() if match}
+
+
+def _read(file: Path, names: list[str] | None) -> tuple[pa.Table, dict[str, str], tuple[int, int]]:
+    """Rows and metadata of a file, and the last (step, update) that its rank has ended."""
+    rows = pq.ParquetFile(file).read(columns=names)
+    meta = {key.decode(): value.decode() for key, value in rows.schema.metadata.items()}
+    step, update = meta["last"].split()
+    return rows.replace_schema_metadata(), meta, (int(step), int(update))
+
+
+def _version(file: Path) -> tuple[int, int]:
+    """Another one for each file that was ever put under a name."""
+    stat = os.stat(file)
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def _words(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
