@@ -94,13 +94,17 @@ def test_verls_own_grpo_trains_in_the_runners_care(tmp_path: Path) -> None:
 def test_verls_own_command_trains_with_the_recipe_s_trainer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: tuple[int, ...]
 ) -> None:
-    """Twelve steps: a table, measured values and metrics, none of them twice, without a run folder."""
+    """Twelve steps: a table, measured values and metrics, none of them twice, without a run folder.
+
+    ``external_lib=fspo.verl`` registers nothing anew: the measured values act.
+    """
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # what it sets is undone
     folder = tmp_path / "saved"
     mini_batches = "actor_rollout_ref.actor.ppo_mini_batch_size=2"  # few steps without two that have a gradient
     settings = (*SMALL, "trainer.save_freq=8", "trainer.logger=[file]", mini_batches)
     words, environment = plain_verl(tmp_path, *settings)
     words += ["actor_rollout_ref.actor.policy_loss.loss_mode=fspo", "trainer.v1.trainer_mode=fspo"]
+    words += ["actor_rollout_ref.model.external_lib=[recipe.runner.cpu.engine,fspo.verl]"]
     words += [f"trainer.default_local_dir={folder}", "++trainer.resume_mode=auto"]
     notes = []
     for steps in ends:
@@ -119,6 +123,10 @@ def test_verls_own_command_trains_with_the_recipe_s_trainer(
     table = read_table(folder)
     assert (table.problems, table.meta["loss"], table.meta["rule"]) == ([], "fspo", "known")
     assert len(all_rows(folder)) == 12 * 8 * 8 and np.unique(table.columns["step"]).tolist() == [*range(1, 13)]
+    steps, c = [one["after_step"] for one in after], [math.inf, *(one["c_low"] for one in after)]
+    band = np.array(c)[np.searchsorted(steps, table.columns["step"])] * table.columns["L"] ** 0.5
+    assert (table.columns["inside"] == (abs(table.columns["S"]) <= band)).mean() > 0.99, "but for rounding at the edge"
+    assert 0 < (table.columns["inside"] == 0).mean() < 0.5
     assert [line["step"] for line in complete_lines(folder / FUNNEL_FILE)] == [*range(1, 13)]
     logged = {entry["step"]: entry["data"] for entry in complete_lines(tmp_path / STEPS_FILE)}
     assert {"fspo/clip_frac", "fspo/funnel/length_trained", "fspo/grad_norm/max"} <= logged[12].keys()

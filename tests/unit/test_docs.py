@@ -140,7 +140,7 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
 
 def test_every_metric_setting_and_algorithm_is_explained() -> None:
     """The fspo/ metrics of the library: tests/unit/test_diagnostics.py; settings of a run: test_repository.py."""
-    metrics = set(re.findall(r'"(actor/\w+)"', text_of("recipe/fspo/policy_loss.py")))
+    metrics = set(re.findall(r'"(actor/\w+)"', text_of("fspo/verl.py")))
     metrics |= {f"reward/status/{status.value}" for status in Status} | {metric for _, metric, *_ in STEP_COLUMNS}
     settings = {field.name for field in dataclasses.fields(SequenceLossSettings)}
     settings |= {f"algo={name}" for name in choices("algo")}
