@@ -12,7 +12,6 @@ import recipe.fspo.policy_loss  # noqa: F401  (registers ours)
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from recipe.fspo import CONF_DIR
-from recipe.fspo.config import SequencePolicyLossConfig
 from recipe.fspo.job import choices
 from recipe.fspo.recorder import RECORDER
 
@@ -20,6 +19,7 @@ from fspo.check_loss.call import LossError, PolicyLoss
 from fspo.losses import ALGORITHMS
 from fspo.names import did_you_mean
 from fspo.types import BandState
+from fspo.verl import SequencePolicyLossConfig
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
