@@ -94,7 +94,6 @@ LEARN = (
     f"{_ACTOR}.optim.weight_decay=0.01",
     f"{_FSDP}.param_offload=false",
     f"{_FSDP}.optimizer_offload=false",
-    "actor_rollout_ref.ref.fsdp_config.param_offload=false",
     f"{_ROLLOUT}.tensor_model_parallel_size=1",
     f"{_ROLLOUT}.enforce_eager=true",
     "trainer.experiment_name=gpu_learn",
