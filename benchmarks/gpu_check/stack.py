@@ -334,13 +334,15 @@ def learned(run: Path, metrics: Sequence[Mapping[str, float]]) -> Numbers:
     stds = zip(tokens_J / count_J, np.sqrt(squares_J / count_J), strict=True)
     exponent = exponent_of(moved)
     margin = min(step.get("fspo/noise_floor/margin", math.inf) for step in steps)  # left out where S is exactly 0
+    # A first mini-batch without a gradient has none.
+    noise = [step[name] for step in steps if (name := "fspo/first_minibatch_z_rms") in step]
     return {
         "a step, s (median)": statistics.median(step["timing_s/step"] for step in steps),
         "reward, first step": steps[0]["critic/rewards/mean"],
         "reward, last step": steps[-1]["critic/rewards/mean"],
         "std of S, by mean length": "; ".join(f"{length:.0f}: {std:.3g}" for length, std in stds),
         "S spreads like L to the": f"{exponent.value:.2f} [{exponent.low:.2f}, {exponent.high:.2f}]",
-        "S / sqrt(L) before an update, largest rms": max(step["fspo/first_minibatch_z_rms"] for step in steps),
+        "S / sqrt(L) before an update, largest rms": max(noise, default=math.nan),
         "half-width of the band over the noise": over_noise(margin),
         "probabilities of vLLM and trainer differ by": steps[-1]["training/rollout_probs_diff_mean"],
     }
