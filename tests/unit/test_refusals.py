@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import answered_here
 import pyarrow as pa
@@ -20,7 +20,6 @@ from checking import check_all
 from data_rows import ROW
 from refusals import NOT_SERVED, Row
 
-from benchmarks.scripts import edited, remedies
 from recipe.fspo.main import main
 from recipe.runner.launch import agents, reward_trial
 from recipe.runner.launch.own_process import asked
@@ -198,37 +197,3 @@ def test_of_a_mistyped_key_that_is_added_the_note_says_which_is_meant(say: Say) 
 def test_what_works_gets_no_word(say: Say, command: Command) -> None:
     said = say(command)
     assert (said.problems, said.notes) == ([], [])
-
-
-#: Of each family one command is followed in every run.
-_NIGHTLY: Final = (pytest.mark.slow, pytest.mark.nightly)
-#: Rounds of remedies after which a command goes in a circle.
-_ROUNDS: Final = 6
-
-
-def refused_remedy(say: Say, words: list[str], which: int) -> str | None:
-    """What a remedy gave and a later one takes back, where the ``which``-th of each problem is done to the letter."""
-    gives: set[str] = set()
-    for _ in range(_ROUNDS):
-        problems = say(Command([(shlex.join(words),)])).problems
-        rest = edited(words, problems, which)
-        if rest == words:  # it passes, or a person has to judge
-            return None
-        if taken := gives - {*map(key_of, rest)}:
-            return f"{taken} after {problems}"
-        values = {word.partition("=")[2] for word in words}  # a value of the command's own, under today's key
-        gives |= {key_of(word) for word in {*rest} - {*words} if word.partition("=")[2] not in values}
-        words = rest
-    return f"{words} after {_ROUNDS} rounds"
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        *(pytest.param(c, marks=_NIGHTLY, id=str(c)) for c in alone(refusals.ALONE)),
-        *(pytest.param(c, id=str(c)) for table in refusals.TOGETHER for c in together(table)),
-    ],
-)
-def test_a_remedy_done_to_the_letter_is_not_refused(say: Say, command: Command) -> None:
-    offered = max(len(remedies(problem)) for problem in say(command).problems)
-    assert [refused_remedy(say, command.words, which) for which in range(offered)] == [None] * offered
