@@ -36,10 +36,13 @@ def test_the_version_has_one_place() -> None:
     assert changes.index("## [Unreleased]") < changes.index(f"[{released}]") and released == version
 
 
-def test_the_workflow_calls_the_command_of_ci() -> None:
-    (job,) = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"].values()
-    commands = [step["run"] for step in job["steps"] if "run" in step]
-    assert commands == [".ci/run"] and (ROOT / ".ci/run").stat().st_mode & 0o100
+def test_the_jobs_are_the_parts_of_the_command_of_ci() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    commands = "\n".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
+    script = ROOT / ".ci/run"
+    assert re.findall(r"\.ci/run(?: (\w+))?", commands) == ["lint", "unit", "stack"] and script.stat().st_mode & 0o100
+    assert {"lint", "unit", "stack"} <= set(re.findall(r"^    (\w+)\)", script.read_text(), re.M))
+    assert jobs["publish"]["needs"] == ["lint", "unit"]
     for template in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.md"):
         head = yaml.safe_load(template.read_text().split("---")[1])
         assert {"name", "about"} <= head.keys(), template
