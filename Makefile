@@ -35,9 +35,8 @@ test-fast: setup  ## unit tests only
 test-slow: smollm2  ## the tests that `make test` leaves out
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
-lint: setup  ## ruff and mypy; shellcheck where it is installed
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
-	@if command -v shellcheck >/dev/null; then shellcheck -x slurm/*.sh requirements/*.sh .ci/run; fi
+lint: setup  ## ruff, mypy and shellcheck
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/shellcheck --severity=warning -x slurm/*.sh requirements/*.sh .ci/run
 
 docs: setup  ## the documentation's site in site/, warnings as errors, no network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --clean && echo site/index.html
