@@ -115,7 +115,7 @@ def parse(arguments: Sequence[str]) -> Request:
     shared = ["algorithm.adv_estimator=grpo"] if advantage == "shared" else []
     overrides = [*shared, *map(text_of, rest)]
     try:
-        config = compose(overrides, SETTINGS)
+        config = compose(overrides)
         problems, name = list(name_problems(config)), config.trainer.experiment_name
     except (HydraException, OmegaConfBaseException) as error:
         raise BadInput(of_settings(error, rest)) from None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: Settings of the command itself: default and meaning of each (docs/settings.md).
 SETTINGS: Final = {
     "resume": ("", "a run's folder, which must be there: go on with its settings (docs/runs.md#continuing-a-run)"),
-    "dry_run": ("false", "true: check and plan the run, and write nothing; full: print its whole configuration, too"),
+    "dry_run": ("false", "true: check the command, and write nothing"),
 }
 
 
@@ -64,8 +64,8 @@ def _main(job: Job, several: str, settings: Mapping[str, Any], overrides: list[O
     resume, flags = None, argparse.Namespace(**settings)
     try:
         dry_run = settings.get("dry_run", False)
-        if type(dry_run) is not bool and dry_run != "full":
-            problems.append(f"dry_run={dry_run}: give true, false, or full for the whole configuration")
+        if type(dry_run) is not bool:
+            problems.append(f"dry_run={dry_run}: give true or false")
         sweeps = [override for override in overrides if override.is_sweep_override()]
         if flags.multirun or sweeps:
             what = text_of(sweeps[0]) if sweeps else "--multirun"
@@ -95,7 +95,7 @@ def _main(job: Job, several: str, settings: Mapping[str, Any], overrides: list[O
         os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
         export_platform(config, elsewhere=bool(dry_run))
         if dry_run:
-            print(_tried_out(config, job, overrides, resume, whole=dry_run == "full"), end="", flush=True)
+            print(_tried_out(config, job, overrides, resume), end="", flush=True)
             return
     except PreflightError as error:
         refuse(*problems, *error.problems)
@@ -114,11 +114,11 @@ def _main(job: Job, several: str, settings: Mapping[str, Any], overrides: list[O
 def _composed(job: Job, overrides: list[Override], resume: Resume | None) -> tuple[DictConfig, list[Override]]:
     """The configuration, and the overrides that it has beside the settings of the run ``resume``."""
     if resume is None:
-        return compose(job, overrides, SETTINGS), overrides
+        return compose(job, overrides), overrides
     if resume.measured:
         print(f"note: the settings are those of {resume.folder / CONFIG_FILE}", file=sys.stderr)
     new = resume.new(overrides)
-    return compose(job, new, SETTINGS, resume.base), new
+    return compose(job, new, resume.base), new
 
 
 def _with_folder(config: DictConfig, overrides: Sequence[Override]) -> list[Override]:
@@ -155,31 +155,22 @@ def problems_of(
     return ()
 
 
-def _tried_out(config: DictConfig, job: Job, overrides: Sequence[Override], resume: Resume | None, whole: bool) -> str:
-    """What ``dry_run=true`` prints: the plan, what could not be checked, what differs from the given keys.
+def _tried_out(config: DictConfig, job: Job, overrides: Sequence[Override], resume: Resume | None) -> str:
+    """What ``dry_run=true`` prints: where it begins, what could not be checked, what differs from the given keys.
 
-    With ``whole`` (``dry_run=full``) the resolved configuration follows. Writes nothing.
+    Writes nothing.
 
     Raises:
         PreflightError: if this recipe or verl refuses the configuration or a file that is here.
     """
     from recipe.runner.launch.prepare import prepare
-    from recipe.runner.plan.prediction import plan
 
     start = prepare(config, job, overrides, elsewhere=True, resume=resume)
-    lines = []
-    try:
-        planned = plan(start.config, job)
-        assumed = f"does not fit GPUs of {planned.hardware.gpu_gb:g} GiB, which the plan assumes"
-        lines += [*planned.lines(), *(f"{assumed}: {problem}" for problem in planned.problems)]
-    except BadInput as error:
-        lines.append(f"not planned: {error}")
-    lines += _beginning(start, resume)
-    lines += job.outlook(start.config, start.overrides)
+    lines = list(_beginning(start, resume))
     lines += [f"not checked on this machine: {problem}" for problem in start.unsettled]
     lines += _differing(start.config, overrides)
     lines.append(start.notes)
-    lines.append(OmegaConf.to_yaml(start.written()) if whole else "the configuration: dry_run=full")
+    lines.append("the configuration: --cfg job")
     return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
 
 

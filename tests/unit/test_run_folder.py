@@ -419,7 +419,7 @@ def test_what_the_command_says_wins_over_what_the_folder_keeps(tmp_path: Path) -
     begun(tmp_path, *first[3:])
     config = given(f"resume={tmp_path}", longer, "data.mine=2")[0]
     assert (config.trainer.total_training_steps, config.data.mine) == (40, 2)
-    with pytest.raises(Refused, match=holds("trainer.total_steps", "did you mean")):
+    with pytest.raises(Refused, match=holds("trainer.total_steps", "no such key")):
         given(f"resume={tmp_path}", "trainer.total_steps=40")
     start = prepared(f"resume={tmp_path}", longer)
     assert [key for key, *_ in start.changed] == ["trainer.total_training_steps"]
@@ -516,7 +516,7 @@ LONGER, COSINE = "trainer.total_training_steps=99", "actor_rollout_ref.actor.opt
 @pytest.mark.parametrize(
     ("before", "change", "refused"),
     [
-        ([], [LONGER, "trainer.logger=[file]", "trainer.nnodes=2", "trainer.save_freq=1", "run.log=all"], ""),
+        ([], [LONGER, "trainer.logger=[file]", "trainer.nnodes=2", "trainer.save_freq=1"], ""),
         ([], [LONGER, f"{LR}=1e-5"], LR),
         ([], [LONGER, f"{LR}=1e-5", f"run.allow_changed=[{LR}]"], ""),
         ([], ["trainer.balance_batch=false"], "trainer.balance_batch"),

@@ -1,7 +1,7 @@
 """The data of a run: where the files are, and what is wrong with them.
 
 Part of the checks before Ray starts (:mod:`recipe.runner.launch.checks`). Of Parquet files the columns are read and no
-rows: ``python -m recipe.runner.check_data`` does that. A JSON file has no columns without its rows, and is read whole.
+rows. A JSON file has no columns without its rows, and is read whole.
 """
 
 from __future__ import annotations
@@ -76,25 +76,6 @@ def data_problems(config: DictConfig) -> Iterator[str]:
 
 #: What a run reads that may lie on its machine only.
 MODEL_AND_DATA: Final = (lambda config: model_problems(config.actor_rollout_ref.model), data_problems)
-
-
-def steps_of_epochs(config: DictConfig) -> int | None:
-    """Steps in ``trainer.total_epochs`` of the training files, at most; None where their length is not known here.
-
-    Prompts that the filter of long ones takes out are not known before the tokenizer has read them.
-    """
-    if OmegaConf.select(config, "data.custom_cls.path"):
-        return None
-    rows, generated = 0, generated_files(config.data)
-    for file in data_files(config.data, "train_files"):
-        try:
-            split = generated.get(file)
-            rows += config.data.offline_task[f"n_{split}"] if split else columns_and_rows(Path(file).expanduser())[1]
-        except (OSError, ValueError):
-            return None
-    limit = config.data.get("train_max_samples") or -1
-    rows = limit if 0 < limit < rows else rows
-    return int(rows // config.data.train_batch_size * config.trainer.total_epochs)
 
 
 def write_offline_task(job: Job, data: DictConfig) -> None:

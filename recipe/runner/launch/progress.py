@@ -35,8 +35,7 @@ class Progress:
     """What the trainer's process tells the person who watches."""
 
     def __init__(self) -> None:
-        #: What the job adds to the numbers that are shown.
-        self.headline: tuple[str, ...] = ()
+        #: What the job adds to the numbers of a step's line.
         self.columns: Columns = ()
         self._file: Path | None = None
         self._started = time.monotonic()

@@ -187,43 +187,36 @@ class Outcome:
         failure: How a call has failed; empty if none has.
         is_unknown: Whether that was NotImplementedError, which verl's own reward raises for an unknown data source.
         notes: What is not wrong, and strange.
-        scores: Place and data source of each row, with the scores of its ground truth and of an empty response.
     """
 
     failure: str = ""
     is_unknown: bool = False
     notes: Sequence[str] = ()
-    scores: Sequence[tuple[str, str, float, float]] = ()
 
 
-def tried(
-    function: Callable[..., Any], settings: Mapping[str, Any], rows: Sequence[TrialRow], judges_truths: bool = False
-) -> Outcome:
-    """Call a reward on the first rows of each source, of each until a call has failed.
-
-    A module that ``judges_truths`` itself says on which of them nothing can be earned.
-    """
+def tried(function: Callable[..., Any], settings: Mapping[str, Any], rows: Sequence[TrialRow]) -> Outcome:
+    """Call a reward on the first rows of each source, of each until a call has failed."""
     trial = Trial(function, settings)
     failures: dict[str, tuple[bool, str]] = {}
-    scores: list[tuple[str, str, float, float]] = []
+    scores: list[tuple[str, float, float]] = []
     notes: list[str] = []
     for row in first_rows(rows):
         if row.data_source in failures:
             continue
         try:
-            scores.append((row.place, row.data_source, *trial.scores(row)))
+            scores.append((row.data_source, *trial.scores(row)))
         except OutOfTimeError:
             break
         except BadReward as error:
             failures[row.data_source] = _is_unknown(error), str(error)
     is_unknown, failure = max(failures.values(), key=lambda pair: pair[0], default=(False, ""))
     if not failure:
-        tried_rows, earned = len(scores), {source for _, source, best, nothing in scores if best > nothing}
+        tried_rows, earned = len(scores), {source for source, best, nothing in scores if best > nothing}
         firsts: dict[str, TrialRow] = {}
         for row in first_rows(rows)[:tried_rows]:
             firsts.setdefault(row.data_source, row)
         try:
-            notes = [] if judges_truths else [trial.unearned(firsts[of]) for of in firsts if of not in earned]
+            notes = [trial.unearned(firsts[of]) for of in firsts if of not in earned]
         except BadReward as error:
             failure = str(error)
         if tried_rows < (number := len(first_rows(rows))):
@@ -231,7 +224,7 @@ def tried(
         if trial.seconds > 1:
             notes.append(f"a call took {trial.seconds:.1f} s, and a run calls it for every response")
     failure, *notes = (masked_text(text, _words(settings)) for text in (failure, *notes))
-    return Outcome(failure, is_unknown, notes, scores)
+    return Outcome(failure, is_unknown, notes)
 
 
 def _is_unknown(error: BaseException | None) -> bool:

@@ -145,11 +145,9 @@ def begin(start: Start) -> None:
     earlier = run_info(folder) or {}
     folder.mkdir(parents=True, exist_ok=True)
     code = code_state()
-    if code.problem:
-        print(f"note: which code runs is not recorded: {code.problem}", flush=True)
-    before = earlier.get("code", {}).get("id")
-    if before not in (None, code.id) and has_results(folder):
-        changed = (*changed, ("code", before, code.id))
+    before = earlier.get("commit")
+    if before not in (None, code["commit"]) and has_results(folder):
+        changed = (*changed, ("commit", before, code["commit"]))
     for key, old, new in changed:
         print(f"note: {key} was {old!r}, from step {start.step + 1} on it is {new!r}", flush=True)
     changes = [{"after_step": start.step, "key": key, "old": old, "new": new} for key, old, new in changed]
@@ -159,7 +157,7 @@ def begin(start: Start) -> None:
         "status": "running",
         "experiment": config.trainer.experiment_name,
         "versions": _versions(start.job),
-        **code.facts(),
+        **code,
         "command": masked_command_line(),
         "overrides": _written(start.overrides),
         "resume_from_path": config.trainer.resume_from_path,
@@ -171,7 +169,6 @@ def begin(start: Start) -> None:
         write_json(folder / end_of_turn.FILE, {"eos_token_id": list(start.stop_tokens)})
     with atomic_path(folder / CONFIG_FILE) as temporary:
         temporary.write_text(OmegaConf.to_yaml(start.written()), encoding="utf-8")
-    code.save(folder)  # last: without run.json the folder would not be that of a run
 
 
 def _written(overrides: Sequence[Override]) -> list[str]:

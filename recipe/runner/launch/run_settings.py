@@ -41,7 +41,6 @@ from recipe.runner.launch.compose import (
     key_of,
     leaves,
     of_groups,
-    old_key,
     parsed,
     quoted,
     text_of,
@@ -58,8 +57,8 @@ from recipe.runner.launch.values import PreflightError
 
 #: Files that a start replaces or appends to.
 _FILES: Final = (
-    *(CONFIG_FILE, INFO_FILE, *STEP_FILES, FOLDER, "launcher.log", "phase.json", "progress.log", "hang.txt", "run.png"),
-    *("code", "checkpoints/global_step_*", "global_step_*", "generation_config.json", STOP_FILE),
+    *(CONFIG_FILE, INFO_FILE, *STEP_FILES, FOLDER, "launcher.log", "phase.json", "progress.log", "run.png"),
+    *("checkpoints/global_step_*", "global_step_*", "generation_config.json", STOP_FILE),
 )
 #: Keys (and whatever lies below them) that may change when a run goes on: how long it runs, what it saves and logs, and
 #: the machine it runs on. None of them changes what a step computes.
@@ -83,11 +82,6 @@ _MAY_NOT: Final = ("trainer.balance_batch", "trainer.critic_warmup", "trainer.de
 PER_START: Final = ("ray_kwargs", "run.allow_changed", "trainer.resume_mode", "trainer.resume_from_path")
 #: A reference that no run writes: its settings are resolved, but for texts from the environment.
 _STRAY: Final = re.compile(r"\$\{(?!oc\.env:\w+\})")
-#: What to do with a run that was begun with settings that have another meaning now, or none.
-FORMER: Final = (
-    "take another run.dir, or go on in the checkout that began this run; its weights can be exported (python -m "
-    "recipe.runner.export)"
-)
 _RESTORE: Final = "restore it, or begin another run with another run.dir"
 #: Values of ``status`` in run.json.
 STATUSES: Final = ("running", "finished", "failed", "preempted", "interrupted", "killed")
@@ -262,7 +256,7 @@ def resume_of(overrides: Sequence[Override], job: Job) -> Resume | None:
         if problem.startswith(f"{folder / INFO_FILE}: overrides "):
             raise PreflightError(f"{problem}: mend it, or begin again with another run.dir")
         print(f"note: {problem}: left out", file=sys.stderr)
-    begun_with = _begun_with(folder, info, job)
+    begun_with = _begun_with(folder, info)
     measured = has_results(folder)
     try:
         settings: Any = read_yaml(folder / CONFIG_FILE)
@@ -282,17 +276,13 @@ def resume_of(overrides: Sequence[Override], job: Job) -> Resume | None:
     return resume
 
 
-def _begun_with(folder: Path, info: Mapping[str, Any], job: Job) -> tuple[Override, ...]:
-    """The overrides that ``run.json`` lists; PreflightError for damage, and for a key that there is no more."""
+def _begun_with(folder: Path, info: Mapping[str, Any]) -> tuple[Override, ...]:
+    """The overrides that ``run.json`` lists; PreflightError for damage."""
     try:
         overrides = parsed(info.get("overrides", ()))
     except HydraException as error:
         why = f"overrides cannot be read ({str(error).splitlines()[0]})"
         raise PreflightError(f"{folder / INFO_FILE}: {why}: mend it, or begin again with another run.dir") from error
-    for override in overrides:
-        if old := old_key(job, key_of(override)):
-            why = f"the run was begun with {text_of(override)}, and there is no {old[0]}"
-            raise PreflightError(f"{folder / INFO_FILE}: {why}; {FORMER}")
     return tuple(overrides)
 
 

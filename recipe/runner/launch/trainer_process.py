@@ -28,7 +28,6 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-de
     def __init__(
         self,
         modules: tuple[str, ...],
-        headline: tuple[str, ...],
         columns: Columns,
         written: Mapping[str, Any],
         known: set[str],
@@ -36,7 +35,7 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-de
     ) -> None:
         super().__init__()
         self._modules, self._written = modules, written
-        PROGRESS.headline, PROGRESS.columns = headline, columns
+        PROGRESS.columns = columns
         KNOWN.update(known)
         os.environ.update(variables)
 
@@ -55,7 +54,7 @@ class TrainerHandle:
     def __init__(self, start: Start) -> None:
         self.handle: Any = None
         job = start.job
-        self._arguments = (job.modules, job.headline, job.columns, start.written(), KNOWN, job_variables())
+        self._arguments = (job.modules, job.columns, start.written(), KNOWN, job_variables())
         self._options: dict[str, Any] = {}
 
     def options(self, **options: Any) -> TrainerHandle:

@@ -43,7 +43,6 @@ _NEEDED: Final = {
     "data.train_files": "training data",
     "data.val_files": "validation data",
 }
-_ENDLESS: Final = 1000000  # trainer.total_epochs in conf/base.yaml
 
 
 class MachineProblem(str):
@@ -64,8 +63,6 @@ class RunSettings:
 
     dir: str
     hang_after_s: Annotated[float, Field(ge=10)] | None
-    log: Literal["headline", "all"] | list[str]
-    mean_response: Positive | None
     allow_changed: list[str]
 
 
@@ -272,7 +269,7 @@ def kind_problems(config: DictConfig, defaults: DictConfig | None = None, classe
 
 
 def value_problems(config: DictConfig, defaults: DictConfig | None = None, classes: bool = True) -> Iterator[str]:
-    """Type and range of every value, and the run's end and folder.
+    """Type and range of every value, and the run's folder.
 
     Runs before all other checks, which do arithmetic with the values.
 
@@ -285,8 +282,6 @@ def value_problems(config: DictConfig, defaults: DictConfig | None = None, class
     yield from kind_problems(config, defaults, classes)
     if not OmegaConf.is_dict(config.trainer):
         return
-    if config.trainer.total_training_steps is None and config.trainer.total_epochs == _ENDLESS:
-        yield "trainer.total_training_steps=null: give it, or trainer.total_epochs; with neither the run has no end"
     for key, what in _NEEDED.items():
         if key.startswith("data.") and OmegaConf.select(config, "data.custom_cls.path"):
             continue  # a class of the user's reads what it likes
