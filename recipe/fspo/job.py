@@ -25,9 +25,11 @@ def _problems(config: DictConfig) -> Iterator[str]:
 
 def _complete(config: DictConfig) -> Mapping[str, Any]:
     from recipe.fspo.config import complete
-    from recipe.fspo.rules import complete_skipping
+    from recipe.fspo.rules import complete_skipping, idle_penalty
 
     facts = complete(config)
+    if note := idle_penalty(config):
+        print(f"note: {note}", flush=True)
     if (note := complete_skipping(config)) and not config.get("evaluate"):
         print(f"note: {note}", flush=True)
     return facts

@@ -30,6 +30,7 @@ from recipe.fspo.config import (
     complete_settings,
     is_by_sequence,
     keeps_clip_values,
+    own_scale,
     policy_loss_settings,
     settings_of,
     trained_settings,
@@ -65,6 +66,8 @@ _TOKEN_ESTIMATORS: Final = ("gae", "optimal_token_baseline", "tir_optimal_token_
 _FACTOR: Final = 50.0
 #: verl's default of ``clip_ratio`` and of both its sides.
 _VERLS_CLIP_RATIO: Final = 0.2
+#: vLLM samples at this temperature where a lower one is asked for, and the trainer divides the logits by that.
+_LOWEST_TEMPERATURE: Final = 0.01
 #: The class of settings of this recipe's losses.
 _OUR_CLASS: Final = "recipe.fspo.config.SequencePolicyLossConfig"
 #: That of verl's, which algo=grpo has: with a loss of this recipe's it becomes the other.
@@ -231,10 +234,14 @@ def plain_notes(config: DictConfig) -> Iterator[str]:
     """What a plain command with a loss or a trainer of this repository measures or clips not, and why."""
     if not (_is_ours(config) or is_by_sequence(config)):
         return
+    if note := idle_penalty(config):
+        yield note
     loss = config.actor_rollout_ref.actor.policy_loss
     measures_a_band = is_by_sequence(config) and not can_be_measured(loss)
     if _is_ours(config) and not measures_a_band and (why := keeps_clip_values(config)):
         yield f"clip values are not measured: {why}"
+    if _is_ours(config) and (note := own_scale(config)):
+        yield note
     correction = config.algorithm.get("rollout_correction") or {}
     mode = config.trainer.v1.trainer_mode if config.trainer.use_v1 else "sync"
     # separate_async trains several batches between two transfers of the weights, and S starts from the first.
@@ -246,6 +253,14 @@ def plain_notes(config: DictConfig) -> Iterator[str]:
         )
 
 
+def idle_penalty(config: DictConfig) -> str | None:
+    """A note on a penalty of repeated tokens, which verl 0.9.1 hands to no request; None without one."""
+    penalty = config.actor_rollout_ref.rollout.get("repetition_penalty")
+    if penalty in (None, 1):
+        return None
+    return f"{_ROLLOUT}.repetition_penalty={penalty} does nothing: verl 0.9.1 samples with 1.0 whatever it is"
+
+
 def plain_problems(config: DictConfig) -> Iterator[str]:
     """Problems of a loss or a trainer of ours that plain verl would meet only in the first mini-batch, or never."""
     loss_mode = OmegaConf.select(config, f"{_POLICY_LOSS}.loss_mode", throw_on_resolution_failure=False)
@@ -254,6 +269,7 @@ def plain_problems(config: DictConfig) -> Iterator[str]:
     if wrong := list(kind_problems(config)):
         yield from wrong
         return
+    yield from _rollout_problems(config)
     if _is_ours(config):
         import recipe.fspo.sqrt_mask  # noqa: F401  (a rule that the trainer adds)
 
@@ -375,6 +391,41 @@ def _ratio_problems(config: DictConfig) -> Iterator[str]:
         yield (
             f"{', '.join(truncated)} cuts the sampling distribution, so importance ratios are biased: set top_p=1 and "
             "top_k=-1 (val_kwargs has its own)"
+        )
+
+
+def _rollout_problems(config: DictConfig) -> Iterator[str]:
+    """Settings with which responses are sampled from other weights or probabilities than the trainer's, or never used.
+
+    Of both commands, and with a trainer of verl's, too.
+    """
+    model, rollout, trainer = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer
+    separate = trainer.use_v1 and str(trainer.v1.trainer_mode).endswith("separate_async")
+    lora = next((name for name in ("lora_adapter_path", "lora_rank") if model.get(name)), None)
+    if separate and lora and not OmegaConf.select(model, "lora.merge"):
+        # verl#7495: its transfer to other devices leaves the adapter out, so they sample from the start for ever.
+        yield (
+            f"actor_rollout_ref.model.{lora}={model[lora]} does not reach the devices that generate in separate_async, "
+            "because verl 0.9.1 sends them the weights without the adapter: set actor_rollout_ref.model.lora.merge="
+            "true, or train with mode=colocate_async (in verl's own command trainer.v1.trainer_mode="
+            "fspo_colocate_async)"
+        )
+    oldest = OmegaConf.select(trainer, "v1.sampler.max_off_policy_threshold")
+    if isinstance(oldest, int) and oldest < 1:
+        yield (
+            f"trainer.v1.sampler.max_off_policy_threshold={oldest} leaves no response to train on: 1 is one that was "
+            "asked for in this step. Set it to 1 or more, or to null for no limit"
+        )
+    if 0 < rollout.temperature < _LOWEST_TEMPERATURE:
+        yield (
+            f"{_ROLLOUT}.temperature={rollout.temperature} is not what vLLM samples at: its lowest is "
+            f"{_LOWEST_TEMPERATURE}, and the trainer would divide the logits by yours. Set it to {_LOWEST_TEMPERATURE} "
+            "or more (val_kwargs has its own)"
+        )
+    if str(rollout.get("logprobs_mode")).startswith("raw_") and rollout.temperature != 1:
+        yield (
+            f"{_ROLLOUT}.logprobs_mode={rollout.logprobs_mode} is before the temperature, and the trainer's are with "
+            f"temperature={rollout.temperature}: set logprobs_mode to processed_logprobs"
         )
 
 
@@ -528,6 +579,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _class_problems,  # first, because it imports the module of an own loss, which may register more than a loss
     _setting_problems,
     _ratio_problems,
+    _rollout_problems,
     _correction_problems,
     _advantage_problems,
     _clip_problems,

@@ -37,6 +37,28 @@ def save_state(folder: Path, parts: Mapping[str, Stateful | None]) -> None:
         torch.save(state, temporary)
 
 
+def read_state(folder: Path) -> dict[str, Any] | None:
+    """What :func:`save_state` wrote, by the names of the parts; None if it has written nothing there.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    path = folder / STATE_FILE
+    if not path.exists():
+        return None
+    try:
+        # Without a pickle's code. Torch has to be told of numpy's arrays.
+        with torch.serialization.safe_globals(_ARRAYS):
+            state: dict[str, Any] = torch.load(path, weights_only=True)
+    except Exception as error:
+        why = str(error).partition(". ")[0]  # torch goes on about how to run what is in it
+        raise ValueError(
+            f"{path} is damaged ({why}): resume from an older checkpoint with trainer.resume_mode=resume_path "
+            "trainer.resume_from_path=.../global_step_N, or delete this file to begin the statistics afresh"
+        ) from error
+    return state
+
+
 def load_state(folder: Path, parts: Mapping[str, Stateful | None]) -> bool:
     """Restore what :func:`save_state` wrote, in place; False if it has written nothing there.
 
@@ -44,18 +66,8 @@ def load_state(folder: Path, parts: Mapping[str, Stateful | None]) -> bool:
         ValueError: if the file is damaged, or only one of checkpoint and run has a part.
     """
     path = folder / STATE_FILE
-    if not path.exists():
+    if (state := read_state(folder)) is None:
         return False  # a checkpoint of another trainer: the weights are good, the statistics begin afresh
-    try:
-        # Without a pickle's code. Torch has to be told of numpy's arrays.
-        with torch.serialization.safe_globals(_ARRAYS):
-            state = torch.load(path, weights_only=True)
-    except Exception as error:
-        why = str(error).partition(". ")[0]  # torch goes on about how to run what is in it
-        raise ValueError(
-            f"{path} is damaged ({why}): resume from an older checkpoint with trainer.resume_mode=resume_path "
-            "trainer.resume_from_path=.../global_step_N, or delete this file to begin the statistics afresh"
-        ) from error
     for name, part in parts.items():
         if name not in state:
             continue  # saved before there was such a part: it begins afresh

@@ -176,7 +176,12 @@ def _tried_out(config: DictConfig, job: Job, overrides: Sequence[Override], resu
 
 def _beginning(start: Start, resume: Resume | None) -> Iterator[str]:
     """The step that a start would begin with, and the checkpoint that it would load; nothing of a new run."""
-    if start.checkpoint is not None:
+    from recipe.runner.launch.inputs import last_step
+
+    last = last_step(start.config)
+    if start.checkpoint is not None and start.goes_on and last is not None and start.step >= last:
+        yield f"no step is left: the run ends with step {last}, and {start.checkpoint} has done step {start.step}"
+    elif start.checkpoint is not None:
         what = f"begins with step {start.step + 1}" if start.goes_on else f"evaluates step {start.step}"
         yield f"{what}: it loads {start.checkpoint}"
     elif resume is not None and start.goes_on:

@@ -143,6 +143,20 @@ CHECKS: tuple[Row, ...] = (
         "trainer.v1.trainer_mode=fspo_separate_async fspo.allow_uncorrected=true",
         *(f"{ROLLOUT}.nnodes=0", "trainer_mode=fspo_separate_async", "mode=separate_async"),
     ),
+    # weights or probabilities that are not the trainer's (verl#7495, vime#64)
+    (
+        f"mode=separate_async {MODEL}.lora_rank=8",
+        *(f"{MODEL}.lora_rank=8 ", f"{MODEL}.lora.merge=true", "mode=colocate_async"),
+    ),
+    *(
+        (f"{mode} trainer.v1.sampler.max_off_policy_threshold={age}", f"max_off_policy_threshold={age} ", "1", "null")
+        for mode, age in (("mode=colocate_async", 0), ("mode=sync", -1))
+    ),
+    (f"{ROLLOUT}.temperature=1e-6", f"{ROLLOUT}.temperature=1e-06 ", "0.01"),
+    (
+        f"mode=colocate_async {ROLLOUT}.temperature=0.6 {ROLLOUT}.logprobs_mode=raw_logprobs",
+        *(f"{ROLLOUT}.logprobs_mode=raw_logprobs ", "temperature=0.6", "processed_logprobs"),
+    ),
     (f"mode=separate_async {CORRECTION}.rollout_rs=null", "rollout_rs=null ", "seq_sqrt_k1", "allow_uncorrected=true"),
     (f"{CORRECTION}.rollout_is=sequence {ROLLOUT}.calculate_log_probs=false", "log_probs=false", CORRECTION, "true"),
     ("fspo.accept=1.2", "fspo.accept=1.2 ", "less than 1"),

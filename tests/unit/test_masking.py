@@ -74,6 +74,8 @@ def test_a_number_of_tokens_or_keys_is_ordinary(key: str) -> None:
         *("tokenizer", "max_tokens", "pad_token_id", "pad_token", "stop_token_ids", "data.prompt_key", "reward_fn_key"),
         *("monkey", "keyboard", "secretary", "tokenization", "skip_tokenizer_init", "token_level", "num_tokens"),
         *("ppo_max_token_len_per_gpu", "distillation.teacher_models.maths.key", "data.answer_key", "token2text"),
+        *("solution_key", "data.problem_key", "id_key", "category_key", "split_key", "ground_truth_key"),
+        *("format_token", "eot_token", "tool_call_token", "solutionKey"),
     ],
 )
 def test_a_key_is_ordinary(key: str) -> None:
@@ -250,6 +252,17 @@ def test_a_resume_takes_secrets_from_the_command_or_the_environment(
     with pytest.raises(PreflightError, match=holds(f"{url} was", "https://***@other")) as error:
         prepared(f"resume={tmp_path}", again[0], f"{url}=https://u:SECRETNEW@other")
     assert "SECRET" not in str(error.value)
+
+
+def test_a_run_whose_reward_names_a_column_and_a_token_resumes_with_these_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"solution_key": "answer_text", "eot_token": "<|eot_id|>"}
+    begun(tmp_path, reward_of_the_user(tmp_path), *(f"++{KWARGS}.{key}='{value}'" for key, value in names.items()))
+    saved_by(tmp_path, 1)
+    start = prepared(f"resume={tmp_path}")
+    kwargs = start.config.reward.custom_reward_function.reward_kwargs
+    assert {key: kwargs[key] for key in names} == names and start.changed == ()
 
 
 def test_a_secret_that_a_file_of_the_user_refers_to_is_not_asked_for_again(

@@ -787,10 +787,10 @@ def test_a_dry_run_names_the_step_that_a_resume_would_begin_with(
     assert "begins with step" not in printed(f"run.dir={tmp_path / 'new'}", *SMALL_TASK)
     run = begun(tmp_path / "run")
     assert "begins with step 1:" in printed(f"resume={run}")
-    earlier = saved_by(run, 12, 20)
+    earlier = saved_by(run, 12, 19)
     tracker = earlier.parent / "latest_checkpointed_iteration.txt"
     commands = (f"resume={run}",), (f"run.dir={run}", *SMALL_TASK)
-    for left, step in ((None, 20), ("20", 20), ("12", 12)):
+    for left, step in ((None, 19), ("19", 19), ("12", 12)):
         tracker.write_text(left) if left else tracker.unlink()
         for command in commands:
             line = f"begins with step {step + 1}: it loads {step_folder(earlier.parent, step)}"
@@ -799,6 +799,32 @@ def test_a_dry_run_names_the_step_that_a_resume_would_begin_with(
     assert f"evaluates step 12: it loads {earlier}" in printed(f"resume={run}", "evaluate=true").splitlines()
     where = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={earlier}")
     assert "begins with step 13:" in printed(f"run.dir={tmp_path / 'other'}", *SMALL_TASK, *where)
+
+
+@pytest.mark.parametrize(
+    ("more", "last"),
+    [
+        ((), 20),
+        (("trainer.total_training_steps=21",), None),
+        (("trainer.total_training_steps=15",), 15),
+        (("trainer.total_training_steps=40", "trainer.total_epochs=7"), 14),  # of two steps each
+    ],
+)
+def test_a_dry_run_of_a_finished_run_says_that_no_step_is_left(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    more: tuple[str, ...],
+    last: int | None,
+) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")  # what it sets is undone
+    saved_by(begun(tmp_path), 20)
+    monkeypatch.setattr(sys, "argv", ["main", f"resume={tmp_path}", *more, "dry_run=true"])
+    main_of_fspo()
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("begins with step 21: ") for line in lines) is (last is None)
+    left = [line for line in lines if line.startswith("no step is left: ")]
+    assert len(left) == (last is not None) and all(f" step {last}, " in line and " step 20" in line for line in left)
 
 
 def test_a_healthy_resume_opens_each_file_of_its_checkpoint_once(

@@ -78,6 +78,31 @@ def data_problems(config: DictConfig) -> Iterator[str]:
 MODEL_AND_DATA: Final = (lambda config: model_problems(config.actor_rollout_ref.model), data_problems)
 
 
+def steps_of_epochs(config: DictConfig) -> int | None:
+    """Steps in ``trainer.total_epochs`` of the training files, at most; None where their length is not known here.
+
+    Prompts that the filter of long ones takes out are not known before the tokenizer has read them.
+    """
+    if OmegaConf.select(config, "data.custom_cls.path"):
+        return None
+    rows, generated = 0, generated_files(config.data)
+    for file in data_files(config.data, "train_files"):
+        try:
+            split = generated.get(file)
+            rows += config.data.offline_task[f"n_{split}"] if split else columns_and_rows(Path(file).expanduser())[1]
+        except (OSError, ValueError):
+            return None
+    limit = config.data.get("train_max_samples") or -1
+    rows = limit if 0 < limit < rows else rows
+    return int(rows // config.data.train_batch_size * config.trainer.total_epochs)
+
+
+def last_step(config: DictConfig) -> int | None:
+    """The step with which a run ends: the last one, or that of its epochs, whichever comes first; None: not known."""
+    ends = (config.trainer.total_training_steps, steps_of_epochs(config))
+    return min((step for step in ends if step is not None), default=None)
+
+
 def write_offline_task(job: Job, data: DictConfig) -> None:
     """Let the job write those of its files that ``data.train_files`` and ``data.val_files`` name, if any.
 

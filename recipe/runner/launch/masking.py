@@ -31,12 +31,12 @@ _SECRET: Final = re.compile("passwords?|passwd|passphrase|secrets?|credentials?|
 _OF_COLUMNS: Final = re.compile(
     "prompt|response|question|answer|images?|videos?|audios?|messages?|tools?|fn|teacher|data|source|label|text|input|"
     "output|target|group|sort|partition|primary|foreign|index|metric|cache|dict|value|column|reward|score|chosen|"
-    "rejected|query"
+    "rejected|query|solution|problem|id|category|split|truth"
 )
 #: Before ``token`` and ``tokens``, and behind them: of a vocabulary, or a number of them.
 _KINDS_OF_TOKENS: Final = re.compile(
     "bos|eos|pad|unk|sep|cls|mask|stop|start|end|special|added|image|video|audio|think|prompt|response|speculative|max|"
-    "min|num|n|per|batched|draft"
+    "min|num|n|per|batched|draft|format|eot|call"
 )
 _OF_TOKENS: Final = re.compile("ids?|len|length|level|start|end|count|limit|budget|mean|sum|types?")
 #: Of verl's distillation: which data source a model teaches.
