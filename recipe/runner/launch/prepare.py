@@ -27,7 +27,7 @@ from fspo.files import local_path
 from recipe.runner.checkpoints import integrity
 from recipe.runner.faults.preemption import end_note
 from recipe.runner.faults.resources import needs_of
-from recipe.runner.launch import checks, masking, model_files, rewards, run_settings
+from recipe.runner.launch import checks, model_files, rewards, run_settings, secrets
 from recipe.runner.launch.compose import absolute_path, defaults, key_of
 from recipe.runner.launch.data_files import data_files
 from recipe.runner.launch.end_of_turn import SETTING, add_stop_token
@@ -152,7 +152,7 @@ def on_this_machine(
     """The configuration with what only this machine knows: absolute paths and Ray's environment.
 
     With ``elsewhere`` the run will be on another machine, and what this one's platform would need is left out. What
-    :func:`recipe.runner.launch.masking.references` gives is added to ``references``. ``defaults`` are those of
+    :func:`recipe.runner.launch.secrets.references` gives is added to ``references``. ``defaults`` are those of
     :func:`recipe.runner.launch.values.value_problems`. Problems of values are added to ``wrong``, and the values are
     the defaults then, so that the other checks can be made.
 
@@ -199,9 +199,8 @@ def on_this_machine(
             for key in _ONLY_TO_START_RAY:
                 ray_init.pop(key, None)
     if references is not None:
-        references.update(masking.references(config))
+        references.update(secrets.references(config))
     OmegaConf.resolve(config)
-    masking.know(OmegaConf.to_container(config))
     if not elsewhere:
         pass_to_ray_workers(config)
     return config
@@ -249,7 +248,7 @@ def check(
         elsewhere: As for :func:`recipe.runner.launch.checks.check`.
         refused: Problems that are known already.
         checkpoint: What the run would resume.
-        references: To the environment, by key (:func:`recipe.runner.launch.masking.references`).
+        references: To the environment, by key (:func:`recipe.runner.launch.secrets.references`).
 
     Returns:
         What verl notes about the configuration; what ``run.json`` says of the method; and what only the machine of the
@@ -264,7 +263,7 @@ def check(
     def further(config: DictConfig) -> Iterator[str]:
         contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
         yield from integrity.resume_problems(config.trainer, contents, checkpoint)
-        yield from masking.printed_problems(config, references or {}, joins=not starts_ray(config))
+        yield from secrets.printed_problems(config, references or {}, joins=not starts_ray(config))
         yield from job.problems(config)
         if config.data.get("offline_task") and job.write_data is None:
             yield f"data.offline_task: {job.command} writes no data of its own; leave it out, and give data.train_files"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from recipe.runner.faults.texts import masked_text
 from recipe.runner.launch.data_files import columns_and_rows, read_table, record_of, rows_of
 from recipe.runner.launch.own_process import answer, asked
 from recipe.runner.launch.reward_function import (
@@ -40,8 +38,6 @@ ROWS: Final = 10
 LIMIT_S: Final = 60.0
 #: Of one call.
 CALL_LIMIT_S: Final = 60.0
-#: Shorter words of a setting are words like any other.
-_SHORTEST: Final = 6
 #: What the manager adds to a row's extra_info.
 _OF_A_RUN: Final = {"num_turns": 2, "rollout_reward_scores": {}}
 
@@ -181,7 +177,7 @@ def first_of_each(sources: Sequence[str], number: int = ROWS) -> list[int]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial of a reward shows, without the values of its settings.
+    """What a trial of a reward shows.
 
     Attributes:
         failure: How a call has failed; empty if none has.
@@ -223,22 +219,11 @@ def tried(function: Callable[..., Any], settings: Mapping[str, Any], rows: Seque
             notes.append(f"{tried_rows} of {number} rows were tried: no call was begun after {LIMIT_S:.0f} s")
         if trial.seconds > 1:
             notes.append(f"a call took {trial.seconds:.1f} s, and a run calls it for every response")
-    failure, *notes = (masked_text(text, _words(settings)) for text in (failure, *notes))
     return Outcome(failure, is_unknown, notes)
 
 
 def _is_unknown(error: BaseException | None) -> bool:
     return isinstance(error, NotImplementedError) or (error is not None and _is_unknown(error.__cause__))
-
-
-def _words(value: Any) -> set[str]:
-    """Each text of settings, at any depth, and its longer words: any of them may be from the environment."""
-    if isinstance(value, Mapping | list | tuple):
-        return set().union(*map(_words, value.values() if isinstance(value, Mapping) else value))
-    if not isinstance(value, str):
-        return set()
-    words = {*value.split(), *re.split(r"[^\w.+-]+", value)}
-    return {value} | {word for word in words if len(word) >= _SHORTEST} if len(value) > 3 else set()
 
 
 def rows_of_file(path: Path) -> list[TrialRow]:
