@@ -170,7 +170,6 @@ MEASURED = "trainer.v1.trainer_mode=fspo"
         ("fspo", "_target_ +exponent=3", ("exponent=3",)),
         ("fspo", "+c_low=0.05", ("_target_=verl.", "'c_low'", TYPED)),
         ("fspo", "_target_ +c_lwo=0.05", ("_target_=", "'c_lwo'")),
-        ("fsop", "", ("loss_mode=fsop ", "did you mean fspo?")),
         ("fspo_2", "actor_rollout_ref.model.external_lib=my_losses", ()),  # registered in the workers
         ("fspo_2", "actor_rollout_ref.actor.policy_loss._target_=my_losses.Config", ()),
         ("fspo", "_target_ +exponent=0.43 +c_low=0.04 +c_high=0.04", ()),

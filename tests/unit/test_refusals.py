@@ -1,4 +1,4 @@
-"""What ``python -m recipe.fspo.main`` refuses, notes and takes: the tables of refusals.py, in dry runs."""
+"""What ``python -m recipe.fspo.main`` refuses and takes: the tables of refusals.py, in dry runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from data_rows import ROW
 from refusals import NOT_SERVED, Row
 
 from recipe.fspo.main import main
-from recipe.runner.launch import agents, reward_trial
+from recipe.runner.launch import reward_trial
 from recipe.runner.launch.own_process import asked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +119,6 @@ def say(
     """Gives a command to the program, which refuses it with status 2, or finishes, and writes nothing."""
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     monkeypatch.chdir(files)
-    monkeypatch.setattr(agents, "asked", answered_here.of_agents)
     monkeypatch.setattr(reward_trial, "asked", answered)
 
     def said(command: Command) -> Said:
@@ -169,28 +168,6 @@ def test_what_only_the_machine_can_settle_is_listed(say: Say, command: Command) 
     said = say(command)
     assert said.problems == []
     assert_one_holds(said.unsettled, command.rows[0][1:])
-
-
-@pytest.mark.parametrize("command", together(refusals.NOTED), ids=str)
-def test_one_note_names_what_changes_nothing(say: Say, command: Command) -> None:
-    said = say(command)
-    assert said.problems == []
-    (note,) = said.notes
-    keys = note.partition(" here: ")[2].partition(" (docs/settings.md#keys-without-effect)")[0].split(", ")
-    assert keys == [key for row in command.rows for key in row[1].split()]
-
-
-def test_an_added_key_that_no_code_has_is_noted(say: Say) -> None:
-    said = say(Command([(override,) for override in refusals.UNKNOWN]))
-    assert said.problems == []
-    (note,) = said.notes
-    assert all(override.lstrip("+") in note for override in refusals.UNKNOWN)
-
-
-def test_of_a_mistyped_key_that_is_added_the_note_says_which_is_meant(say: Say) -> None:
-    override, meant = refusals.MISTYPED
-    (note,) = say(Command([(override,)])).notes
-    assert override.lstrip("+") in note and meant in note
 
 
 @pytest.mark.parametrize("command", alone([(command,) for command in refusals.TAKEN]), ids=str)

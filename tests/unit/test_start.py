@@ -96,5 +96,5 @@ def test_the_trainer_has_its_job_s_variables_whoever_has_started_its_ray(monkeyp
     variables = preemption.job_variables()
     monkeypatch.setenv(STOP_VARIABLE, "/another/stop")
     monkeypatch.setenv("SLURM_JOB_END_TIME", "1")
-    TaskRunner((), (), (), {}, set(), variables)
+    TaskRunner((), (), {}, variables)
     assert os.environ[STOP_VARIABLE] == "/job/stop" and preemption.time_left_s() == float("inf")
