@@ -1,0 +1,95 @@
+"""What cannot be seen from a command without a whole run, each by one function: only here are names that move."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """What workers have recorded of a mini-batch; its number is 0 where no weight has moved since pi_old."""
+
+    number: int
+    rows: Mapping[str, Any]
+    grad_norm: float | None = 1.0
+    learning_rate: float | None = None
+
+
+@functools.cache
+def _config(*words: str) -> Any:
+    """The demo's configuration as a run has it."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    from recipe.fspo import CONF_DIR
+    from recipe.fspo.config import complete_loss
+
+    places = [f"{find_spec(name).submodule_search_locations[0]}/{folder}" for name, folder in _OTHERS]  # type: ignore
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        config = compose("fspo", [f"hydra.searchpath=[{','.join(places)}]", *words])
+    complete_loss(config)
+    return config
+
+
+#: Where the groups are that conf/ takes from others.
+_OTHERS = (("verl", "trainer/config"), ("recipe.runner", "conf"))
+
+
+def clip_values(
+    steps: Sequence[Sequence[MiniBatch]], lr: float, ranks: int = 1, kills: Sequence[int] = ()
+) -> tuple[list[dict[str, Any]], float]:
+    """The clip values that a run of ``fspo`` has set after these rollout batches, and the factor in force.
+
+    The run is killed after the steps ``kills`` and resumed from their checkpoints.
+    """
+    from recipe.fspo.accounting.measured import ClipValues
+    from recipe.fspo.recorder import MiniBatch as Recorded
+    from recipe.fspo.recorder import join_ranks
+
+    config = _config(f"actor_rollout_ref.actor.optim.lr={lr}")
+    values = ClipValues(config)
+    for number, step in enumerate(steps, 1):
+        by_rank = []
+        for rank in range(ranks):
+            by_rank.append(
+                [
+                    Recorded(
+                        part.number,
+                        {name: np.asarray(column)[rank::ranks] for name, column in part.rows.items()},
+                        part.grad_norm,
+                        part.learning_rate,
+                    )
+                    for part in step
+                ]
+            )
+        values.add(join_ranks(by_rank), None, number)
+        if number in kills:
+            state, values = copy.deepcopy(values.state_dict()), ClipValues(config)
+            values.load_state_dict(state)
+    return values.values, values.scaled(None).clip_scale
+
+
+def divisors(lengths: Sequence[Any], kills: Sequence[int] = (), of_one_batch: bool = False) -> list[float]:
+    """What a run divides ``fspo`` by in updates with responses of these lengths, each a rollout batch unless said."""
+    from recipe.fspo.accounting.measured import LossScale
+
+    config, used = _config(), []
+    scale = LossScale(config)
+    for number, length in enumerate(lengths, 1):
+        scale.measure(torch.from_numpy(np.asarray(length)))
+        used.append(1 / scale.factor)
+        if not of_one_batch:
+            scale.settle()
+        if number in kills:
+            state, scale = copy.deepcopy(scale.state_dict()), LossScale(config)
+            scale.load_state_dict(state)
+    return used
