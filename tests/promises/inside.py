@@ -93,3 +93,8 @@ def divisors(lengths: Sequence[Any], kills: Sequence[int] = (), of_one_batch: bo
             state, scale = copy.deepcopy(scale.state_dict()), LossScale(config)
             scale.load_state_dict(state)
     return used
+
+
+def settings_class() -> str:
+    """The class of settings of the loss, as a configuration of plain verl names it."""
+    return "recipe.fspo.config.SequencePolicyLossConfig"
