@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Final
 
 #: What makes a start slow. A name that is no longer there is left out.
-_IMPORTED: Final = ["verl.trainer.main_ppo", "recipe.fspo.main", "recipe.fspo.job", "recipe.runner.launch.prepare"]
+_IMPORTED: Final = [
+    "verl.trainer.main_ppo",
+    "recipe.fspo.main",
+    "recipe.fspo.job",
+    "matplotlib.pyplot",
+    "pandas",
+    "jinja2",
+]
 _FORKS: Final = multiprocessing.get_context("forkserver")
 
 
@@ -41,7 +48,7 @@ def _become(module: str, words: list[str], folder: str, environment: dict[str, s
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = [module, *words]
+    sys.argv, sys.path[:0] = [module, *words], [folder]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
@@ -66,15 +73,21 @@ def run(
         return Ended(status, out.read(), error.read())
 
 
-def main(*words: object, folder: Path, **variables: str) -> Ended:
+def main(*words: object, folder: Path, environment: Mapping[str, str] | None = None) -> Ended:
     """``python -m recipe.fspo.main``."""
-    return run("recipe.fspo.main", *words, folder=folder, environment=variables)
+    return run("recipe.fspo.main", *words, folder=folder, environment=environment)
 
 
-def verl(*words: object, folder: Path, **variables: str) -> Ended:
-    """``python -m verl.trainer.main_ppo``, verl's own command. If it gets as far as Ray, it finds none."""
-    nowhere = "+ray_kwargs.ray_init.address=127.0.0.1:1"
-    return run("verl.trainer.main_ppo", nowhere, *words, folder=folder, environment=variables)
+#: Hydra writes nothing by itself, and a command that gets as far as Ray finds none.
+_ALONE: Final = (
+    *("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=disabled", "hydra/hydra_logging=disabled"),
+    "+ray_kwargs.ray_init.address=nowhere://x",
+)
+
+
+def verl(*words: object, folder: Path, environment: Mapping[str, str] | None = None) -> Ended:
+    """``python -m verl.trainer.main_ppo``, verl's own command, up to the start of Ray."""
+    return run("verl.trainer.main_ppo", *_ALONE, *words, folder=folder, environment=environment, seconds=30)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,3 +99,38 @@ def divisors(lengths: Sequence[Any], kills: Sequence[int] = (), of_one_batch: bo
 def settings_class() -> str:
     """The class of settings of the loss, as a configuration of plain verl names it."""
     return "recipe.fspo.config.SequencePolicyLossConfig"
+
+
+def in_folder(folder: Path) -> list[str]:
+    """The word of a command that names the run's folder."""
+    return [f"run.dir={folder}"]
+
+
+def begun(folder: Path, *words: str) -> Path:
+    """The folder of a run that has done one step with these words and then ended, as a run writes it."""
+    from recipe.fspo.job import JOB, compose
+    from recipe.math.data.offline_task import write_dataset
+    from recipe.runner.launch import run_folder
+    from recipe.runner.launch.compose import parsed
+    from recipe.runner.launch.prepare import on_this_machine
+
+    given, references = (*in_folder(folder), *words), dict[str, str]()
+    config = on_this_machine(compose(given), references=references)
+    JOB.complete(config)
+    write_dataset(folder / "data", 4096, 256, 0)
+    run_folder.begin(run_folder.Start(config, JOB, tuple(parsed(given)), references=references))
+    (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
+    return folder
+
+
+def saved(folder: Path, step: int) -> Path:
+    """A checkpoint of one rank as verl's FSDP manager writes it, which the tracker names."""
+    root = folder / "checkpoints"
+    place = root / f"global_step_{step}"
+    (place / "actor").mkdir(parents=True)
+    for name in ("model", "optim", "extra_state"):
+        torch.save({"weights": torch.arange(2000.0), "step": step}, place / "actor" / f"{name}_world_size_1_rank_0.pt")
+    torch.save({"position": step}, place / "data.pt")
+    torch.save({"random": step}, place / "fspo_state.pt")
+    (root / "latest_checkpointed_iteration.txt").write_text(str(step))
+    return place
