@@ -77,11 +77,11 @@ WRONG = {
         "train_batch_size=30 async_save=true max_actor_ckpt_to_keep=1 kl_loss_coef=0.01 grad_clip=0.5 resume_from_path "
         "tensor_model_parallel_size=3 max_response_length val_kwargs.n=2 c_low=0.0003 tool_agnet nosuch",
     ),
-    "a correction by token, without log-probabilities; an engine that is not served": (
-        f"{CORRECTION}.rollout_rs=token_k1 {CORRECTION}.rollout_rs_threshold=2 {ROLLOUT}.calculate_log_probs=false "
-        f"{ROLLOUT}.name=sglang",
-        "rollout_rs=token_k1 calculate_log_probs=false rollout.name=sglang",
+    "a correction by token, without log-probabilities": (
+        f"{CORRECTION}.rollout_rs=token_k1 {CORRECTION}.rollout_rs_threshold=2 {ROLLOUT}.calculate_log_probs=false",
+        "rollout_rs=token_k1 calculate_log_probs=false",
     ),
+    "an engine that is not served": (f"{ROLLOUT}.name=sglang", "rollout.name=sglang"),
     "a drift that verl's trainer does not measure": ("algo=fspo_v1 trainer.v1.trainer_mode=sync", "trainer_mode"),
     "an advantage by token": ("algorithm.adv_estimator=gae", "adv_estimator=gae"),
     "an exponent out of range": (f"{LOSS}.exponent=3", f"{LOSS}.exponent=3"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import math
 
@@ -166,6 +167,14 @@ def test_nothing_is_measured_while_the_learning_rate_warms_up() -> None:
     assert inside.clip_values(warm_up, LR) == ([], math.inf)
     steps = [mini_batches(step) for step in (4, 5)]
     assert inside.clip_values(warm_up + steps, LR)[1] == pytest.approx(expected_scale(steps), rel=1e-6)
+
+
+def test_a_batch_in_which_the_rate_becomes_full_does_not_count() -> None:
+    """Its first update was a smaller one."""
+    first, second = mini_batches(1), mini_batches(2)
+    mixed = [dataclasses.replace(first[0], learning_rate=LR / 2), *first[1:]]
+    assert inside.clip_values([mixed], LR) == ([], math.inf)
+    assert inside.clip_values([mixed, second], LR)[1] == pytest.approx(expected_scale([second]), rel=1e-6)
 
 
 def test_one_update_a_rollout_batch_has_the_published_values() -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import inside
 import numpy as np
 import pandas as pd
 import pytest
@@ -324,6 +325,11 @@ def test_steps_of_a_run_resumed_twice_are_there_once(tmp_path: Path) -> None:
     kept, problems = read_steps(path)
     starts = {line["step"]: line["metrics"]["start"] for line in kept}
     assert starts == {0: 1, 1: 1, 2: 1, 3: 2, 4: 2, 5: 3} and not problems
+    write_steps(path, 5, accuracy=0.5)  # a validation has a line of its own
+    assert [line["metrics"] for line in read_steps(path)[0] if line["step"] == 5][-2:] == [
+        {"start": 3},
+        {"accuracy": 0.5},
+    ]
     write_steps(path, 1, start=4)  # all begins again
     assert {line["step"]: line["metrics"]["start"] for line in read_steps(path)[0]} == {0: 1, 1: 4}
 
@@ -339,3 +345,13 @@ def test_a_line_cut_by_a_kill_is_named_and_costs_no_other(tmp_path: Path, cut: i
     kept, problems = read_steps(path)
     steps = [line["step"] for line in kept]
     assert steps in ([1, 2, 3, 4], [1, 2, 3, 3, 4]) and (cut == 1 or any(path.name in line for line in problems))
+
+
+# ---------------------------------------------------------------- what is never trained on
+
+
+@pytest.mark.promise(15)
+def test_every_evicted_response_is_counted_once() -> None:
+    """A group that is stale and failed counts once, one that was more than a batch needed too."""
+    ended = inside.evicted({"a": 2, "b": 2, "c": 2, "d": 2}, stale={"a", "b"}, failed={"b"}, surplus={"c"})
+    assert ended == {"stale": 2, "failed": 2, "surplus": 2}
