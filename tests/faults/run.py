@@ -1,4 +1,4 @@
-"""``python -m tests.faults.run [NUMBER ...]``: whether the promises' tests catch the planted faults of faults.toml.
+"""``python tests/faults/run.py [NUMBER ...]``: whether the promises' tests catch the planted faults of faults.toml.
 
 Copies the tracked files to a temporary folder, and runs a fault's command there as they are, where it must pass, and
 then with the fault's patch, where it must fail. Faults that share a command share its first run.

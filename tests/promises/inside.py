@@ -141,9 +141,10 @@ def evicted(
     groups: Mapping[str, int], stale: Collection[str], failed: Collection[str], surplus: Collection[str]
 ) -> dict[str, int]:
     """Responses by why they were not trained on, where verl's buffer evicts these groups of so many responses."""
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
+
     from recipe.fspo.accounting import replay_buffer
     from recipe.fspo.accounting.funnel import LengthFunnel
-    from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
     class Queue:
         """TransferQueue in memory, of responses of three tokens."""
