@@ -53,7 +53,7 @@ def _become(module: str, words: list[str], folder: str, environment: dict[str, s
 
 
 def run(
-    module: str, *words: object, folder: Path, environment: Mapping[str, str] | None = None, seconds: float = 120
+    module: str, *words: object, folder: Path, environment: Mapping[str, str] | None = None, seconds: float = 1200
 ) -> Ended:
     """``python -m MODULE WORDS`` in a folder, with these variables beside those of the tests."""
     if not getattr(_FORKS, "told", False):
@@ -87,7 +87,7 @@ _ALONE: Final = (
 
 def verl(*words: object, folder: Path, environment: Mapping[str, str] | None = None) -> Ended:
     """``python -m verl.trainer.main_ppo``, verl's own command, up to the start of Ray."""
-    return run("verl.trainer.main_ppo", *_ALONE, *words, folder=folder, environment=environment, seconds=30)
+    return run("verl.trainer.main_ppo", *_ALONE, *words, folder=folder, environment=environment)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -109,15 +108,13 @@ HOSTILE = [
 
 @pytest.mark.promise(18)
 def test_hostile_answers_cost_no_other_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From many threads, as verl's reward workers ask."""
+    """From many threads, as verl's reward workers ask; one that is not bounded would never end."""
     monkeypatch.chdir(tmp_path)
     asked = [*itertools.chain(*[(hostile, rf"\boxed{{x+{i}}}") for i, hostile in enumerate(HOSTILE)])]
     truths = [*itertools.chain(*[("34", f"{i}+x") for i in range(len(HOSTILE))])]
-    began = time.monotonic()
     with ThreadPoolExecutor(8) as threads:
         scores = list(threads.map(score, asked, truths))
     assert scores == [0.0, 1.0] * len(HOSTILE) and list(tmp_path.iterdir()) == []
-    assert time.monotonic() - began < 300, "each is bounded: none waits for ever"
 
 
 # ---------------------------------------------------------------- data
