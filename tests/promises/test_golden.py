@@ -10,6 +10,7 @@ import pytest
 from benchmarks import golden
 from fspo.losses import ALGORITHMS
 
+pytestmark = pytest.mark.promise(2)
 RECORDED = json.loads(golden.RECORD.read_text(encoding="utf-8"))
 
 
