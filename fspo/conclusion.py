@@ -296,7 +296,7 @@ class ClipValue:
     mean_length: float
 
 
-#: What sets a clip value in a program that trains; None if it cannot.
+#: For which programs that train, and what sets a clip value in them, behind a comma; None if nothing can.
 Override = Callable[[ClipValue], str | None]
 
 
@@ -400,7 +400,7 @@ def conclude(
     def propose(name: str, band: SequenceLossSettings) -> str:
         value = ClipValue(name, band, loss, float(responses.length_B.mean()))
         setting = None if override is None else override(value)
-        return "" if setting is None else f":\n  {setting}"
+        return "" if setting is None else f", {setting}"
 
     lines: list[str | None] = [alike or _spread_line(responses)]
     even = {} if alike else {view: even_band(responses, accept, view) for view in VIEWS}

@@ -25,8 +25,8 @@ from recipe.fspo.job import JOB, choices, compose
 from recipe.runner.faults.preemption import INTERRUPTED
 from recipe.runner.launch.commands import BadInput, as_list, of_settings, refuse, split_arguments
 from recipe.runner.launch.compose import Refused, key_of, parsed, quoted, text_of
-from recipe.runner.launch.masking import masked_override
 from recipe.runner.launch.run_settings import has_results, run_info
+from recipe.runner.launch.secrets import literal_problems
 from recipe.runner.launch.values import name_problems
 from recipe.runner.main import problems_of
 
@@ -99,12 +99,8 @@ def parse(arguments: Sequence[str]) -> Request:
             raise BadInput(f"{text}: the grid sets {key}; give algos=[...], seeds=[...], clip_values=[...], out=FOLDER")
         if override.is_sweep_override():
             raise BadInput(f"{text}: all runs of a grid share its overrides; a list is {key}=[A,B]")
-        if (shown := masked_override(override)) != text:
-            # On the command lines of the runs, which all users of the machine can read, and in grid.json.
-            raise BadInput(
-                f"{shown}: a grid hands its overrides on by command lines: export NAME=VALUE, and give "
-                f"{text.partition('=')[0]}='${{oc.env:NAME}}' (docs/clusters.md#secrets)"
-            )
+        if wrong := list(literal_problems(override.value(), key)):
+            raise BadInput("\n".join(wrong))
     seeds = as_list(settings, "seeds")
     if not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise BadInput(f"seeds={seeds!r}: give whole numbers from 0, such as seeds=[1,2,3]")
@@ -115,7 +111,7 @@ def parse(arguments: Sequence[str]) -> Request:
     shared = ["algorithm.adv_estimator=grpo"] if advantage == "shared" else []
     overrides = [*shared, *map(text_of, rest)]
     try:
-        config = compose(overrides, SETTINGS)
+        config = compose(overrides)
         problems, name = list(name_problems(config)), config.trainer.experiment_name
     except (HydraException, OmegaConfBaseException) as error:
         raise BadInput(of_settings(error, rest)) from None

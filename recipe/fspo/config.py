@@ -170,6 +170,8 @@ def complete_settings(config: DictConfig) -> None:
         config.fspo = OmegaConf.merge(defaults, {"kl_to_start": False}, config.get("fspo") or {})
     if config.fspo.clip_values is None:
         config.fspo.clip_values = "published" if keeps_clip_values(config) else "measured"
+    if own_scale(config):
+        config.fspo.match_scale = "native"
 
 
 def complete_loss(config: DictConfig) -> None:
@@ -179,6 +181,9 @@ def complete_loss(config: DictConfig) -> None:
     """
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     settings = policy_loss_settings(policy_loss)
+    if note := own_scale(config):
+        print(f"note: {note}", flush=True)
+        config.fspo.match_scale = "native"
     why = keeps_clip_values(config)
     could = can_be_measured(policy_loss) and (policy_loss.get("c_low") or 0) < NO_CLIP
     if why and could and config.fspo.get("clip_values") != "published":
@@ -228,9 +233,37 @@ def clip_values_of(config: DictConfig) -> list[str]:
     values = {key: loss[key] for key in ("c_low", "c_high") if loss.get(key) is not None}
     settings = policy_loss_settings(loss)
     if OmegaConf.select(config, "fspo.clip_values") == "measured" and settings is not None:
-        is_completed = dataclasses.asdict(settings).items() <= dict(loss).items()
-        values = {k: v for k, v in values.items() if not (is_completed and v == getattr(ALGORITHMS[loss.loss_mode], k))}
+        authors, completed = ALGORITHMS[loss.loss_mode], _is_completed(loss, settings)
+        values = {k: v for k, v in values.items() if not (completed and v == getattr(authors, k))}
     return [f"{key}={value}" for key, value in values.items()]
+
+
+def _is_completed(loss: DictConfig, settings: SequenceLossSettings) -> bool:
+    return dataclasses.asdict(settings).items() <= dict(loss).items()
+
+
+def own_scale(config: DictConfig) -> str | None:
+    """A note on a given ``grad_multiplier``, to which ``fspo.match_scale=matched`` gives way; None without one.
+
+    Both at once would divide the gradient twice. A run whose loss is divided names the factor 1 beside all its other
+    settings. This one was not given.
+    """
+    loss = config.actor_rollout_ref.actor.policy_loss
+    factor = loss.get("grad_multiplier")
+    if factor is None or OmegaConf.select(config, "fspo.match_scale") == "native":
+        return None
+    try:
+        settings = policy_loss_settings(loss)
+    except ValueError:  # which is said elsewhere
+        return None
+    if settings is None or settings.grad_scale != "1":
+        return None
+    if _is_completed(loss, settings) and factor == ALGORITHMS[loss.loss_mode].grad_multiplier:
+        return None
+    return (
+        f"{_POLICY_LOSS}.grad_multiplier={factor} is the factor on the gradient: fspo.match_scale is off (native), and "
+        "divides by no length besides"
+    )
 
 
 def scales_with_length(policy_loss: DictConfig) -> bool:

@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -30,6 +30,7 @@ from recipe.fspo.config import (
     complete_settings,
     is_by_sequence,
     keeps_clip_values,
+    own_scale,
     policy_loss_settings,
     settings_of,
     trained_settings,
@@ -50,7 +51,6 @@ from recipe.runner.launch.values import Count, Positive, Share, kind_problems, t
 
 from fspo.files import folder_problem
 from fspo.losses import ALGORITHMS, LOSSES, resolve_settings
-from fspo.names import did_you_mean
 from fspo.table import FOLDER, holds_table
 from fspo.types import NO_CLIP, eps_of_c
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
@@ -64,6 +64,10 @@ _TOKEN_ESTIMATORS: Final = ("gae", "optimal_token_baseline", "tir_optimal_token_
 #: A clip value so many times the published one, at the longest response, is that of another exponent or loss:
 #: frameworks have shipped PPO's 0.2 in place of GSPO's 3e-4 by mistake. Measured ones were up to 34 times it.
 _FACTOR: Final = 50.0
+#: verl's default of ``clip_ratio`` and of both its sides.
+_VERLS_CLIP_RATIO: Final = 0.2
+#: vLLM samples at this temperature where a lower one is asked for, and the trainer divides the logits by that.
+_LOWEST_TEMPERATURE: Final = 0.01
 #: The class of settings of this recipe's losses.
 _OUR_CLASS: Final = "recipe.fspo.config.SequencePolicyLossConfig"
 #: That of verl's, which algo=grpo has: with a loss of this recipe's it becomes the other.
@@ -230,10 +234,14 @@ def plain_notes(config: DictConfig) -> Iterator[str]:
     """What a plain command with a loss or a trainer of this repository measures or clips not, and why."""
     if not (_is_ours(config) or is_by_sequence(config)):
         return
+    if note := idle_penalty(config):
+        yield note
     loss = config.actor_rollout_ref.actor.policy_loss
     measures_a_band = is_by_sequence(config) and not can_be_measured(loss)
     if _is_ours(config) and not measures_a_band and (why := keeps_clip_values(config)):
         yield f"clip values are not measured: {why}"
+    if _is_ours(config) and (note := own_scale(config)):
+        yield note
     correction = config.algorithm.get("rollout_correction") or {}
     mode = config.trainer.v1.trainer_mode if config.trainer.use_v1 else "sync"
     # separate_async trains several batches between two transfers of the weights, and S starts from the first.
@@ -245,24 +253,23 @@ def plain_notes(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _has_verls_class(config: DictConfig) -> bool:
-    target = OmegaConf.select(config, f"{_POLICY_LOSS}._target_")
-    return not target or re.fullmatch(_VERLS_CLASS, str(target)) is not None
+def idle_penalty(config: DictConfig) -> str | None:
+    """A note on a penalty of repeated tokens, which verl 0.9.1 hands to no request; None without one."""
+    penalty = config.actor_rollout_ref.rollout.get("repetition_penalty")
+    if penalty in (None, 1):
+        return None
+    return f"{_ROLLOUT}.repetition_penalty={penalty} does nothing: verl 0.9.1 samples with 1.0 whatever it is"
 
 
 def plain_problems(config: DictConfig) -> Iterator[str]:
     """Problems of a loss or a trainer of ours that plain verl would meet only in the first mini-batch, or never."""
     loss_mode = OmegaConf.select(config, f"{_POLICY_LOSS}.loss_mode", throw_on_resolution_failure=False)
     if not (_is_ours(config) or loss_mode in ALGORITHMS):
-        is_own = OmegaConf.select(config, "actor_rollout_ref.model.external_lib") or not _has_verls_class(config)
-        if is_own or loss_mode in POLICY_LOSS_REGISTRY:  # a module of the user's registers it in the workers
-            return
-        if meant := did_you_mean(str(loss_mode), ALGORITHMS):
-            yield f"{_POLICY_LOSS}.loss_mode={loss_mode} is registered by nobody{meant}"
         return
     if wrong := list(kind_problems(config)):
         yield from wrong
         return
+    yield from _rollout_problems(config)
     if _is_ours(config):
         import recipe.fspo.sqrt_mask  # noqa: F401  (a rule that the trainer adds)
 
@@ -276,6 +283,7 @@ def plain_problems(config: DictConfig) -> Iterator[str]:
         yield from _clip_problems(config)
         yield from loss_problems(config)
     if is_by_sequence(config):
+        yield from _clip_ratio_problems(config)
         yield from _plain_loss_problems(config)
         yield from _correction_problems(config)
         yield from _advantage_problems(config)
@@ -323,7 +331,7 @@ def _plain_trainer_problems(config: DictConfig) -> Iterator[str]:
     settings = config.get("fspo") or {}
     for name in settings:
         if name not in known:
-            yield f"fspo.{name} does not exist{did_you_mean(name, known)}; there are {', '.join(known)}"
+            yield f"fspo.{name} does not exist; there are {', '.join(known)}"
     yield from type_problems(OmegaConf.to_container(OmegaConf.create(settings)), types_of(FspoSettings), "fspo.")
     folder = Path(config.trainer.default_local_dir)
     if problem := folder_problem(folder):
@@ -383,6 +391,41 @@ def _ratio_problems(config: DictConfig) -> Iterator[str]:
         yield (
             f"{', '.join(truncated)} cuts the sampling distribution, so importance ratios are biased: set top_p=1 and "
             "top_k=-1 (val_kwargs has its own)"
+        )
+
+
+def _rollout_problems(config: DictConfig) -> Iterator[str]:
+    """Settings with which responses are sampled from other weights or probabilities than the trainer's, or never used.
+
+    Of both commands, and with a trainer of verl's, too.
+    """
+    model, rollout, trainer = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.trainer
+    separate = trainer.use_v1 and str(trainer.v1.trainer_mode).endswith("separate_async")
+    lora = next((name for name in ("lora_adapter_path", "lora_rank") if model.get(name)), None)
+    if separate and lora and not OmegaConf.select(model, "lora.merge"):
+        # verl#7495: its transfer to other devices leaves the adapter out, so they sample from the start for ever.
+        yield (
+            f"actor_rollout_ref.model.{lora}={model[lora]} does not reach the devices that generate in separate_async, "
+            "because verl 0.9.1 sends them the weights without the adapter: set actor_rollout_ref.model.lora.merge="
+            "true, or train with mode=colocate_async (in verl's own command trainer.v1.trainer_mode="
+            "fspo_colocate_async)"
+        )
+    oldest = OmegaConf.select(trainer, "v1.sampler.max_off_policy_threshold")
+    if isinstance(oldest, int) and oldest < 1:
+        yield (
+            f"trainer.v1.sampler.max_off_policy_threshold={oldest} leaves no response to train on: 1 is one that was "
+            "asked for in this step. Set it to 1 or more, or to null for no limit"
+        )
+    if 0 < rollout.temperature < _LOWEST_TEMPERATURE:
+        yield (
+            f"{_ROLLOUT}.temperature={rollout.temperature} is not what vLLM samples at: its lowest is "
+            f"{_LOWEST_TEMPERATURE}, and the trainer would divide the logits by yours. Set it to {_LOWEST_TEMPERATURE} "
+            "or more (val_kwargs has its own)"
+        )
+    if str(rollout.get("logprobs_mode")).startswith("raw_") and rollout.temperature != 1:
+        yield (
+            f"{_ROLLOUT}.logprobs_mode={rollout.logprobs_mode} is before the temperature, and the trainer's are with "
+            f"temperature={rollout.temperature}: set logprobs_mode to processed_logprobs"
         )
 
 
@@ -495,15 +538,40 @@ def _clip_problems(config: DictConfig) -> Iterator[str]:
             )
 
 
-def recorded_problems(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Why a run with these recorded settings of its loss cannot go on: some have another meaning now, or none."""
-    loss: Any = settings
-    for name in _POLICY_LOSS.split("."):
-        loss = loss.get(name) if isinstance(loss, Mapping) else None
-    try:
-        resolve_settings(loss if isinstance(loss, Mapping) else {})
-    except (TypeError, ValueError) as error:
-        yield f"{_POLICY_LOSS}.{error}"
+def _clip_ratio_problems(config: DictConfig) -> Iterator[str]:
+    """Clip values of verl's losses beside a loss that does not read them."""
+    actor = config.actor_rollout_ref.actor
+    for key in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
+        if is_by_sequence(config) and actor.get(key) not in (None, _VERLS_CLIP_RATIO):
+            yield (
+                f"{_ACTOR}.{key}={actor[key]} has no effect on loss_mode={actor.policy_loss.loss_mode}: give "
+                f"{_POLICY_LOSS}.c_low and c_high, the band in nats, which a run measures (docs/algorithms.md), or a "
+                "loss that reads it, such as algo=grpo"
+            )
+
+
+def _reward_problems(config: DictConfig) -> Iterator[str]:
+    """Settings of a reward that nothing reads, so that the run trains on another one in silence."""
+    reward = config.reward
+    settings, own = dict(reward.get("reward_kwargs") or {}), str(reward.custom_reward_function.path)
+    if (settings.get("overlong_buffer_cfg") or {}).get("enable") is False:
+        settings = {key: value for key, value in settings.items() if key not in ("overlong_buffer_cfg", "max_resp_len")}
+    module = OmegaConf.select(reward, "reward_manager.module.path")
+    if settings and reward.reward_manager.source == "importlib" and module == "pkg://recipe.runner.reward_manager":
+        keys, where = ", ".join(f"reward.reward_kwargs.{key}" for key in settings), "reward.custom_reward_function"
+        yield (
+            f"{keys}: this recipe's reward manager reads none of them; leave them out. A penalty for length is "
+            f"+{where}.reward_kwargs.overlong_buffer=TOKENS +{where}.reward_kwargs.max_response_length=TOKENS "
+            "(docs/data-and-rewards.md)"
+        )
+    model = reward.reward_model
+    if model.enable and not model.model_path:
+        yield "reward.reward_model.enable=true without a model: give reward.reward_model.model_path, or leave it out"
+    elif model.enable and own == "pkg://recipe.math.reward":  # it would be started and never asked
+        yield (
+            "reward.reward_model.enable=true: the recipe's reward function asks no model; give "
+            "reward.custom_reward_function.path=null, or a function that asks it"
+        )
 
 
 #: The table.
@@ -511,8 +579,11 @@ RULES: Final[tuple[Rule, ...]] = (
     _class_problems,  # first, because it imports the module of an own loss, which may register more than a loss
     _setting_problems,
     _ratio_problems,
+    _rollout_problems,
     _correction_problems,
     _advantage_problems,
     _clip_problems,
+    _clip_ratio_problems,
+    _reward_problems,
     _skipping_problems,
 )

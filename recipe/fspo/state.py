@@ -1,8 +1,7 @@
-"""What this recipe adds to verl's checkpoints: the state of its own parts, and the trainer's random states."""
+"""What this recipe adds to verl's checkpoints: the state of its own parts."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -34,9 +33,30 @@ class Stateful(Protocol):
 def save_state(folder: Path, parts: Mapping[str, Stateful | None]) -> None:
     """Write ``fspo_state.pt`` into a checkpoint folder, under a temporary name first. A part may be absent (None)."""
     state = {name: None if part is None else part.state_dict() for name, part in parts.items()}
-    state["random"] = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
     with atomic_path(folder / STATE_FILE) as temporary:
         torch.save(state, temporary)
+
+
+def read_state(folder: Path) -> dict[str, Any] | None:
+    """What :func:`save_state` wrote, by the names of the parts; None if it has written nothing there.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    path = folder / STATE_FILE
+    if not path.exists():
+        return None
+    try:
+        # Without a pickle's code. Torch has to be told of numpy's arrays.
+        with torch.serialization.safe_globals(_ARRAYS):
+            state: dict[str, Any] = torch.load(path, weights_only=True)
+    except Exception as error:
+        why = str(error).partition(". ")[0]  # torch goes on about how to run what is in it
+        raise ValueError(
+            f"{path} is damaged ({why}): resume from an older checkpoint with trainer.resume_mode=resume_path "
+            "trainer.resume_from_path=.../global_step_N, or delete this file to begin the statistics afresh"
+        ) from error
+    return state
 
 
 def load_state(folder: Path, parts: Mapping[str, Stateful | None]) -> bool:
@@ -46,18 +66,8 @@ def load_state(folder: Path, parts: Mapping[str, Stateful | None]) -> bool:
         ValueError: if the file is damaged, or only one of checkpoint and run has a part.
     """
     path = folder / STATE_FILE
-    if not path.exists():
+    if (state := read_state(folder)) is None:
         return False  # a checkpoint of another trainer: the weights are good, the statistics begin afresh
-    try:
-        # Without a pickle's code. Torch has to be told of numpy's arrays.
-        with torch.serialization.safe_globals(_ARRAYS):
-            state = torch.load(path, weights_only=True)
-    except Exception as error:
-        why = str(error).partition(". ")[0]  # torch goes on about how to run what is in it
-        raise ValueError(
-            f"{path} is damaged ({why}): resume from an older checkpoint with trainer.resume_mode=resume_path "
-            "trainer.resume_from_path=.../global_step_N, or delete this file to begin the statistics afresh"
-        ) from error
     for name, part in parts.items():
         if name not in state:
             continue  # saved before there was such a part: it begins afresh
@@ -69,7 +79,4 @@ def load_state(folder: Path, parts: Mapping[str, Stateful | None]) -> bool:
             )
         if part is not None:
             part.load_state_dict(state[name])
-    random.setstate(state["random"]["python"])
-    np.random.set_state(state["random"]["numpy"])
-    torch.set_rng_state(state["random"]["torch"])
     return True

@@ -27,15 +27,12 @@ LAYERS: dict[str, set[str]] = {
         *("recipe.runner.cpu", "recipe.runner.faults", "recipe.runner.verl_patches", "recipe.runner.checkpoints"),
         *("recipe.runner.ranks", "recipe.runner.ray_worker"),
     },
-    "recipe.runner.plan": {
-        *("recipe.runner.launch", "recipe.runner.checkpoints", "recipe.runner.verl_patches", "recipe.runner.ranks"),
-    },
 }
 #: What the other packages of the recipe may import of the library, each besides itself. The runner: files, texts, a run
 #: folder's records and table. The task: files, texts, intervals. So neither knows the other, or the method.
 MAY: dict[str, tuple[str, ...]] = {
     "recipe.runner": (
-        *("fspo.files", "fspo.names", "fspo.reading", "fspo.records", "fspo.row_files", "fspo.table"),
+        *("fspo.files", "fspo.reading", "fspo.records", "fspo.row_files", "fspo.table"),
         *("fspo.when_imported", "fspo.wording"),
     ),
     "recipe.math": (
@@ -45,9 +42,7 @@ MAY: dict[str, tuple[str, ...]] = {
 }
 #: What of recipe.fspo may import the runner: commands, a run's trainers, rules in a driver, verl's entry point (for the
 #: CPU platform). Trainer, worker and losses work in verl's own command.
-WITH_THE_RUNNER = tuple(
-    f"recipe.fspo.{name}" for name in ("main", "job", "compare", "plan", "in_runner", "rules", "plugin")
-)
+WITH_THE_RUNNER = tuple(f"recipe.fspo.{name}" for name in ("main", "job", "compare", "in_runner", "rules", "plugin"))
 Graph = dict[str, set[str]]
 
 
@@ -180,11 +175,9 @@ for name in modules_of("fspo.report"):
     importlib.import_module(name)
 absent("verl", "ray", "vllm", "hydra", "omegaconf", "transformers")
 
-import recipe.fspo.compare, recipe.fspo.main, recipe.fspo.plan
+import recipe.fspo.compare, recipe.fspo.job, recipe.fspo.main
+recipe.fspo.job.compose(["experiment=qwen3_8b"])
 absent("verl", "ray", "vllm", "transformers")
-with contextlib.redirect_stdout(io.StringIO()):
-    assert recipe.fspo.plan.main(recipe.fspo.plan.JOB, "", ["experiment=qwen3_8b"]) == 0
-absent("verl", "ray", "vllm")
 """
 
 ON_CPUS = {"VERL_PLATFORM": "cpu"}

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from composing import composed
 from hydra import compose, initialize_config_module
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from messages import holds
@@ -15,6 +16,7 @@ from omegaconf import OmegaConf, open_dict
 
 from fspo.table import FOLDER, TableWriter
 from recipe.fspo.import_hook import check_before_ray
+from recipe.fspo.job import JOB
 from recipe.runner.launch.compose import parsed
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -168,7 +170,6 @@ MEASURED = "trainer.v1.trainer_mode=fspo"
         ("fspo", "_target_ +exponent=3", ("exponent=3",)),
         ("fspo", "+c_low=0.05", ("_target_=verl.", "'c_low'", TYPED)),
         ("fspo", "_target_ +c_lwo=0.05", ("_target_=", "'c_lwo'")),
-        ("fsop", "", ("loss_mode=fsop ", "did you mean fspo?")),
         ("fspo_2", "actor_rollout_ref.model.external_lib=my_losses", ()),  # registered in the workers
         ("fspo_2", "actor_rollout_ref.actor.policy_loss._target_=my_losses.Config", ()),
         ("fspo", "_target_ +exponent=0.43 +c_low=0.04 +c_high=0.04", ()),
@@ -186,6 +187,45 @@ def test_a_band_that_verls_own_trainer_cannot_measure_is_refused(loss: str, fiel
         ask(*overrides, loss=loss, mode=PLAIN)
 
 
+LORA = ("actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_alpha=16")
+ADAPTER = ("actor_rollout_ref.model.lora_adapter_path=/an/adapter",)
+MERGED = "actor_rollout_ref.model.lora.merge=true"
+TEMPERATURE, RAW = "actor_rollout_ref.rollout.temperature", "actor_rollout_ref.rollout.logprobs_mode=raw_logprobs"
+STALENESS = "trainer.v1.sampler.max_off_policy_threshold"
+ASYNC = (*CORRECTED, "+fspo.allow_uncorrected=true")
+
+
+@pytest.mark.parametrize(
+    ("mode", "overrides", "says"),
+    [
+        ("separate_async", LORA, ("model.lora_rank=8 ", MERGED, "mode=colocate_async")),
+        ("fspo_separate_async", (*ASYNC, *LORA), ("model.lora_rank=8 ", MERGED)),
+        ("separate_async", ADAPTER, ("model.lora_adapter_path=/an/adapter ", MERGED)),
+        ("separate_async", (*LORA, MERGED), ()),
+        ("fspo_colocate_async", (*ASYNC, *LORA), ()),
+        ("separate_async", (f"{STALENESS}=0",), (f"{STALENESS}=0 ", "1", "null")),
+        ("fspo_colocate_async", (*ASYNC, f"{STALENESS}=-1"), (f"{STALENESS}=-1 ",)),
+        ("separate_async", (f"{STALENESS}=1",), ()),
+        ("separate_async", (f"{STALENESS}=null",), ()),
+        ("fspo", (f"{TEMPERATURE}=0.009",), (f"{TEMPERATURE}=0.009 ", "0.01")),
+        (PLAIN, (f"{TEMPERATURE}=1e-6",), (f"{TEMPERATURE}=1e-06 ", "0.01")),
+        (PLAIN, (f"{TEMPERATURE}=0.01",), ()),
+        ("fspo", (f"{TEMPERATURE}=0.6", RAW), (f"{RAW} ", "temperature=0.6")),
+        (PLAIN, (f"{TEMPERATURE}=0.6", RAW), (f"{RAW} ", "processed_logprobs")),
+        (PLAIN, (RAW,), ()),
+        ("fspo", (f"{TEMPERATURE}=0.6",), ()),
+    ],
+)
+def test_weights_and_probabilities_that_are_not_the_trainer_s_are_refused(
+    mode: str, overrides: tuple[str, ...], says: tuple[str, ...]
+) -> None:
+    if not says:
+        assert ask(*overrides, mode=mode) == {"env_vars": {}}
+        return
+    with pytest.raises(ValueError, match=holds(*says)):
+        ask(*overrides, mode=mode)
+
+
 def test_a_folder_for_an_audit_that_cannot_be_written_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FSPO_AUDIT", "/dev/null/audit")
     assert ask() == {"env_vars": {}}, "a trainer of this recipe keeps a table of its own"
@@ -201,6 +241,7 @@ def test_what_a_sequence_loss_cannot_use_is_refused_with_verls_own_trainer(overr
 
 
 ONE_UPDATE = "actor_rollout_ref.actor.ppo_mini_batch_size=1024"
+PENALTY = "actor_rollout_ref.rollout.repetition_penalty"
 
 
 @pytest.mark.parametrize(
@@ -216,6 +257,10 @@ ONE_UPDATE = "actor_rollout_ref.actor.ppo_mini_batch_size=1024"
         ("fspo", "separate_async", (ONE_UPDATE,), ()),
         ("fspo", PLAIN, (), ()),
         ("gspo", PLAIN, (ONE_UPDATE,), ()),
+        *(("fspo", mode, (f"+{PENALTY}=1.1",), (f"{PENALTY}=1.1 ", "nothing")) for mode in ("fspo", PLAIN)),
+        ("fspo", PLAIN, (f"+{PENALTY}=1.0",), ()),
+        ("fspo", "fspo", (TYPED, f"+{LOSS}.grad_multiplier=0.016"), (f"{LOSS}.grad_multiplier=0.016 ", "match_scale")),
+        ("fspo", PLAIN, (TYPED, f"+{LOSS}.grad_multiplier=0.016"), ()),
     ],
 )
 def test_a_note_says_what_is_not_measured_and_what_never_clips(
@@ -224,3 +269,9 @@ def test_a_note_says_what_is_not_measured_and_what_never_clips(
     ask(*overrides, loss=loss, mode=mode)
     notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
     assert len(notes) == bool(says) and all(text in note for note in notes for text in says)
+
+
+def test_a_run_notes_a_penalty_that_verl_hands_to_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    for value, notes in (("1.1", 1), ("1.0", 0)):
+        JOB.complete(composed(f"+{PENALTY}={value}"))
+        assert capsys.readouterr().out.count(f"note: {PENALTY}={value} ") == notes

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from composing import composed
-from omegaconf import DictConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, open_dict
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.workers.config import FSDPActorConfig
 
 from fspo.clip import FIXED_AFTER
+from recipe.fspo import policy_loss
 from recipe.fspo.accounting.measured import ClipValues, LossScale
-from recipe.fspo.config import complete_loss
-from recipe.fspo.recorder import MiniBatch, join_ranks
+from recipe.fspo.config import complete_loss, complete_settings
+from recipe.fspo.recorder import MiniBatch, Recorder, join_ranks
+from recipe.fspo.rules import complete_plain
 
 CLIP = "actor_rollout_ref.actor.policy_loss.c_low"
 PROMPTS, RESPONSES, MINI_BATCHES, LR = 32, 8, 4, 1e-4
@@ -96,6 +102,72 @@ def test_only_losses_that_sum_over_tokens_are_divided(overrides: tuple[str, ...]
     assert scale.factor == pytest.approx(factor)
 
 
+MULTIPLIER = "actor_rollout_ref.actor.policy_loss.grad_multiplier"
+MEANT = 0.025
+
+
+def plain(*overrides: str) -> DictConfig:
+    """The configuration that verl's own command hands to the trainer ``trainer.v1.trainer_mode=fspo``."""
+    config = composed(*overrides)
+    loss = config.actor_rollout_ref.actor.policy_loss
+    with open_dict(config):
+        config.actor_rollout_ref.actor.policy_loss = {key: loss[key] for key in loss if loss[key] is not None}
+        config.pop("fspo")
+        config.trainer.use_v1 = True
+    complete_plain(config)
+    complete_settings(config)  # as the trainer does
+    return config
+
+
+def resumed(*overrides: str) -> DictConfig:
+    """A run's configuration, which has every setting, as its resume completes it again."""
+    config = completed(*overrides)
+    complete_loss(config)
+    return config
+
+
+def gradient_norm(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Of the registered loss, with the factor that the trainer of this configuration sends to its workers."""
+    scale, length = LossScale(config), torch.tensor([10, 30, 80])
+    scale.measure(length)
+    recorder = Recorder()
+    monkeypatch.setattr(policy_loss, "RECORDER", recorder)
+    monkeypatch.setattr(policy_loss, "POLICY_LOSS_REGISTRY", registry := dict(POLICY_LOSS_REGISTRY))
+    policy_loss.observe_losses()
+    recorder.enable(80)
+    recorder.begin_update(None, step=1, loss_scale=scale.factor)
+    recorder.begin_mini_batch()
+    loss = instantiate(config.actor_rollout_ref.actor.policy_loss, _convert_="partial")
+    actor = FSDPActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=loss)
+    actor.global_batch_info.update(dp_size=1, batch_num_tokens=None, global_batch_size=3, loss_scale_factor=None)
+    mask = torch.arange(80) < length[:, None]
+    new = torch.zeros(3, 80, dtype=torch.float64, requires_grad=True)
+    tensors = {"old_log_prob": torch.zeros_like(new), "log_prob": new, "advantages": torch.ones_like(new)}
+    value, _ = registry[loss.loss_mode](**tensors, response_mask=mask, config=actor)
+    return float(torch.autograd.grad(value, new)[0].norm())
+
+
+@pytest.mark.parametrize("command", [completed, resumed, plain])
+def test_a_given_factor_on_the_gradient_is_the_only_one(
+    command: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With old log-probabilities that are the policy's, each token's gradient is the factor over the sequences."""
+    whole = np.sqrt(10 + 30 + 80) / 3
+    matched = gradient_norm(command(), monkeypatch)
+    assert matched == pytest.approx(whole / 40)
+    assert "grad_multiplier" not in capsys.readouterr().out
+    given = command(f"{MULTIPLIER}={MEANT}")
+    assert gradient_norm(given, monkeypatch) == pytest.approx(whole * MEANT)
+    assert given.fspo.match_scale == "native"
+    assert gradient_norm(command(f"{MULTIPLIER}=1.0"), monkeypatch) == pytest.approx(whole), "1 can be given, too"
+
+
+def test_a_checkpoint_from_before_a_factor_was_given_divides_no_more() -> None:
+    scale = LossScale(completed(f"{MULTIPLIER}={MEANT}"))
+    scale.load_state_dict({"length": 40.0})
+    assert scale.factor == 1
+
+
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_clip_values_are_the_same_for_any_split_into_ranks(ranks: int) -> None:
     one, split = ClipValues(completed()), ClipValues(completed())
@@ -141,7 +213,7 @@ def test_one_update_a_rollout_batch_leaves_the_published_values_and_says_why() -
     ("overrides", "clip_values"),
     [
         *((f"algo={algo}", "measured") for algo in ("fspo", "fspo_v1", "gspo", "rloo", "luspo")),
-        *((f"algo={algo}", "published") for algo in ("unclipped", "fspo_quantile", "gspo_verl", "grpo")),
+        *((f"algo={algo}", "published") for algo in ("unclipped", "gspo_verl", "grpo")),
         ("fspo.clip_values=published", "published"),
         (f"{CLIP}=0.05", "published"),
         ("evaluate=true", "published"),

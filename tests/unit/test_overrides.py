@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from recipe.fspo.overrides import override
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTOR = "actor_rollout_ref.actor"
+FOR_BOTH = "for verl's own trainers, and for this recipe's, where grad_multiplier replaces fspo.match_scale"
 
 
 def value_of(loss: str, audited: str | None, **changes: float) -> ClipValue:
@@ -31,8 +33,8 @@ def test_the_audit_s_command_finds_them_by_the_entry_point(capsys: pytest.Captur
 
 def test_verls_gspo_takes_eps_and_every_other_loss_nats() -> None:
     c_low, c_high = c_of_eps(0.2, 0.3)
-    own = override(value_of("seq_gspo", "gspo", c_low=c_low, c_high=c_high))
-    assert own == f"{ACTOR}.clip_ratio_low=0.2 {ACTOR}.clip_ratio_high=0.3"
+    own = str(override(value_of("seq_gspo", "gspo", c_low=c_low, c_high=c_high)))
+    assert own.splitlines()[1:] == [f"  {ACTOR}.clip_ratio_low=0.2 {ACTOR}.clip_ratio_high=0.3"]
     ours = override(value_of("seq_gspo", "seq_gspo", c_low=c_low, c_high=c_high))
     assert ours is not None and "loss_mode" not in ours and "policy_loss.exponent=1 " in ours, (
         "the run may have had another"
@@ -45,6 +47,17 @@ def test_another_exponent_and_another_gradient_scale_are_set_too() -> None:
     assert words is not None and f"{ACTOR}.policy_loss.loss_mode=fspo " in words
     assert f"+{ACTOR}.policy_loss.exponent=0.43 " in words and words.endswith("grad_multiplier=0.013")
     assert "grad_multiplier" not in str(override(value_of("fspo", "seq_rloo")))
+
+
+def test_the_audit_says_for_which_trainers_an_override_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for audited, scaled in (("gspo", True), ("seq_rloo", False)):
+        trainers, _ = str(override(value_of("fspo", audited))).splitlines()
+        assert "verl's own trainers" in trainers and "this recipe's" in trainers
+        assert ("fspo.match_scale" in trainers) is scaled, "which the factor on the gradient replaces"
+    assert main([str(ROOT / "benchmarks/study/demo.parquet")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    above = [line for line, words in itertools.pairwise(lines) if words.startswith(f"  {ACTOR}.policy_loss")]
+    assert above and all(line.startswith("- 85%") and line.endswith(f", {FOR_BOTH}:") for line in above)
 
 
 def test_without_verl_there_are_none_and_the_library_alone_prints_values(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ def check_resumes(base: Path, folder: Path, cases: list[tuple[str, Spoil]], limi
         try:
             resume = resume_of(parsed([f"resume={run}"]), JOB)
             assert resume is not None
-            compose(JOB, (), (), resume.base)
+            compose(JOB, (), resume.base)
             add_stop_token(config, True, True)
             run_folder.begin(Start(config, JOB, tuple(resume.all_overrides(()))))
             run_folder.end(str(run), "failed", "why")

@@ -28,9 +28,9 @@ class LossScale:
 
     def __init__(self, config: DictConfig) -> None:
         loss = config.actor_rollout_ref.actor.policy_loss
-        applies = config.fspo.match_scale == "matched" and scales_with_length(loss)
-        self.length: float | None = config.fspo.reference_length if applies else None
-        self._open = applies and self.length is None
+        self._applies = config.fspo.match_scale == "matched" and scales_with_length(loss)
+        self.length: float | None = config.fspo.reference_length if self._applies else None
+        self._open = self._applies and self.length is None
         self._lengths: list[torch.Tensor] = []
 
     @property
@@ -55,7 +55,7 @@ class LossScale:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
-        self.length = state["length"]
+        self.length = state["length"] if self._applies else None
         self._open &= self.length is None
 
 

@@ -17,7 +17,6 @@ import ray._private.worker as ray_worker
 
 from recipe.runner.faults.phase import Phase, during
 from recipe.runner.faults.processes import Ended, Process, role_by_title
-from recipe.runner.faults.texts import masking
 
 _LINES_OF_AN_ERROR = 12
 #: How Ray describes an actor whose process has gone: its class, and further lines of which one is the process.
@@ -69,7 +68,7 @@ def explained(error: BaseException, log: Path, failure: Failure | None, phase: P
     ``failure`` is the first that was seen. The whole error is written to ``log``, that of the launching process.
     """
     with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:  # the disk may be full
-        traceback.print_exception(error, file=masking(file))
+        traceback.print_exception(error, file=file)
     reason = error  # Ray wraps what a task raised, once for each process on its way, in classes that derive from it
     while isinstance(inner := getattr(reason, "cause", None), BaseException):
         reason = inner

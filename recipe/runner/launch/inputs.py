@@ -1,7 +1,7 @@
 """The data of a run: where the files are, and what is wrong with them.
 
 Part of the checks before Ray starts (:mod:`recipe.runner.launch.checks`). Of Parquet files the columns are read and no
-rows: ``python -m recipe.runner.check_data`` does that. A JSON file has no columns without its rows, and is read whole.
+rows. A JSON file has no columns without its rows, and is read whole.
 """
 
 from __future__ import annotations
@@ -95,6 +95,12 @@ def steps_of_epochs(config: DictConfig) -> int | None:
     limit = config.data.get("train_max_samples") or -1
     rows = limit if 0 < limit < rows else rows
     return int(rows // config.data.train_batch_size * config.trainer.total_epochs)
+
+
+def last_step(config: DictConfig) -> int | None:
+    """The step with which a run ends: the last one, or that of its epochs, whichever comes first; None: not known."""
+    ends = (config.trainer.total_training_steps, steps_of_epochs(config))
+    return min((step for step in ends if step is not None), default=None)
 
 
 def write_offline_task(job: Job, data: DictConfig) -> None:

@@ -18,8 +18,6 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final
 
-from fspo.names import did_you_mean
-
 #: How verl passes the row and the response; every one of them, by keyword.
 ARGUMENTS: Final = ("data_source", "solution_str", "ground_truth", "extra_info")
 #: A module with a function of this name is asked what is wrong with the keywords of its reward function.
@@ -267,10 +265,7 @@ def class_problem(path: str, name: str) -> str | None:
     have = sorted(key for key, value in vars(module).items() if _is_manager(value))
     if name in have:
         return None
-    return (
-        f"it has no class {name!r} with a method run_single, which verl calls{did_you_mean(name, have)}; it has "
-        f"{', '.join(have) or 'none'}"
-    )
+    return f"it has no class {name!r} with a method run_single, which verl calls; it has {', '.join(have) or 'none'}"
 
 
 def _is_manager(value: Any) -> bool:

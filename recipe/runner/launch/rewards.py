@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fspo.names import did_you_mean
 from recipe.runner.launch.compose import absolute_path, leaves
 from recipe.runner.launch.data_files import PAGE, data_files, generated_files
 from recipe.runner.launch.reward_function import NOTE, BadReward, class_problem, problem_of, truth_reader
@@ -161,9 +160,8 @@ def _manager_problem(manager: DictConfig) -> str | None:
     of_verl = f"{_MANAGER}.source=register {_MANAGER}.name=naive for verl's, or another of {verls}"
     if source == "register":
         if name not in REWARD_MANAGER:
-            like = did_you_mean(name, REWARD_MANAGER)
             return (
-                f"{named} with {_MANAGER}.source=register is none of verl's{like}: choose one of {verls}, or give "
+                f"{named} with {_MANAGER}.source=register is none of verl's: choose one of {verls}, or give "
                 f"{_MANAGER}.source=importlib for a class in {_MANAGER}.module.path={path}"
             )
     elif source != "importlib":

@@ -32,7 +32,6 @@ from recipe.runner.faults.preemption import (
 )
 from recipe.runner.faults.processes import own_run_id
 from recipe.runner.faults.supervisor import Supervisor
-from recipe.runner.faults.texts import masking
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.inputs import write_offline_task
 from recipe.runner.launch.machine import ray_folder
@@ -152,7 +151,7 @@ def _follow(run_dir: str, printed: int, over: threading.Event, out: TextIO) -> N
 def _printed_to(path: Path) -> Iterator[None]:
     log = path.open("a", encoding="utf-8")
     try:
-        with contextlib.redirect_stdout(masking(log)):
+        with contextlib.redirect_stdout(log):
             yield
     finally:
         with contextlib.suppress(OSError):  # the disk may be full; whatever fails because of it says so

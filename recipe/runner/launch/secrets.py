@@ -1,28 +1,22 @@
-"""Secrets of a configuration, which are written nowhere: :func:`masked` stands before all that is written or printed.
+"""Secrets come by the environment: given literally they are refused, and a reference is written as it is.
 
-Secret are the values of ``runtime_env.env_vars``, those of keys that say key, token, password or secret
-(:func:`is_secret`), and what stands before the host of an address. They are written as ``***``; a reference
-``${oc.env:NAME}`` is written as it is. So is any other text that comes from the environment. What is written is never
-read for a value: a resumed run takes secrets from its command or its environment.
+A secret is the value of a key that says key, token, password or secret (:func:`is_secret`), of a variable of
+``runtime_env.env_vars`` too, and what stands before the host of an address. Given as ``${oc.env:NAME}`` it stays that
+text in all that a run writes, prints and hands to verl's loggers; so does any other text from the environment.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from recipe.runner.faults.texts import KNOWN, MASK, masked_text, masking
-from recipe.runner.launch.compose import key_of, leaves, parsed, quoted, text_of
+from recipe.runner.launch.compose import leaves
 
 _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z][a-z0-9]*|\d+")
 #: Words that make a key a secret's, wherever they stand in it.
@@ -31,20 +25,22 @@ _SECRET: Final = re.compile("passwords?|passwd|passphrase|secrets?|credentials?|
 _OF_COLUMNS: Final = re.compile(
     "prompt|response|question|answer|images?|videos?|audios?|messages?|tools?|fn|teacher|data|source|label|text|input|"
     "output|target|group|sort|partition|primary|foreign|index|metric|cache|dict|value|column|reward|score|chosen|"
-    "rejected|query"
+    "rejected|query|solution|problem|id|category|split|truth"
 )
 #: Before ``token`` and ``tokens``, and behind them: of a vocabulary, or a number of them.
 _KINDS_OF_TOKENS: Final = re.compile(
     "bos|eos|pad|unk|sep|cls|mask|stop|start|end|special|added|image|video|audio|think|prompt|response|speculative|max|"
-    "min|num|n|per|batched|draft"
+    "min|num|n|per|batched|draft|format|eot|call"
 )
 _OF_TOKENS: Final = re.compile("ids?|len|length|level|start|end|count|limit|budget|mean|sum|types?")
 #: Of verl's distillation: which data source a model teaches.
 _NO_SECRETS: Final = re.compile(r"(^|\.)teacher_models\.\w+\.key$")
 _ENVIRONMENT: Final = re.compile(r"(^|\.)env_vars\.")
 _REFERENCE: Final = re.compile(r"\$\{oc\.env:\w+\}")
-#: Shorter texts are not looked for in messages, where they are words like any other.
-_SHORTEST: Final = 6
+#: Of the environment, without a default, or of another key.
+_REFERS: Final = re.compile(r"\$\{(oc\.env:\w+|[\w.\[\]]+)\}")
+#: With a password before the host.
+_ADDRESS: Final = re.compile(r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*://[^\s/'\"]+@", re.IGNORECASE)
 
 
 def is_secret(key: str, number: bool = False) -> bool:
@@ -54,8 +50,8 @@ def is_secret(key: str, number: bool = False) -> bool:
     and ``data.prompt_key`` are not. A number is none where it is one of tokens, or of what another word says
     (``token_penalty``, ``num_key_value_heads``).
     """
-    above, _, name = key.rpartition(".")
-    if is_variable(key) or (above and is_secret(above, number)):
+    above, _, name = _ENVIRONMENT.sub(".", key).rpartition(".")
+    if above and is_secret(above, number):
         return True
     words = [word.lower().rstrip("0123456789") for word in _WORDS.findall(name)]
     for word, before, behind in zip(words, ["", *words], [*words[1:], ""], strict=False):
@@ -70,22 +66,9 @@ def is_secret(key: str, number: bool = False) -> bool:
     return False
 
 
-def is_variable(key: str) -> bool:
+def _is_variable(key: str) -> bool:
     """Whether a key names a variable of ``runtime_env.env_vars``."""
     return _ENVIRONMENT.search(key) is not None
-
-
-def is_plain_variable(key: str) -> bool:
-    """Whether a key names such a variable, and no secret by its own name."""
-    return is_variable(key) and not is_secret(_by_name(key))
-
-
-def _by_name(key: str) -> str:
-    return _ENVIRONMENT.sub(".", key)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_reference(value: Any) -> bool:
@@ -93,57 +76,42 @@ def is_reference(value: Any) -> bool:
     return any(map(is_reference, value)) if isinstance(value, list) else bool(_REFERENCE.search(str(value)))
 
 
-def masked(value: Any, key: str = "", references: Mapping[str, str] | None = None) -> Any:
-    """A value as it may be written: containers by their keys, texts without the passwords of addresses.
+def _is_literal(key: str, value: Any) -> bool:
+    """Whether a leaf, as it is given, is a secret and no reference."""
+    if isinstance(value, Mapping):
+        return any(_is_literal(f"{key}.{name}", part) for name, part in value.items())
+    if isinstance(value, list | tuple):
+        return any(_is_literal(f"{key}[{index}]", part) for index, part in enumerate(value))
+    text = str(value)
+    if value is None or isinstance(value, bool) or text == "???" or _REFERS.search(text):
+        return False
+    return _ADDRESS.search(text) is not None or is_secret(key, isinstance(value, int | float))
+
+
+def literal_problems(given: Any, key: str = "") -> Iterator[str]:
+    """A sentence for every secret that stands literally in plain containers, with their references."""
+    for place, value in leaves(given, key):
+        if _is_literal(place, value):
+            yield (
+                f"{place}: a secret stands on the command line, where others can read it, or in a file: export "
+                f"NAME=VALUE, and give {place}='${{oc.env:NAME}}', or leave it out if its reader knows the variable, "
+                "which the run's processes inherit (docs/clusters.md#secrets)"
+            )
+
+
+def as_given(value: Any, key: str = "", references: Mapping[str, str] | None = None) -> Any:
+    """A value in plain containers with every text from the environment as the reference that it was given as.
 
     Args:
-        value: In plain containers.
+        value: Resolved.
         key: Its own, with those of the groups above it.
         references: By key, what :func:`references` gives.
     """
     if isinstance(value, Mapping):
-        return {name: masked(part, f"{key}.{name}" if key else str(name), references) for name, part in value.items()}
+        return {name: as_given(part, f"{key}.{name}" if key else str(name), references) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [masked(part, f"{key}[{index}]", references) for index, part in enumerate(value)]
-    text = (references or {}).get(key, value)
-    if is_secret(key, _is_number(value)):
-        is_open = value is None or isinstance(value, bool) or (isinstance(text, str) and _REFERENCE.fullmatch(text))
-        return text if is_open else MASK
-    return masked_text(text) if isinstance(text, str) else text
-
-
-def masked_word(word: str) -> str:
-    """A word of a command as it may be written."""
-    try:
-        return masked_override(*parsed([word]))
-    except (HydraException, OmegaConfBaseException):
-        return masked_text(word)
-
-
-def masked_override(override: Override) -> str:
-    """An override as it may be written."""
-    value, line = None if override.is_sweep_override() else override.value(), text_of(override)
-    shown = masked(value, key_of(override))
-    if shown == value or value != value:  # nan
-        return line
-    return f"{line.partition('=')[0]}={quoted(shown if isinstance(shown, str) else MASK)}"
-
-
-def know(value: Any, key: str = "") -> None:
-    """Look for the secrets of a configuration, or of a part of it, in every text from now on (:func:`masked_text`).
-
-    Of ``env_vars`` only those whose names are a secret's: others are numbers, folders, words of any text.
-    """
-    if isinstance(value, Mapping):
-        for name, part in value.items():
-            know(part, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list | tuple):
-        for index, part in enumerate(value):
-            know(part, f"{key}[{index}]")
-    elif is_secret(_by_name(key), _is_number(value)) and value is not None and not isinstance(value, bool):
-        names = _REFERENCE.findall(str(value))
-        texts = [os.environ.get(name[len("${oc.env:") : -1], "") for name in names] or [str(value)]
-        KNOWN.update(text for text in texts if len(text) >= _SHORTEST)
+        return [as_given(part, f"{key}[{index}]", references) for index, part in enumerate(value)]
+    return (references or {}).get(key, value)
 
 
 def references(config: DictConfig) -> dict[str, str]:
@@ -190,38 +158,13 @@ def printed_problems(config: DictConfig, references: Mapping[str, str], joins: b
     for group in ("ray_kwargs", "actor_rollout_ref.rollout.engine_kwargs"):
         if (part := OmegaConf.select(config, group)) is None:
             continue
-        plain = OmegaConf.to_container(part, resolve=True)
-        for key, value in leaves(plain, group):
-            name, of_environment = key.rpartition(".")[2], is_variable(key)
+        for key, value in leaves(OmegaConf.to_container(part, resolve=True), group):
+            name, of_environment = key.rpartition(".")[2], _is_variable(key)
             if of_environment and not joins:
                 continue  # handed on by the environment of Ray itself
-            if masked(value, name if of_environment else key) != value or (of_environment and key in references):
+            if _is_literal(key, value) or (of_environment and key in references):
                 variable = name if of_environment else "the variable that its reader knows, such as HF_TOKEN,"
                 yield (
-                    f"{key}={MASK}: its value would stand on command lines or in logs, which others can read; leave it "
-                    f"out, and set {variable} in the environment of the processes (docs/clusters.md#secrets)"
+                    f"{key}: its value would stand on command lines or in logs, which others can read; leave it out, "
+                    f"and set {variable} in the environment of the processes (docs/clusters.md#secrets)"
                 )
-
-
-def masked_command_line() -> list[str]:
-    """The words that this process was started with, as they may be written."""
-    return list(map(masked_word, sys.orig_argv))
-
-
-def mask_command_line() -> None:
-    """Take secrets off this process's command line, which processes that it forks begin with, too."""
-    if (shown := masked_command_line()) != sys.orig_argv:
-        import setproctitle  # verl's, or Ray's own copy
-
-        os.environ["SPT_NOENV"] = "1"  # else it wipes the environment
-        setproctitle.setproctitle(" ".join(shown))
-
-
-@contextlib.contextmanager
-def masked_output(overrides: Iterable[Override]) -> Iterator[None]:
-    """Within it this process prints none of the secrets in a command's overrides, nor what it knows besides."""
-    for override in overrides:
-        if not override.is_sweep_override():
-            know(override.value(), key_of(override))
-    with contextlib.redirect_stdout(masking(sys.stdout)), contextlib.redirect_stderr(masking(sys.stderr)):
-        yield
