@@ -16,7 +16,7 @@ from messages import unpadded
 from scipy.stats import binomtest
 
 from fspo.fairness.bootstrap import ratio_interval
-from recipe.math.evaluation import Record, conclude_evaluation, evaluate, format_table, main, pass_at_k, read_records
+from recipe.math.evaluation import Record, conclude_evaluation, evaluate, main, pass_at_k, read_records
 
 
 @example((10_000, 1_000, 500))
@@ -128,7 +128,7 @@ def test_records_are_read_and_checked(tmp_path: Path) -> None:
         (json.dumps(good | {"score": None}), "'score'"),
         *((json.dumps(good | {"response_length": n}), f"response_length={n}.*from 0") for n in (-1, 1.5)),
         ('{"score": 1}', "'data_source'"),
-        ("{", "JSON"),
+        ("{", "Expecting"),
     ):
         path.write_text(f"{json.dumps(good)}\n{line}\n")
         with pytest.raises(ValueError, match=rf"records\.jsonl\W+(line )?2\b.*{says}"):
