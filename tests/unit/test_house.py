@@ -35,10 +35,7 @@ MAY: dict[str, tuple[str, ...]] = {
         *("fspo.files", "fspo.reading", "fspo.records", "fspo.row_files", "fspo.table"),
         *("fspo.when_imported", "fspo.wording"),
     ),
-    "recipe.math": (
-        *("fspo.fairness.bootstrap", "fspo.files", "fspo.markdown", "fspo.names", "fspo.records", "fspo.row_files"),
-        "fspo.wording",
-    ),
+    "recipe.math": (*("fspo.fairness.bootstrap", "fspo.files", "fspo.markdown", "fspo.wording"),),
 }
 #: What of recipe.fspo may import the runner: commands, a run's trainers, rules in a driver, verl's entry point (for the
 #: CPU platform). Trainer, worker and losses work in verl's own command.

@@ -37,7 +37,6 @@ _WORKERS = "verl.workers.engine_workers"
 _ENGINE = "verl.workers.engine.fsdp.transformer_impl"
 _SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 _NAIVE = "verl.experimental.reward_loop.reward_manager.naive"
-_FACTORIALS = "sympy.functions.combinatorial.factorials"
 _MOE = "vllm.model_executor.layers.fused_moe.cpu_fused_moe"
 _SEPARATION = "verl.experimental.separation.engine_workers"
 _TRACKING = "verl.utils.tracking"
@@ -213,18 +212,6 @@ NAMES: dict[str, dict[str, str]] = {
     "recipe/runner/faults/errors.py": {
         "ray._private.worker:_global_node": "where this run's Ray keeps its logs",
         "ray._private.node:Node.get_logs_dir_path": "the same",
-    },
-    "recipe/math/answers/limits.py": {
-        "math_verify.parser:normalize_latex|latex2sympy|parse_expr": "a response's text",
-        "sympy.core.numbers:Integer._eval_power": "powers",
-        "sympy.core.numbers:Rational._eval_power": "powers",
-        "sympy.core.evalf:mpf_pow|mpf_pow_int": "powers of floats",
-        f"{_FACTORIALS}:factorial.eval": "large arguments",
-        f"{_FACTORIALS}:factorial2.eval": "large arguments",
-        f"{_FACTORIALS}:binomial.eval": "large arguments",
-        "sympy.functions.combinatorial.numbers:harmonic.eval": "large arguments",
-        "sympy.concrete.summations:eval_sum_direct": "long sums",
-        "sympy.concrete.products:Product._eval_product_direct": "long products",
     },
 }
 

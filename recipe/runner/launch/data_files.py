@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from omegaconf import DictConfig, ListConfig
 
 from fspo.row_files import no_rows_in
-from recipe.runner.launch.reward_function import preparation
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,13 +25,6 @@ NO_ROWS: Final = "has no rows, and verl cannot read such a file: leave it out, o
 #: verl's columns of what only a model with a processor takes, by the keys of `data` that rename them.
 MEDIA: Final = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}
 #: Under which names other data sets have what verl's columns hold.
-_ALIASES: Final = {
-    "prompt": ("question", "problem", "messages", "conversations", "instruction", "query", "input", "text"),
-    "reward_model": (
-        *("answer", "final_answer", "ground_truth", "expected_answer", "gold", "target", "label", "solution", "output"),
-        *("response", "completion"),
-    ),
-}
 
 
 def data_files(data: DictConfig, key: str) -> list[str]:
@@ -60,8 +52,7 @@ def generated_files(data: DictConfig) -> dict[str, str]:
 def _readable(path: Path) -> Iterator[None]:
     """Raises ValueError or FileNotFoundError, with the file's name, for a file that verl does not read."""
     if what := no_rows_in(path):
-        way = f"; {_preparation((), 'prompt')}" if path.suffix in (".csv", ".tsv") else f" ({PAGE})"
-        raise (ValueError if path.exists() else FileNotFoundError)(f"{path} {what}{way}")
+        raise (ValueError if path.exists() else FileNotFoundError)(f"{path} {what} ({PAGE})")
     try:
         with _quiet_datasets():
             yield
@@ -224,7 +215,7 @@ def column_problems(schema: pa.Schema, prompt_key: str = "prompt") -> Iterator[s
     absent = [column for column in (prompt_key, "data_source", "reward_model") if column not in types]
     if absent:
         have = ", ".join(schema.names) or "none"
-        yield f"has no column {', '.join(absent)}; it has {have}. {_preparation(types, prompt_key)}"
+        yield f"has no column {', '.join(absent)}; it has {have} ({PAGE})"
     for column, is_right, right in (
         (prompt_key, is_messages, 'a list of messages, such as [{"role": "user", "content": TEXT}]'),
         ("data_source", _is_text, "text"),
@@ -232,18 +223,7 @@ def column_problems(schema: pa.Schema, prompt_key: str = "prompt") -> Iterator[s
         ("extra_info", is_record, "a record, or be left out"),
     ):
         if column not in absent and not is_right(types[column]):
-            texts = column in (prompt_key, "reward_model") and _is_text(types[column]) and not absent
-            way = f". {_preparation(types, prompt_key)}" if texts else ""
-            yield f"has a column {column} of type {types[column]}: it must be {right}{way}"
-
-
-def _preparation(names: Collection[str], prompt_key: str) -> str:
-    """The command that makes verl's columns of a file's two."""
-    prompt = next((name for name in (prompt_key, *_ALIASES["prompt"]) if name in names), "COLUMN")
-    answer = next((name for name in _ALIASES["reward_model"] if name in names), "COLUMN")
-    if "reward_model" in names:
-        answer = "reward_model.ground_truth"
-    return f"`{preparation(prompt, answer)}` writes verl's columns ({PAGE})"
+            yield f"has a column {column} of type {types[column]}: it must be {right} ({PAGE})"
 
 
 def join_problems(schemas: Mapping[str, pa.Schema]) -> Iterator[str]:
