@@ -1,8 +1,8 @@
 """Each departure of recipe.runner.verl_patches is still needed, and nothing is changed where no run of ours is.
 
 A failure of ``test_verl_still_...`` is good news: verl has changed, and the module can go. What the modules do is
-tested in test_packs.py, test_validation.py, test_server_slots.py, test_frames.py, test_sockets.py,
-test_stores.py, and in e2e test_front_end.py.
+tested in test_packs.py, test_validation.py, test_server_slots.py, test_frames.py, test_sockets.py and
+test_stores.py.
 """
 
 from __future__ import annotations
