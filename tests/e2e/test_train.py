@@ -174,18 +174,18 @@ def test_an_evaluation_scores_the_checkpoint_and_leaves_the_run_alone(
 
 def test_two_ranks_train_until_ctrl_c_saves(start: Starter, tmp_path: Path) -> None:
     run = start(
-        tmp_path, *SMALL, PROBE, "algo=rloo", "trainer.n_gpus_per_node=2", "trainer.save_freq=1",
+        tmp_path, *SMALL, PROBE, "algo=rloo", "trainer.n_gpus_per_node=2", "trainer.save_freq=2",
         "trainer.total_training_steps=1000", "actor_rollout_ref.actor.use_kl_loss=true",
         **probed(tmp_path),
     )  # fmt: skip
-    run.wait_for_step(3)
+    run.wait_for_step(2)
     assert sum("WorkerDict" in " ".join(process.cmdline()) for process in run.processes()) == 2
     os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does, to the whole process group
-    run.ends_with(128 + signal.SIGINT, LATER)
+    run.ends_with(128 + signal.SIGINT)  # after step 3, which nothing but this saves
     steps = run.steps()
-    assert latest_step(tmp_path) == max(steps) >= 3 and [*steps] == [*range(1, max(steps) + 1)]
+    assert latest_step(tmp_path) == max(steps) >= 2 and [*steps] == [*range(1, max(steps) + 1)]
     assert run.info()["status"] == "interrupted" and "Traceback" not in run.output()
-    for step in (1, 2, 3):
+    for step in (1, 2):
         assert steps[step]["training/rollout_probs_diff_mean"] < 1e-5
         assert all(math.isfinite(steps[step][name]) for name in ("actor/pg_loss", "actor/grad_norm", "actor/kl_loss"))
     assert_vllm_follows(read_probe(tmp_path)[2])
