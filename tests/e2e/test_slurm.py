@@ -24,7 +24,8 @@ PRIVATE = node.private_path(Path("/tmp"))
 #: A job script as those in slurm/.
 JOB = """\
 #!/usr/bin/env bash
-#SBATCH --job-name=test --nodes=2 --ntasks-per-node=1 --requeue --no-kill --open-mode=append --signal=B:USR1@300
+#SBATCH --job-name=test --nodes=2 --ntasks-per-node=1 --time=120 --signal=B:USR1@300
+#SBATCH --requeue --no-kill --open-mode=append
 exec bash "$SLURM_SUBMIT_DIR/slurm/{script}" "$@"
 """
 
