@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,9 +83,11 @@ def compared(folder: Path, loss: str) -> Path:
     return folder / "grid/measured" / loss / "seed5"
 
 
-def stacks(folder: Path) -> str:
-    """The stacks of all processes of a run that hung, each process under a line with its name."""
-    return (folder / "hang.txt").read_text()
+def stacks(output: str) -> list[str]:
+    """What the FSDP workers of a run that hung wrote to their logs, whose folder the run's error names."""
+    (folder,) = re.findall(r"^logs of Ray's processes: (.*)$", output, re.M)
+    texts = [path.read_text(errors="replace") for path in Path(folder).glob("worker-*.err")]
+    return [text for text in texts if "train_batch" in text]
 
 
 #: A run with this word writes log-probabilities at each save, if its environment is :func:`probed`.
