@@ -17,6 +17,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -29,7 +30,6 @@ from benchmarks.pages import Table, write_tables
 from benchmarks.starts import Start
 from fspo.files import write_json
 from fspo.markdown import markdown_table
-from recipe.runner.faults.preemption import end_on_signals
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What each step is called in the table, in the order in which they run.
@@ -203,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(results, record)
     print(where, flush=True)
-    end_on_signals()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     for step in chosen.steps:
         if record["steps"].get(step, {}).get("verdict") == "passed" and step not in chosen.again:
             print(f"{step}: passed before, not repeated (--again {step})", flush=True)

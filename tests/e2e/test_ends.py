@@ -1,12 +1,16 @@
-"""A run that hangs says where, leaves no process behind, and is worth another start."""
+"""A run that hangs says where, one that gets a signal saves: both leave no process behind, and are worth another start."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
+import time
 from pathlib import Path
 
+import psutil
 import pytest
-from real_stack import AGAIN, LATER, SMALL, Starter, own_groups, stacks
+from real_stack import AGAIN, LATER, SMALL, Starter, latest_step, own_groups, stacks
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2 * LATER)]
 
@@ -58,3 +62,24 @@ def test_where_a_rank_waits_stands_in_the_stacks(start: Starter, tmp_path: Path)
     waits = ["barrier" in text and f'"{tmp_path}/skipping.py"' in text for text in stacks(run.output())]
     assert sorted(waits) == [False, True], "one of the two ranks stands in the loss"
     assert status == AGAIN, "a finished step is there"
+
+
+def test_a_signal_to_all_processes_saves_and_a_second_ends_at_once(start: Starter, tmp_path: Path) -> None:
+    """SLURM sends its signals to all processes of a step; Ctrl-C: test_train.py; USR1 to one process: test_async.py."""
+    words = (*SMALL, "trainer.total_training_steps=1000", "trainer.save_freq=1000")
+    run = start(tmp_path, *words)
+    run.wait_for_step(2)
+    for process in run.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGTERM)
+    run.ends_with(AGAIN)
+    saved = latest_step(tmp_path)
+    assert saved >= 2 and max(run.steps()) == saved and run.info()["status"] == "preempted"
+    run = start(tmp_path, *words)
+    run.wait_for_step(saved + 1)
+    for number in (signal.SIGUSR2, signal.SIGTERM):
+        run.process.send_signal(number)
+        time.sleep(1.5)  # what comes within a second is one signal
+    run.ends_with(128 + signal.SIGTERM)
+    assert run.info()["status"] == "interrupted" and latest_step(tmp_path) == saved
+    assert "Traceback" not in run.output()

@@ -65,10 +65,10 @@ def submit(cluster: Cluster, tmp_path: Path) -> Iterator[Submit]:
     cluster.run("scancel", *jobs, check=False)  # of a test that failed
 
 
-def wait_for(text: str, cluster: Cluster, job: str, log: Path) -> None:
-    """Return once the job's log has ``text``."""
+def wait_for(text: str, cluster: Cluster, job: str, log: Path, times: int = 1) -> None:
+    """Return once the job's log has ``text`` so many times."""
     limit = time.monotonic() + LATER
-    while not log.exists() or text not in log.read_text(errors="replace"):
+    while not log.exists() or log.read_text(errors="replace").count(text) < times:
         state = cluster.job(job)["JobState"]
         if state in ("FAILED", "COMPLETED", "TIMEOUT") or time.monotonic() > limit:
             cluster.run("scancel", job, check=False)
@@ -86,11 +86,11 @@ def assert_nothing_left(cluster: Cluster, job: str, run_dir: Path) -> None:
     assert list(run_dir.rglob(".ray_token")) == []
 
 
-def test_two_nodes_train_are_warned_requeued_and_cancelled_beside_a_job_without_hope(
+def test_two_nodes_train_are_warned_preempted_and_cancelled_beside_a_job_without_hope(
     cluster: Cluster, submit: Submit
 ) -> None:
-    """A warning saves and requeues, the next start resumes, scancel saves and ends; a job that asks for another start
-    and never saves is requeued three times.
+    """A warning and a preemption save, and the next start resumes; scancel saves and ends; a job that asks for another
+    start and never saves is requeued three times. At a preemption all processes of the steps, Ray's too, get TERM.
     """
     words = ("experiment=demo", *SMALL, "trainer.total_training_steps=1000", "trainer.save_freq=1000")
     job, log, run_dir = submit("run", ("--nodelist=node[1-2]",), "train.sh", *words)
@@ -101,22 +101,26 @@ def test_two_nodes_train_are_warned_requeued_and_cancelled_beside_a_job_without_
     (token,) = run_dir.rglob(".ray_token")
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert len(token.read_text()) == 64 and token.read_text() not in log.read_text()
-    cluster.run("scancel", "--batch", "--signal=USR1", job)  # as SLURM does, by --signal=B:USR1@300
-    wait_for("requeueing job", cluster, job, log)
-    saved = latest_step(run_dir)
-    assert steps(run_dir) == [*range(1, saved + 1)]
-    assert json.loads((run_dir / "run.json").read_text())["status"] == "preempted"
+    for times in (1, 2):
+        if times == 1:
+            cluster.run("scancel", "--batch", "--signal=USR2", job)  # as SLURM does, by --signal=B:USR2@300
+        else:
+            cluster.preempt(job)
+        wait_for("requeueing job", cluster, job, log, times)
+        saved = latest_step(run_dir)
+        assert steps(run_dir) == [*range(1, saved + 1)]
+        assert json.loads((run_dir / "run.json").read_text())["status"] == "preempted"
+        wait_for(f"step {saved + 1}/1000", cluster, job, log)
+        assert f"resumed from {saved_under(run_dir)}/global_step_{saved}\n" in log.read_text()
 
-    wait_for(f"step {saved + 1}/1000", cluster, job, log)
     cluster.run("scancel", job)
     ended = cluster.wait_for_end(job, LATER, log)
-    assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "1"), tail(log)
-    assert f"resumed from {saved_under(run_dir)}/global_step_{saved}\n" in log.read_text()
+    assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "2"), tail(log)
     assert latest_step(run_dir) == steps(run_dir)[-1] > saved, "a cancelled run saves what it has done"
     assert steps(run_dir) == [*range(1, len(steps(run_dir)) + 1)]
-    assert log.read_text().count("Ray is up on 2 node(s)") == 2
+    assert log.read_text().count("Ray is up on 2 node(s)") == 3
     starts = sorted((run_dir / "slurm").glob("*-restart-*"))
-    assert [path.name for path in starts] == [f"{job}-restart-0", f"{job}-restart-1"]
+    assert [path.name for path in starts] == [f"{job}-restart-{number}" for number in range(3)]
     # An FSDP rank on each node: its output is in that node's own Ray logs.
     for logs, host in itertools.product(starts, ("node1", "node2")):
         assert any("WorkerDict" in file.read_text(errors="replace") for file in logs.glob(f"ray-{host}/worker-*.out"))
