@@ -180,21 +180,6 @@ class Cluster:
         nodes = f"--nodelist={self.job(job)['NodeList']}"
         return self.sbatch("--partition=urgent", "--exclusive", nodes, "--output=/dev/null", "--wrap=sleep 1")
 
-    def lose(self, node: str) -> None:
-        """The node and all that runs on it is gone from one moment to the next."""
-        tasks = [task for task in self._job_processes() if task.environ().get("SLURMD_NODENAME") == node]
-        stepds = {parent for task in tasks if (parent := task.parent()) is not None and "slurmstepd" in parent.name()}
-        daemon = next(one for one in self.daemons if one.args == ("slurmd", "-D", "-N", node))
-        self.daemons.remove(daemon)
-        daemon.kill()
-        for process in [*stepds, *tasks]:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-
-    def bring_back(self, node: str) -> None:
-        """The node has started anew."""
-        self._daemon("slurmd", "-D", "-N", node)
-
     def left_behind(self, within: float = 20.0) -> list[str]:
         """Processes of jobs that are still there after ``within`` seconds (zombies do not count)."""
         limit = time.monotonic() + within

@@ -1,4 +1,4 @@
-"""A run that hangs says where, one that gets a signal saves: both leave no process behind, and are worth another start."""
+"""A run that hangs says where, one that gets a signal saves; neither leaves a process behind."""
 
 from __future__ import annotations
 
