@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -141,33 +142,26 @@ def evicted(
     groups: Mapping[str, int], stale: Collection[str], failed: Collection[str], surplus: Collection[str]
 ) -> dict[str, int]:
     """Responses by why they were not trained on, where verl's buffer evicts these groups of so many responses."""
+    import transfer_queue
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-    from recipe.fspo.accounting import replay_buffer
     from recipe.fspo.accounting.funnel import LengthFunnel
+    from recipe.fspo.accounting.replay_buffer import counting
 
-    class Queue:
-        """TransferQueue in memory, of responses of three tokens."""
+    def read(keys: list[str], **_: Any) -> dict[str, Any]:
+        rows = [torch.ones(3, dtype=torch.int64) for _ in keys]
+        return {"response_mask": torch.nested.nested_tensor(rows, layout=torch.jagged)}
 
-        def kv_batch_get(self, keys: list[str], **_: Any) -> dict[str, Any]:
-            rows = [torch.ones(3, dtype=torch.int64) for _ in keys]
-            return {"response_mask": torch.nested.nested_tensor(rows, layout=torch.jagged)}
-
-        def kv_clear(self, **_: Any) -> None:
-            """What is read is gone."""
-
-    funnel, queue = LengthFunnel(), replay_buffer.tq
+    funnel = LengthFunnel()
     settings = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}
-    replay_buffer.tq = Queue()
-    try:
-        buffer = replay_buffer.counting(ReplayBufferAsync("separate_async", {}, **settings), funnel, 2, {})
+    # TransferQueue in memory, of responses of three tokens.
+    with patch.multiple(transfer_queue, kv_batch_get=read, kv_clear=lambda **_: None):
+        buffer = counting(ReplayBufferAsync("separate_async", {}, **settings), funnel, 2, {})
         for prompt, count in groups.items():
             buffer.partitions["train"] |= {f"{prompt}_{i}_0": {"response_len": 3} for i in range(count)}
         funnel.start(sum(groups.values()))
         buffer._evict_terminal_groups(3, "train", ({*stale}, set(), {*failed}, Counter()))
         buffer._clear_groups("train", {*surplus})
-    finally:
-        replay_buffer.tq = queue
     metrics, _ = funnel.end_step(3)
     names = ("stale", "filtered", "failed", "surplus")
     return {name: int(n) for name in names if (n := metrics.get(f"fspo/funnel/{name}", 0))}
