@@ -2,9 +2,12 @@
 
 Each rank that sees sequences of its own writes files of its own (:mod:`fspo.table`), so no collective is needed::
 
-    audit = Audit("audit", ALGORITHMS["seq_gspo"].settings)
-    audit.add(log_prob, old_log_prob, mask, advantages)   # every micro-batch of the update
-    audit.end_mini_batch(step)                             # after the optimizer step
+    from fspo.audit import Audit
+    from fspo.losses import ALGORITHMS
+
+    audit = Audit("audit", ALGORITHMS["seq_gspo"])
+    audit.add(log_prob, old_log_prob, mask, advantages)  # every micro-batch of the update
+    audit.end_mini_batch(step)                            # after the optimizer step
 
 ``python -m fspo.audit FOLDER`` prints what they say.
 """

@@ -245,9 +245,17 @@ class Audit:
             self._ended = True
 
     def close(self) -> None:
-        """Close the table, which a process that ends by itself does, too."""
-        if self._writer is not None:
-            self._writer.close()
+        """Close the table, which a process that ends by itself does, too.
+
+        Readers have the rows of a table that is not closed, too: a disk without room ends no training here either.
+        """
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        except OSError as error:
+            if not self._ended:
+                print(f"fspo.audit: {error}; the rows are there, in a larger file", file=sys.stderr, flush=True)
+            self._ended = True
 
 
 def _by_response(name: str, values: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:

@@ -2,8 +2,9 @@
 
 The function has the signature of verl's registry (:mod:`fspo.check_loss.call`); verl itself is not needed. Exit status:
 0 if every check passed, 1 if one failed, 2 if a loss could not be checked. What it survives, and what it does by
-length, is reported with ``--full`` and never failed (docs/check-loss.md). With ``--like NAME`` the exit status is that
-of :mod:`fspo.check_loss.comparison`: 0 if the gradient equals that of NAME, 1 if not, 2 if they cannot be compared.
+length, is reported with ``--full`` and never failed (docs/check-loss.md). With ``--like NAME`` it is 0 only if every
+check passed and the gradient equals that of NAME too (:mod:`fspo.check_loss.comparison`), and 2 if they cannot be
+compared; the last line says which.
 """
 
 from __future__ import annotations
@@ -61,14 +62,20 @@ class Report:
         return all(check.passed for check in self.checks)
 
     def verdict(self) -> str:
-        """Whether the loss conforms, and a line for each check that failed."""
-        failed = [check for check in self.checks if not check.passed]
-        names = ", ".join(check.name for check in failed)
-        verdict = f"does not conform: {names}" if failed else f"conforms: {len(self.checks)} checks passed"
-        return "\n".join([verdict, *map(_line, failed)])
+        """Whether the loss conforms."""
+        failed = ", ".join(check.name for check in self.checks if not check.passed)
+        return f"does not conform: {failed}" if failed else f"conforms: {len(self.checks)} checks passed"
+
+    def failures(self) -> list[str]:
+        """A line for each check that failed."""
+        return [_line(check) for check in self.checks if not check.passed]
 
     def text(self) -> str:
         """The verdict with all that was measured."""
+        return "\n".join([self.verdict(), *self.failures(), *self.measured()])
+
+    def measured(self) -> list[str]:
+        """Lines of all but verdict and failures."""
         lines = [_line(check) for check in self.checks if check.passed]
         weight = self.weight or "another (the clip is measured against 1)"
         lines += [
@@ -90,7 +97,7 @@ class Report:
                 error, lre = clip.errors[view], clip.errors[view].debiased
                 shown = f"{lre.value:.3f} [{lre.low:.3f}, {lre.high:.3f}], noise {error.noise_floor:.3f}"
                 lines.append(f"  LRE {view:9}  {shown if error.is_informative else '-'}")
-        return "\n".join([self.verdict(), *lines])
+        return lines
 
 
 def _line(check: Check) -> str:
@@ -289,12 +296,16 @@ def _report(name: str, options: argparse.Namespace) -> int:
     except LossError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
-    text = report.text() if options.full else report.verdict()
+    lines = report.failures() + (report.measured() if options.full else [])
     if like and comparison:
         averages = "over responses" if like.function is _of_the_library else f"by loss_agg_mode={like.loss_agg_mode}"
-        text = f"like {options.like}: {comparison.text()}\n({options.like} averages {averages})\n\n{text}"
-    print(f"{name}, loss_agg_mode={loss.loss_agg_mode}\n\n{text}\n", flush=True)
-    return int(not (comparison.equal if comparison else report.conforms))
+        lines = [f"like {options.like}: {comparison.text()}\n({options.like} averages {averages})\n", *lines]
+        verdict = report.verdict() if comparison.equal else report.verdict().removeprefix("conforms: ")
+        lines.append(f"{'equal' if comparison.equal else 'not equal'} to {options.like}; {verdict}")
+    else:
+        lines = [report.verdict(), *lines]
+    print(f"{name}, loss_agg_mode={loss.loss_agg_mode}\n", *lines, "", sep="\n", flush=True)
+    return int(not report.conforms or (comparison is not None and not comparison.equal))
 
 
 def _with_settings_of(like: PolicyLoss, name: str, loss_agg_mode: str | None) -> PolicyLoss:

@@ -42,7 +42,7 @@ COLOURS: Final = {
 _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 _LINES: Final = ("-", "--", "-.", ":")
 _SMOOTH_FROM: Final = 20
-"""Series with at least this many points are drawn as a running mean."""
+"""Series with at least this many points get the line of a running mean."""
 _CLIPPED: Final = {
     "symmetric": ("clip_by_length", "Share outside the band, by length"),
     "active": ("removed_by_length", "Share without gradient, by length"),
@@ -136,14 +136,21 @@ def say_nothing_to_show(axes: Axes, reason: str) -> None:
 def draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: Mapping[str, Look]) -> bool:
     """Mean over the group's runs at each step, and the range of the runs as a shade; False where none logged it.
 
-    With ``points``, error bars show 95% intervals over problems if their number is known, else the range over runs.
+    Of long series every logged value is a pale point, and line and shade are of running means, as the title says. With
+    ``points``, error bars show 95% intervals over problems if their number is known, else the range over runs.
     """
     axes.set_title(curve.title)
+    longest = max((len(run.series(*curve.metrics)[0]) for group in groups for run in group.runs), default=0)
+    half = max(1, longest // 24) if longest >= _SMOOTH_FROM and not curve.points else 0
+    if half:
+        axes.set_title(f"{curve.title}\npoints: steps; line: mean of {2 * half + 1} steps")
     for index, group in enumerate(groups):
         values: dict[int, list[float]] = {}  # by step, of the runs that logged it
         for run in group.runs:
             steps, logged = run.series(*curve.metrics)
-            for step, value in zip(steps.tolist(), logged if curve.points else _smoothed(logged), strict=True):
+            if half:
+                axes.plot(steps, logged, ".", color=looks[group.algo]["color"], alpha=0.35, markersize=4)
+            for step, value in zip(steps.tolist(), _running_mean(logged, half), strict=True):
                 values.setdefault(step, []).append(value)
         if not values:
             continue
@@ -174,12 +181,9 @@ def draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: Mapp
     return True
 
 
-def _smoothed(values: Array) -> Array:
-    """A short series as it is; of a long one a centred running mean, near the ends over the part that exists."""
-    if len(values) < _SMOOTH_FROM:
-        return values
-    kernel = np.ones(max(3, len(values) // 12))
-    return np.asarray(np.convolve(values, kernel, "same") / np.convolve(np.ones_like(values), kernel, "same"))
+def _running_mean(values: Array, half: int) -> list[float]:
+    """Mean of each value with ``half`` on either side; near the ends over the part that exists."""
+    return [float(values[max(0, i - half) : i + half + 1].mean()) for i in range(len(values))]
 
 
 def _bars(values: Array, low: Array, high: Array) -> Array:

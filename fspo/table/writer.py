@@ -142,7 +142,7 @@ class TableWriter:
         self._merge()
 
     def _at_exit(self) -> None:
-        with contextlib.suppress(FileNotFoundError):  # somebody has removed the folder
+        with contextlib.suppress(OSError):  # a removed folder, or no room: readers have the rows of an open part, too
             self.close()
 
     def _batch(self, rows: Mapping[str, Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from recipe.runner.faults.preemption import INTERRUPTED, PREEMPTED, leave_on_ctrl_c
+from recipe.runner.faults.preemption import ENDING, INTERRUPTED, PREEMPTED, take_signals
 
 
 def usage() -> str:
@@ -49,9 +49,9 @@ Settings often changed, of the recipe and of verl:
 
 Any other key of verl's configuration works too (+KEY=VALUE adds one that is not there, ~KEY removes one).
 --cfg job prints the configuration as it is composed (--resolve, --package GROUP).
-A first Ctrl-C saves after the step in progress and ends the run; a second one ends it at once.
-Exit status: 0 finished, 1 failed, {BAD_INPUT} bad input, {PREEMPTED} preempted (saved, unless no step was done),
-{INTERRUPTED} interrupted by Ctrl-C, 143 or 129 ended by SIGTERM or a closed terminal.
+A first Ctrl-C, TERM, HUP, USR1, USR2 or XCPU saves after the step in progress and ends the run; a second, at once.
+Exit status: 0 finished, 1 failed, {BAD_INPUT} bad input, {PREEMPTED} worth another start (it was asked to end, or a
+process died or hung after a finished step), {INTERRUPTED} the same by Ctrl-C, 128+N by a second signal N.
 
 See also, each with --help: python -m recipe.fspo.compare (algorithms x seeds), recipe.runner.export,
 fspo.report, recipe.math.data (published sets), recipe.math.evaluation.
@@ -67,5 +67,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    leave_on_ctrl_c()
+    take_signals(ENDING.take)
     main()

@@ -24,7 +24,6 @@ from recipe.fspo import CONF_DIR
 from recipe.fspo.config import (
     GROUP_ESTIMATORS,
     TRAINER_MODES,
-    SequencePolicyLossConfig,
     can_be_measured,
     clip_values_of,
     complete_settings,
@@ -33,8 +32,6 @@ from recipe.fspo.config import (
     own_scale,
     policy_loss_settings,
     settings_of,
-    trained_settings,
-    unmeasured,
 )
 from recipe.runner.checkpoints.integrity import TRACKER_FILE
 from recipe.runner.launch.attempt import INSTALL, attempt, in_words
@@ -53,6 +50,7 @@ from fspo.files import folder_problem
 from fspo.losses import ALGORITHMS, LOSSES, resolve_settings
 from fspo.table import FOLDER, holds_table
 from fspo.types import NO_CLIP, eps_of_c
+from fspo.verl import SequencePolicyLossConfig, trained_settings, unmeasured
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 _ACTOR: Final = "actor_rollout_ref.actor"
@@ -69,7 +67,7 @@ _VERLS_CLIP_RATIO: Final = 0.2
 #: vLLM samples at this temperature where a lower one is asked for, and the trainer divides the logits by that.
 _LOWEST_TEMPERATURE: Final = 0.01
 #: The class of settings of this recipe's losses.
-_OUR_CLASS: Final = "recipe.fspo.config.SequencePolicyLossConfig"
+_OUR_CLASS: Final = "fspo.verl.SequencePolicyLossConfig"
 #: That of verl's, which algo=grpo has: with a loss of this recipe's it becomes the other.
 _VERLS_CLASS: Final = r"verl\.workers\.config\.(?:actor\.)?PolicyLossConfig"
 #: What a loss of verl's needs beside its name.
@@ -145,7 +143,7 @@ def _class_problems(config: DictConfig) -> Iterator[str]:
             f"{_POLICY_LOSS}._target_={target} would not be used: {_POLICY_LOSS}.loss_mode={loss_mode} has a class of "
             "settings; leave _target_ out, or give the loss_mode that is registered with your class"
         )
-    elif (loss := POLICY_LOSS_REGISTRY.get(loss_mode)) and not inspect.unwrap(loss).__module__.startswith("recipe."):
+    elif (loss := POLICY_LOSS_REGISTRY.get(loss_mode)) and inspect.unwrap(loss).__module__ != "fspo.verl":
         yield (
             f"{_POLICY_LOSS}.loss_mode={loss_mode} is a loss of this recipe's, and {inspect.unwrap(loss).__module__} "
             "registers another one by that name: give yours a name of its own"

@@ -33,7 +33,7 @@ from recipe.runner.checkpoints.integrity import (
 )
 from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, write_phase
-from recipe.runner.faults.preemption import NOTHING_TO_SAVE, Preempted, stop_request, tell_of_save, time_left_s
+from recipe.runner.faults.preemption import NOTHING_SAVED, Preempted, stop_request, tell_of_save, time_left_s
 from recipe.runner.faults.resources import wait_for_resources
 from recipe.runner.launch import loggers, run_folder
 from recipe.runner.launch.progress import PROGRESS
@@ -281,7 +281,7 @@ class RunnerHooks(PPOTrainer):
         if self._is_to_end or (why := self._why_end()) is None:
             return
         if not self._training:
-            raise Preempted(NOTHING_TO_SAVE)
+            raise Preempted(f"preempted {NOTHING_SAVED}")
         self._is_to_end = True
         PROGRESS.say(f"{why}: saving after the step in progress")
 
@@ -294,7 +294,7 @@ class RunnerHooks(PPOTrainer):
         if self._is_to_end:
             self.global_steps -= 1
             if self.global_steps == 0:
-                raise Preempted(NOTHING_TO_SAVE)
+                raise Preempted(f"preempted {NOTHING_SAVED}")
             if self._saved_step != self.global_steps:
                 self._enter("save")
                 self._free_gpus()

@@ -46,12 +46,15 @@ GresTypes=gpu
 SchedulerParameters=bf_interval=1,sched_interval=2
 SlurmdParameters=config_overrides
 ReturnToService=2
-KillWait=30
+KillWait=90
 EnforcePartLimits=ALL
 MailProg=/bin/true
 NodeName=DEFAULT CPUs=64 RealMemory=16000 Gres=gpu:1
 NodeName=node[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}]
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=240
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2
 """
 
 
@@ -171,6 +174,11 @@ class Cluster:
                 pytest.fail(f"job {job} is {fields['JobState']} after {timeout} s; its log:\n{tail(log)}")
             time.sleep(1)
         return fields
+
+    def preempt(self, job: str) -> str:
+        """Submit a short job of the partition before which this one has to leave its nodes; its id."""
+        nodes = f"--nodelist={self.job(job)['NodeList']}"
+        return self.sbatch("--partition=urgent", "--exclusive", nodes, "--output=/dev/null", "--wrap=sleep 1")
 
     def lose(self, node: str) -> None:
         """The node and all that runs on it is gone from one moment to the next."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from audited_loop import GSPO, MINI_BATCHES, RANKS, STEPS, micro_batch, seed_of, spoiled, train
 
+import fspo.audit
 from fspo.audit import Audit, describe, from_packed, read_audit
 from fspo.losses import ALGORITHMS, acceptance_band
 from fspo.positions import prefix_sums
@@ -236,14 +238,24 @@ def test_an_error_of_the_disk_ends_the_record_and_not_the_training(
         for step in (1, 2):
             audit.add(*one_response())
             assert audit.end_mini_batch(step).rows["L"].tolist() == [4]
+        audit.close()
+        if audit._writer is not None:
+            audit._writer._at_exit()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     said = capsys.readouterr().err
-    assert said.count("step ") == 1 and f"{tmp_path / 'audit'}" in said and "make room" in said
+    assert said.count("fspo.audit: ") == 1 and f"{tmp_path / 'audit'}" in said and "make room" in said
     assert audit.writes  # whoever collects what is not written must not begin to
     if when == "the disk is full":
-        audit.close()
         assert read_table(tmp_path / "audit").columns["step"].tolist() == [0]
+
+
+def test_the_example_of_the_docstring_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = textwrap.dedent((fspo.audit.__doc__ or "").split("::\n")[1].split("\n``")[0])
+    log_prob, old_log_prob, mask, advantages = one_response()
+    monkeypatch.chdir(tmp_path)
+    exec(example, dict(log_prob=log_prob, old_log_prob=old_log_prob, mask=mask, advantages=advantages, step=1))
+    assert read_table(tmp_path / "audit").columns["L"].tolist() == [4]
 
 
 def _steps(audit: Audit, *steps: int) -> None:

@@ -126,6 +126,7 @@ def test_verdict_and_failures_come_first_and_the_rest_if_asked_for(capsys: pytes
         (["check_loss_example:sound", "--like", "check_loss_example:sound"], 0, "equal"),
         (["check_loss_example:sound", "--like", "seq_rloo"], 1, "token in place of sequence"),
         (["check_loss_example:sound", "--like", "check_loss_example:mean"], 1, "times"),
+        (["check_loss_example:mean", "--like", "check_loss_example:mean"], 1, "equal to check_loss_example:mean; does"),
         (["check_loss_example:bound", "--like", "check_loss_example:sound"], 0, "equal"),
         (["check_loss_example:mean", "--like", "check_loss_example:undefined"], 2, "not comparable"),
         (["check_loss_example:undefined", "--like", "check_loss_example:mean"], 2, "not comparable"),
@@ -140,6 +141,11 @@ def test_a_loss_beside_a_named_one(
     assert main(arguments) == status
     output = capsys.readouterr()
     assert says in (output.err if status == 2 else output.out.splitlines()[2] + output.out), output
+    if status != 2:
+        last = output.out.split("\n\n")[-2].splitlines()[-1]
+        assert (status == 0) == ("conforms: " in output.out) == (last.startswith("equal") and "conforms: " in last), (
+            last
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the GPU job asks of verl's engine with flash-attn, packing and Ulysses."""
+"""What the GPU job asks of verl's engine: packing and Ulysses on two ranks."""
 
 from __future__ import annotations
 

@@ -39,7 +39,11 @@ MAY: dict[str, tuple[str, ...]] = {
 }
 #: What of recipe.fspo may import the runner: commands, a run's trainers, rules in a driver, verl's entry point (for the
 #: CPU platform). Trainer, worker and losses work in verl's own command.
-WITH_THE_RUNNER = tuple(f"recipe.fspo.{name}" for name in ("main", "job", "compare", "in_runner", "rules", "plugin"))
+WITH_THE_RUNNER = tuple(
+    f"recipe.fspo.{name}" for name in ("main", "job", "compare", "in_runner", "rules", "plugin", "import_hook")
+)
+#: The modules of the library that know a trainer; nothing in it imports them.
+OPTIONAL = ("fspo.trl", "fspo.verl")
 Graph = dict[str, set[str]]
 
 
@@ -81,10 +85,8 @@ def breaches(graph: Graph) -> Iterator[str]:
     for module, imported in graph.items():
         for other in imported:
             if inside(module, "fspo"):
-                allowed = not inside(
-                    other, "recipe", "benchmarks", "verl", "ray", "vllm", "hydra", "omegaconf", "fspo.trl"
-                )
-                allowed &= module == "fspo.trl" or not inside(other, "trl")
+                allowed = not inside(other, "recipe", "benchmarks", "ray", "vllm", "hydra", "omegaconf", *OPTIONAL)
+                allowed &= all(module == f"fspo.{trainer}" or not inside(other, trainer) for trainer in ("trl", "verl"))
             else:
                 allowed = inside(module, "benchmarks") or not inside(other, "benchmarks")
             if inside(module, "recipe.fspo") and inside(other, "recipe.runner"):
@@ -165,7 +167,7 @@ absent("math_verify", "sympy", "torch", "verl", "ray", "transformers", "datasets
 import fspo.calibration, fspo.diagnostics, fspo.losses, fspo.records
 absent("scipy")
 
-for name in modules_of("fspo", "fspo.report", "fspo.trl"):
+for name in modules_of("fspo", "fspo.report", "fspo.trl", "fspo.verl"):
     importlib.import_module(name)
 absent("verl", "ray", "vllm", "hydra", "omegaconf", "transformers", "matplotlib")
 for name in modules_of("fspo.report"):

@@ -63,7 +63,7 @@ def test_ctrl_c_while_the_program_is_imported_is_a_sentence(tmp_path: Path) -> N
         rest = process.stderr.read()
     assert process.returncode == 130
     assert [line for line in rest.splitlines() if not line.startswith("import time:")] == [
-        "interrupted before the run began"
+        "interrupted before the run began: nothing saved"
     ]
     assert not list(tmp_path.iterdir())
 

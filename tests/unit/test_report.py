@@ -606,6 +606,20 @@ def test_a_value_that_one_step_alone_has_is_seen(tmp_path: Path) -> None:
         assert (axes.lines[0].get_marker() not in ("", "None")) == is_marked
 
 
+def test_a_long_curve_shows_what_was_logged_beside_the_mean_that_its_title_names(tmp_path: Path) -> None:
+    """Step 1 of a run that clipped nothing there was drawn at the mean of its first steps."""
+    folder = write_run(tmp_path / "run", "fspo", 0)
+    shares = [0.0, *np.random.default_rng(0).uniform(0.05, 0.2, 47)]
+    lines = [{"step": step, "metrics": {"fspo/clip_frac": share}} for step, share in enumerate(shares, 1)]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    axes, curve = Figure().subplots(), next(one for one in curves([]) if one.name == "clip_rate")
+    assert draw_curve(axes, group_runs([load_run(folder)]), curve, algo_looks(["fspo"]))
+    points, line = axes.lines
+    assert points.get_linestyle() == "None" and list(points.get_ydata()) == pytest.approx(shares)
+    wide = int(re.search(r"mean of (\d+) steps", axes.get_title(loc="left") + axes.get_title())[1])
+    assert line.get_ydata()[24] == pytest.approx(np.mean(shares[24 - wide // 2 : 25 + wide // 2]))
+
+
 def test_a_missing_extra_ends_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

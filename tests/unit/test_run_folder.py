@@ -34,13 +34,12 @@ from recipe.fspo.job import JOB
 from recipe.fspo.main import main as main_of_fspo
 from recipe.math.data.offline_task import write_dataset
 from recipe.runner.checkpoints.integrity import Checkpoint, latest, resumed_from, step_folder
-from recipe.runner.faults import preemption
 from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.phase import Phase, write_phase
-from recipe.runner.faults.preemption import Preempted
+from recipe.runner.faults.preemption import ENDING, Preempted
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
-from recipe.runner.launch import commands, run_folder, run_settings, start
 from recipe.runner.launch import compose as runner
+from recipe.runner.launch import run_folder, run_settings, start
 from recipe.runner.launch.commands import launch_or_exit, next_commands
 from recipe.runner.launch.compose import Refused, parsed, quoted, text_of
 from recipe.runner.launch.inputs import write_offline_task
@@ -605,28 +604,21 @@ def test_a_run_ends_with_the_commands_that_are_true_for_it(tmp_path: Path) -> No
     assert len(next_commands(config, JOB, finished=True)) == 3, "another run that lies in the grid's folder"
 
 
-FIRST_STEP = (0, 0, 5, ("first step", "nothing to save"))
-OLDER_STEP = (3, 2, 2, ("after step 3", "of step 2"))
-
-
 @pytest.mark.parametrize(
-    ("ended", "steps", "saved", "every", "says"),
+    ("steps", "saved", "every", "says"),
     [
-        ("interrupted", *FIRST_STEP),
-        ("interrupted", 3, 0, 5, ("after step 3", "nothing is saved", "after step 5", "trainer.save_freq=5")),
-        ("interrupted", 3, 0, -1, ("after step 3", "nothing is saved", "trainer.save_freq=-1")),
-        ("interrupted", *OLDER_STEP),
-        ("interrupted", 4, 4, 2, ("after step 4", "is saved")),
-        ("interrupted", 3, 4, 2, ("after step 4", "is saved")),  # killed between the save and the line of the step
-        # The sentence does not depend on what ended the run, but for its first words.
-        *((ended, *how_far) for ended in ("saved", "SIGTERM") for how_far in (FIRST_STEP, OLDER_STEP)),
+        (0, 0, 5, ("first step", "nothing saved")),
+        (3, 0, 5, ("after step 3", "nothing is saved", "after step 5", "trainer.save_freq=5")),
+        (3, 0, -1, ("after step 3", "nothing is saved", "trainer.save_freq=-1")),
+        (3, 2, 2, ("after step 3", "of step 2")),
+        (4, 4, 2, ("after step 4", "is saved")),
+        (3, 4, 2, ("after step 4", "is saved")),  # killed between the save and the line of the step
     ],
 )
 def test_a_run_that_is_interrupted_says_once_how_far_it_came(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    ended: str,
     steps: int,
     saved: int,
     every: int,
@@ -636,24 +628,36 @@ def test_a_run_that_is_interrupted_says_once_how_far_it_came(
     (folder / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "metrics": {{}}}}\n' for n in range(steps + 1)))
     if saved:
         saved_by(folder, saved)
-    by = {"interrupted": None, "saved": signal.SIGINT, "SIGTERM": signal.SIGTERM}[ended]
-    monkeypatch.setattr(preemption, "ENDED_BY", [] if by is None else [by])
-    monkeypatch.setattr(commands, "ENDED_BY", preemption.ENDED_BY)
+    monkeypatch.setattr(ENDING, "signals", [signal.SIGINT])
 
     def interrupt(*_: object) -> None:
-        raise preemption.Preempted("by a first Ctrl-C") if ended == "saved" else KeyboardInterrupt
+        raise Preempted("by a first Ctrl-C")
 
     monkeypatch.setattr(start, "launch", interrupt)
-    before = signal.getsignal(signal.SIGINT)
     words = (f"run.dir={folder}", *SMALL_TASK, f"trainer.save_freq={every}", "run.allow_changed=[trainer.save_freq]")
     with pytest.raises(SystemExit) as left:
         launch_or_exit(composed(*words, "ray_kwargs.ray_init.address=auto"), JOB)
-    signal.signal(signal.SIGINT, before)
-    assert left.value.code == (143 if ended == "SIGTERM" else 130)
+    assert left.value.code == 130
     sentence, *rest = capsys.readouterr().err.splitlines()
-    assert sentence.startswith("ended by SIGTERM " if ended == "SIGTERM" else "interrupted ")
+    assert sentence.startswith("interrupted ")
+    assert ENDING.how_far().splitlines() == [sentence.removeprefix("interrupted "), *rest], "ended at once, the same"
     assert re.search(holds(*says), sentence), sentence
     assert [line for line in rest if f"resume={folder}" in line] and str(folder) not in sentence
+
+
+@pytest.mark.parametrize(("of_process", "steps", "status"), [(True, 1, 75), (True, 0, 1), (False, 1, 1)])
+def test_a_death_after_a_finished_step_is_worth_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_process: bool, steps: int, status: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise TrainingFailed("a process died", of_process)
+
+    monkeypatch.setattr(start, "launch", fail)
+    folder = begun(tmp_path, step=0)
+    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "metrics": {{}}}}\n' for n in range(steps + 1)))
+    with pytest.raises(SystemExit) as left:
+        launch_or_exit(composed(f"run.dir={folder}", *SMALL_TASK, "ray_kwargs.ray_init.address=auto"), JOB)
+    assert left.value.code == status
 
 
 @pytest.mark.parametrize("evaluate", [False, True])
@@ -734,7 +738,7 @@ def test_a_run_that_began_with_anothers_weights_continues(tmp_path: Path, monkey
     with pytest.raises(PreflightError, match=r"trainer\.resume_mode=.*run\.dir"):
         continues_from(monkeypatch, f"resume={run}", where[0], f"{where[1][:-2]}11")
     info = json.loads((run / "run.json").read_text())
-    assert info["status"] == "interrupted" and [entry["status"] for entry in info["starts"]] == ["interrupted"] * 7
+    assert info["status"] == "failed" and [entry["status"] for entry in info["starts"]] == ["failed"] * 7
 
 
 def test_a_dry_run_names_the_step_that_a_resume_would_begin_with(

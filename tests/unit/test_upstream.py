@@ -158,7 +158,7 @@ NAMES: dict[str, dict[str, str]] = {
         f"{_BASE}:get_trainer_cls(name)": "wrapped: imports the trainers where one of them is asked for",
         "verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)": "what the driver asks for before it starts Ray",
     },
-    "recipe/fspo/policy_loss.py": {
+    "fspo/verl.py": {
         "verl.trainer.ppo.core_algos:register_policy_loss(name)": PUBLIC,
     },
     "recipe/fspo/sqrt_mask.py": {

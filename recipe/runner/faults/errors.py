@@ -36,7 +36,14 @@ class ExplainedError(RuntimeError):
 
 
 class TrainingFailed(RuntimeError):
-    """A process of the run failed or died; the message says which, and where its log is."""
+    """A process of the run failed or died; the message says which, and where its log is.
+
+    ``of_process``: it has died or hung, and might not do so again.
+    """
+
+    def __init__(self, message: str, of_process: bool = False) -> None:
+        super().__init__(message)
+        self.of_process = of_process
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ def explained(error: BaseException, log: Path, failure: Failure | None, phase: P
         if failure.process is not None and "running low on memory" in str(error):  # Ray's own monitor
             full = "its machine's memory is nearly used up (RAY_memory_usage_threshold); "
             failure = death(Ended(failure.process), phase, full)
-        return TrainingFailed(f"{failure.sentence}\nthe whole error: {log}")
+        return TrainingFailed(f"{failure.sentence}\nthe whole error: {log}", of_process=True)
     last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
     # A job of slurm/ copies the logs of all its nodes.
     logs = (

@@ -59,7 +59,7 @@ def package_problems(config: DictConfig) -> Iterator[str]:
         ("vllm", True, "every run", "run `make setup`, or install requirements/gpu.txt"),
         ("transfer_queue", True, "every run", "pip install TransferQueue>=0.1.10"),
         # verl's own choice, too. The kernels are asked for: where they are not compiled, flash_attn may be its
-        # cross-entropy alone (requirements/bundle.sh).
+        # cross-entropy alone (requirements/install-gpu.sh).
         (
             "flash_attn_2_cuda",
             by_choice or (implementation is None and model.use_remove_padding),

@@ -24,12 +24,14 @@ from fspo.reading import read_yaml
 from fspo.records import (
     CONFIG_FILE,
     INFO_FILE,
+    METRICS_FILE,
     STEP_FILES,
+    numbered_steps,
     read_info,
 )
 from fspo.table import FOLDER, holds_table
-from recipe.runner.checkpoints.integrity import is_checkpoint_of
-from recipe.runner.faults.preemption import STOP_FILE
+from recipe.runner.checkpoints.integrity import is_checkpoint_of, latest
+from recipe.runner.faults.preemption import FAILED, PREEMPTED, STOP_FILE
 from recipe.runner.launch.compose import (
     SEARCH_PATH,
     apply,
@@ -87,6 +89,20 @@ def run_info(folder: Path) -> dict[str, Any] | None:
 
 def _of_recipe(info: dict[str, Any]) -> dict[str, Any] | None:
     return info if info.get("status") in STATUSES and {"versions", "overrides"} & info.keys() else None
+
+
+def last_steps(config: DictConfig) -> tuple[int, int]:
+    """The last step that a run has saved, and the last one that it has done; 0: none."""
+    checkpoint = latest(Path(config.trainer.default_local_dir))
+    saved = checkpoint.step if checkpoint else 0
+    metrics = Path(config.run.dir) / METRICS_FILE
+    # A validation has the number of the step before it; a step is logged after it has been saved.
+    return saved, max([saved, *(line["step"] for _, line in numbered_steps(metrics, []))])
+
+
+def status_after_failure(config: DictConfig) -> int:
+    """Exit status after a process of a run has died or hung: where a step was done, another start may do more."""
+    return PREEMPTED if last_steps(config)[1] else FAILED
 
 
 def has_results(folder: Path) -> bool:

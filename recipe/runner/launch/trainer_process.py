@@ -12,7 +12,7 @@ import ray
 from omegaconf import DictConfig
 from verl.trainer.main_ppo import TaskRunnerV1
 
-from recipe.runner.faults.preemption import end_on_signals, job_variables
+from recipe.runner.faults.preemption import job_variables
 from recipe.runner.launch.progress import PROGRESS, Columns
 from recipe.runner.launch.run_folder import Start
 from recipe.runner.verl_patches.shown import show_configuration
@@ -61,7 +61,6 @@ class TrainerHandle:
 
     def remote(self) -> Any:
         """Start the actor."""
-        end_on_signals()  # Ray has been started
         runner = ray.remote(TaskRunner).options(num_cpus=1, **self._options)
         self.handle = runner.remote(*self._arguments)
         return self.handle
