@@ -44,6 +44,7 @@ _NAME: Final = re.compile(
 )
 #: The same of an answer alone, since as a truth it is an equation of several letters: m+n, abc.
 _SUM: Final = re.compile(r"[a-zA-Z](?:_\{\w+\})?(?:\s*[+-]?\s*[a-zA-Z](?:_\{\w+\})?)+")
+_RATIONAL: Final = re.compile(r"-?(?:\d*\.?\d+(?:/\d+)?|\\frac\{\d+\}\{\d+\})")
 _DECIMAL: Final = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
 _MATRIX: Final = re.compile(r"\\begin\{[pb]?matrix\}((?:(?!\\begin).)*)\\end\{[pb]?matrix\}", re.DOTALL)
 _LABEL: Final = re.compile(r"\A\(?(?:\\text\{)?\(?[A-Z]\s*\)\s*\}?[\s.:]*(?=\S)")
@@ -194,6 +195,8 @@ def parsed(text: str) -> Any:
     Raises:
         UnreadError: it reads none, or not the whole.
     """
+    if _RATIONAL.fullmatch(text):
+        return sympy.Rational(text.replace("}{", "/").replace("\\frac{", "").rstrip("}"))
     exact = _DECIMAL.sub(lambda match: rf"\frac{{{int(match[1] + match[2])}}}{{{10 ** len(match[2])}}}", text)
     value = None
     if not _UNREAD.search(text):

@@ -28,14 +28,14 @@ class Spelling(NamedTuple):
 #: Applied in this order.
 SPELLINGS: Final = (
     Spelling(r"(?<=\d)(?:,|\{,\}|\s)*(?:\\!|\{,\})\s*(?=\d)", ",", r"32{,}348,\!000", "32,348,000"),
-    Spelling(r"\A((?:(?!\\[lg]e|[<>]).)*?),?\s*\(?\s*[a-z]\s*\\in\s*\\mathbb\s*\{?Z\}?\s*\)?", r"\1",
-             r"2n, n \in \mathbb{Z}", "2n"),
-    Spelling(r"\A\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:[|:]|\\mid)(.*)\\\}\Z", r"\1",
-             r"\{x \mid x>2\}", " x>2"),
     Spelling(r"\\(?:displaystyle|textstyle|limits|left|right|[bB]igg?[lr]?|bf|rm)(?![a-zA-Z])", "",
              r"\left(3, 4\right)", "(3, 4)"),
     Spelling(r"\\!|(?<!\\)\\[()\[\]]|\\?\$|[€£¥₹]", "", r"$\$3\!$", "3"),
     Spelling(r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-z])", " ", r"5\,\quad", "5  "),
+    Spelling(r"\A((?:(?!\\[lg]e|[<>]).)*?),?\s*\(?\s*[a-z]\s*\\in\s*\\mathbb\s*\{?Z\}?\s*\)?", r"\1",
+             r"2n, n \in \mathbb{Z}", "2n"),
+    Spelling(r"\A\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:[|:]|\\mid)(.*)\\\}\Z", r"\1",
+             r"\{x \mid x>2\}", " x>2"),
     Spelling(r"\\[dtc](frac|binom)", r"\\\1", r"\dfrac{1}{2}", r"\frac{1}{2}"),
     Spelling(r"\\(frac|binom)\s*(\d|\{[^{}]*\})\s*(\d)", r"\\\1{\2}{\3}", r"\frac12", r"\frac{1}{2}"),
     Spelling(r"\\sqrt\s*(\d)", r"\\sqrt{\1}", r"\sqrt2", r"\sqrt{2}"),
