@@ -100,7 +100,7 @@ def divisors(lengths: Sequence[Any], kills: Sequence[int] = (), of_one_batch: bo
 
 def settings_class() -> str:
     """The class of settings of the loss, as a configuration of plain verl names it."""
-    return "recipe.fspo.config.SequencePolicyLossConfig"
+    return "fspo.verl.SequencePolicyLossConfig"
 
 
 def in_folder(folder: Path) -> list[str]:

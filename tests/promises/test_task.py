@@ -73,23 +73,15 @@ ATTEMPTS = {
     "a thought that never ends": (r"<think> it may be \boxed{58}", "58"),
     "an answer in a denied sentence": ("The answer is not 58", "58"),
 }
-EARNING = ("a value before an empty box", "the last number of prose", "a thought that never ends")
 
 
 @pytest.mark.promise(18)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.xfail(strict=True, reason="answers by math-verify")] * (name in EARNING))
-        for name in ATTEMPTS
-    ],
-)
+@pytest.mark.parametrize("name", ATTEMPTS)
 def test_an_attempt_earns_nothing(name: str) -> None:
     assert score(*ATTEMPTS[name]) == 0
 
 
 @pytest.mark.promise(18)
-@pytest.mark.xfail(strict=True, reason="answers by math-verify")
 def test_an_answer_behind_hashes_counts_in_any_place() -> None:
     assert score("The letters are all the same. #### B", "B") == 1
 
