@@ -32,6 +32,7 @@ _PR_SET_PDEATHSIG: Final = 1
 def main(parent_pid: int, time_limit_s: float, memory_limit_mb: int) -> None:
     """Keep one child, until the input ends, the parent dies or the child crashes."""
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # nobody listens any more
     judge.warm_up()
     gc.collect()
     gc.freeze()
