@@ -174,8 +174,8 @@ if [[ -z $lost ]] && ((status == 1)) && pause && ray_is_whole; then
     done
 fi
 [[ -z $lost ]] || stop_steps # the command may wait for the node; its last words are shown before the error
-timeout 5 tail --pid="$tail_pid" --follow /dev/null || kill "$tail_pid" || true # in a cancelled job it may hang
-wait "$tail_pid" || true
+# SLURM kills a cancelled job soon, and nobody waits for its last lines.
+if [[ $cancelled == yes ]]; then kill "$tail_pid" 2>/dev/null || true; else wait "$tail_pid" || true; fi
 [[ -z $lost ]] || requeue "$lost" 1
 say "the command ended with status $status; log: $FSPO_LOG_DIR/command.log"
 ((status != PREEMPTED)) || [[ $cancelled == yes ]] || requeue "its command is worth another start" "$PREEMPTED"

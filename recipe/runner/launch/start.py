@@ -22,7 +22,7 @@ from recipe.runner.faults.hang import HangLimit
 from recipe.runner.faults.phase import Phase, read_phase, write_phase
 from recipe.runner.faults.preemption import (
     ENDING,
-    INTERRUPTED,
+    PREEMPTED,
     STOP_FILE,
     Preempted,
     remove_old_request,
@@ -130,7 +130,7 @@ def _run(start: Start, run_id: str) -> None:
 
 def _how_ended() -> str:
     """What run.json says of a run that was ended before its time."""
-    return "interrupted" if status_of(ENDING.signals) == INTERRUPTED else "preempted"
+    return "preempted" if status_of(ENDING.signals) == PREEMPTED else "interrupted"
 
 
 def _follow(run_dir: str, printed: int, over: threading.Event, out: TextIO) -> None:
