@@ -6,7 +6,7 @@ export PYTHON
 # Stray variables of the caller's shell must not reach Ray's workers.
 unexport PYTHONPATH
 
-.PHONY: help setup demo smollm2 test test-fast test-slow test-gpu-contract gpu-check gpu-smoke gpu-bundle faults coverage lint docs lock clean
+.PHONY: help setup demo smollm2 test test-fast test-slow lint docs lock
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -26,50 +26,20 @@ smollm2: setup  ## packages, model and data of experiment=smollm2 (a pretrained 
 # the other: two at once starve each other.
 UNIT := -m pytest -n 2 --dist loadfile --max-worker-restart=0
 
-test: setup  ## unit tests, then a few starts of the real stack (six minutes on two cores); CI adds some of the slow ones
+test: setup  ## unit tests, then a few starts of the real stack; CI adds some of the slow ones
 	@$(BIN)/python $(UNIT) -m "not slow and not e2e" && $(BIN)/python -m pytest tests/e2e -m "e2e and not slow"
 
-test-fast: setup  ## unit tests only (two minutes on two cores)
+test-fast: setup  ## unit tests only
 	@$(BIN)/python $(UNIT) -m "not slow and not e2e" $(ARGS)
 
-test-slow: smollm2  ## the tests that `make test` leaves out (two hours)
+test-slow: smollm2  ## the tests that `make test` leaves out
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
-WHEELS ?= runs/gpu_wheels
-test-gpu-contract: setup  ## a GPU job against vLLM's CUDA wheel (280 MB, loaded once into WHEELS) and verl's engine; no GPU
-	@sed -n '/^vllm==/,/[^\\]$$/p' requirements/gpu.txt | $(BIN)/python -m pip download --quiet --no-deps --dest $(WHEELS) \
-	    --disable-pip-version-check --only-binary :all: --python-version 3.12 --platform manylinux_2_28_x86_64 \
-	    --require-hashes -r /dev/stdin
-	@FSPO_WHEELS=$(abspath $(WHEELS)) $(BIN)/python -m pytest tests/unit/test_gpu_contract.py tests/unit/test_trace.py $(ARGS)
-
-gpu-check:  ## the first steps on one or two GPUs, one by one, each with a verdict; goes on where it stopped
-	@python -m benchmarks.gpu_check $(ARGS)
-
-gpu-smoke:  ## its smoke test again: two training steps with what the 8B job uses
-	@python -m benchmarks.gpu_check --steps smoke --again smoke $(ARGS)
-
-gpu-bundle: setup  ## the GPU stack in parts for a cluster without a network, in runs/gpu_bundle (PYTHON=3.12)
-	@BIN=$(BIN) requirements/bundle.sh wheels runs/gpu_bundle
-
-faults: setup  ## kill each process at each moment; writes docs/tables/faults-kills.csv (two hours; goes on where it stopped)
-	@$(BIN)/python -m benchmarks.faults kills $(ARGS)
-
-# Test files that do not touch the library are left out.
-NOT_OF_LIBRARY = $(shell grep -L -e "from fspo" -e "from recipe.math" tests/unit/test_*.py)
-coverage: setup  ## lines and branches of fspo/ and recipe/math/ that unit tests reach, at least 95% (three minutes)
-	@$(BIN)/python -m coverage run $(UNIT) -q -m "not slow and not e2e" \
-	    tests/unit $(NOT_OF_LIBRARY:%=--ignore=%) $(ARGS)
-	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report
-
-lint: setup  ## ruff and mypy; shellcheck where it is installed
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
-	@if command -v shellcheck >/dev/null; then shellcheck -x slurm/*.sh requirements/*.sh .ci/run; fi
+lint: setup  ## ruff, mypy and shellcheck
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/shellcheck --severity=warning -x slurm/*.sh requirements/*.sh .ci/run
 
 docs: setup  ## the documentation's site in site/, warnings as errors, no network
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --clean && echo site/index.html
 
 lock: setup  ## pin requirements/*.txt anew from the .in files
 	@requirements/lock.sh $(BIN)
-
-clean:  ## remove the virtual environment
-	rm -rf $(VENV)

@@ -42,14 +42,21 @@ VARIANTS: Final[dict[str, SequenceLossSettings]] = {
     "seq_rloo_guard": dataclasses.replace(ALGORITHMS["seq_rloo"], s_max=0.1),
 }
 
-#: verl's own losses, by their ``algo``, with clips at which this small training leaves none of their branches out.
-VERLS: Final[dict[str, dict[str, float]]] = {
-    "sapo": {"tau_pos": 20.0, "tau_neg": 30.0},
-    "gmpo": {"clip_ratio_low": 0.02, "clip_ratio_high": 0.03},
-    "cispo": {"clip_ratio_high": 0.02},
-    "dppo_tv": {"clip_ratio_low": 0.002, "clip_ratio_high": 0.003, "clip_ratio_c": 1.05},
-    "dppo_kl": {"clip_ratio_low": 2e-5, "clip_ratio_high": 3e-5, "clip_ratio_c": 1.05},
-}
+#: verl's own losses by the name of their trajectory: loss_mode, what it weighs a token by, averaging, and clips at
+#: which this small training leaves none of their branches out.
+VERLS: Final[dict[str, tuple[str, UnclippedWeight, str, dict[str, float]]]] = {
+    "sapo": ("sapo", "token", "seq-mean-token-mean", {"tau_pos": 20.0, "tau_neg": 30.0}),
+    "gmpo": (
+        "geo_mean", "length_normalised", "seq-mean-token-mean", {"clip_ratio_low": 0.02, "clip_ratio_high": 0.03}
+    ),
+    "cispo": ("cispo", "token", "token-mean", {"clip_ratio_low": 10.0, "clip_ratio_high": 0.02}),
+    "dppo_tv": (
+        "dppo_tv", "token", "token-mean", {"clip_ratio_low": 0.002, "clip_ratio_high": 0.003, "clip_ratio_c": 1.05}
+    ),
+    "dppo_kl": (
+        "dppo_kl", "token", "token-mean", {"clip_ratio_low": 2e-5, "clip_ratio_high": 3e-5, "clip_ratio_c": 1.05}
+    ),
+}  # fmt: skip
 
 Trajectory = dict[str, list[float]]
 #: Loss of a mini-batch and what it does to each sequence, of log_prob, old_log_prob, advantages, mask and its position.
@@ -145,14 +152,20 @@ def trajectory_of(both: Loss, controller: BandController | None = None) -> Traje
 
 def trajectories() -> dict[str, Trajectory]:
     """Those of all variants, then of the losses that are not of the family."""
-    from recipe.fspo.check_losses import actors, policy_loss  # imports verl
-    from recipe.fspo.policy_loss import UNCLIPPED_WEIGHTS
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
     recorded = {name: trajectory(settings) for name, settings in VARIANTS.items()}
-    for algo, clips in VERLS.items():
-        actor = actors()[algo] | clips
-        weight = UNCLIPPED_WEIGHTS[actor["policy_loss"]["loss_mode"]]
-        recorded[algo] = trajectory_of(of_verl(policy_loss(actor), weight))
+    for name, (mode, weight, aggregation, clips) in VERLS.items():
+        actor = FSDPActorConfig(
+            strategy="fsdp2",
+            rollout_n=2,
+            ppo_micro_batch_size_per_gpu=1,
+            loss_agg_mode=aggregation,
+            policy_loss=PolicyLossConfig(loss_mode=mode),
+            **clips,
+        )
+        recorded[name] = trajectory_of(of_verl(PolicyLoss(get_policy_loss_fn(mode), actor, aggregation), weight))
     return recorded
 
 

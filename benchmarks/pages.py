@@ -1,13 +1,12 @@
-"""From rows of finished runs to the documentation: JSON lines, and the tables in docs/tables."""
+"""The tables in docs/tables, which programs here write."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from fspo.files import atomic_path
 
@@ -15,12 +14,6 @@ STUDY: Final = Path(__file__).resolve().parent / "study"
 TABLES: Final = Path(__file__).resolve().parents[1] / "docs" / "tables"
 #: Rows of cells; the heads are the first row.
 Table = list[list[str]]
-
-
-def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Replace a file by these objects, one a line."""
-    with atomic_path(path) as temporary:
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def read_table(name: str) -> Table:

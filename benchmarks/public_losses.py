@@ -1,8 +1,9 @@
 """``python -m benchmarks.public_losses CHECKOUT ...``: other code bases' losses under fspo.check_loss, one table.
 
 CHECKOUT is a git checkout (or its git directory) of a code base that benchmarks/code_bases.py knows, told by its files,
-or a folder of installed packages for verl's release. Writes public-losses.csv, with commit and date. A loss
-that cannot run outside its package has a row that says why.
+or a folder of installed packages for verl's release. Their rows of public-losses.csv are replaced, with commit and
+date; those of the other code bases, whose wrappers are at commit 4058c555, stay. A loss that cannot run outside its
+package has a row that says why.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ import torch
 
 from benchmarks.checkouts import Source
 from benchmarks.code_bases import CODE_BASES
-from benchmarks.more_code_bases import MORE_CODE_BASES
-from benchmarks.pages import Table, write_tables
+from benchmarks.pages import Table, read_table, write_tables
 from fspo.acceptance import UnclippedWeight
 from fspo.check_loss import check, configured
 from fspo.check_loss.call import Batch, LossError, PolicyLoss, synthetic_batch
@@ -124,10 +124,9 @@ def table(checkouts: Sequence[Path]) -> Table:
     rows: Table = [heads]
     for checkout in checkouts:
         source = Source(checkout)
-        known = CODE_BASES | MORE_CODE_BASES
-        code_bases = [(name, losses) for name, (path, losses) in known.items() if source.holds(path)]
+        code_bases = [(name, losses) for name, (path, losses) in CODE_BASES.items() if source.holds(path)]
         if not code_bases:
-            raise SystemExit(f"{checkout}: no file of {', '.join(known)}; give one of their checkouts")
+            raise SystemExit(f"{checkout}: no file of {', '.join(CODE_BASES)}; give one of their checkouts")
         for code_base, losses in code_bases[-1:]:  # a fork of verl holds its file, too
             for name, function, settings in losses(source):
                 print(f"{code_base} {name}", flush=True)
@@ -149,7 +148,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkouts", nargs="+", type=Path, metavar="CHECKOUT")
     torch.set_num_threads(1)  # small tensors
-    write_tables({"public-losses": table(parser.parse_args().checkouts)})
+    heads, *rows = table(parser.parse_args().checkouts)
+    made = {row[0] for row in rows}
+    others = [row for row in read_table("public-losses")[1:] if row[0] not in made]
+    write_tables({"public-losses": [heads, *rows, *others]})
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ import yaml
 from fspo.files import atomic_path
 from fspo.types import SequenceLossSettings
 from recipe.fspo.compare import SETTINGS as OF_COMPARE
-from recipe.fspo.job import JOB
-from recipe.runner.launch.no_effect import TABLE, rows_of
 from recipe.runner.main import SETTINGS as OF_MAIN
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,27 +27,8 @@ HEAD = """\
 
 Every setting of a run and of a comparison, with its default, made from the program by `python -m benchmarks.settings`.
 On a command line each is `KEY=VALUE`, and all settings of verl's go beside it. The values of one run:
-`python -m recipe.fspo.main dry_run=full`. `algo=` names the loss: [all names](algorithms.md#all-names). The other
+`python -m recipe.fspo.main --cfg job`. `algo=` names the loss: [all names](algorithms.md#all-names). The other
 commands have a `--help`.
-"""
-NO_EFFECT = """\
-## Keys without effect
-
-A key that you give and that nothing reads is refused, if training would then differ from what the key asks for. All
-others are named in one note: `note: 2 keys of your command change nothing here: critic.optim.lr, ...`. `dry_run=true`
-prints both for your command. The rows are in
-{tables}.
-
-- **A switch.** `X.enable=false` or `X.enabled=false` disables all other keys below `X`, in any group:
-  `actor.profiler.ranks` does nothing without `actor.profiler.enable=true`. Two names are no switches:
-  `transfer_queue.enable`, which verl sets itself, and `rollout.multi_turn.enable`, which nothing reads.
-- **Refused or noted.** A row with `give` refuses the key. Even then a note suffices for a value that holds without the
-  key, for one that asks for nothing (0, false, null), and where you also gave the setting that disables the key; with
-  `always: true`, only for the first of the three. When a run goes on, keys with which it has trained get notes only.
-- **Unknown names.** A key that `+` adds gets a note of its own, if its name is neither in verl's code nor in this
-  recipe's.
-- **Experiments** are not judged. Many keys have no effect because an experiment such as `experiment=qwen3_8b` sets
-  something else than verl does; with `experiment=own` a script keeps verl's values.
 """
 TAIL = """\
 ## What next
@@ -136,13 +115,6 @@ def settings_of_the_loss() -> Iterator[tuple[str, str, str]]:
         yield f"`{field.name}`", f"`{field.default!r}`".replace("'", ""), text.replace("``", "`")
 
 
-def tables_of_keys_without_effect() -> str:
-    """Paths of the tables, with their numbers of patterns of keys, in the order in which they apply."""
-    assert JOB.no_effect is not None
-    tables = {path: sum(len(row.keys) for row in rows_of(path)) for path in (JOB.no_effect, TABLE)}
-    return " and ".join(f"`{path.relative_to(ROOT)}` ({number} patterns)" for path, number in tables.items())
-
-
 def page() -> str:
     """The page as it should be."""
     loss = "Keys of `actor_rollout_ref.actor.policy_loss`. Defaults are those of the type; `algo=` sets its own.\n"
@@ -162,7 +134,6 @@ def page() -> str:
         *(f"{default_of(group)}\n\n{_table('option | meaning', list(options_of(group)))}" for group in GROUPS),
         "## Keys of verl's with another default here\n\nAn experiment may set them again.\n",
         *(f"```text\n{other_defaults(group)}\n```\n" for group in FILES),
-        NO_EFFECT.format(tables=tables_of_keys_without_effect()),
         TAIL,
     ]
     return "\n".join(parts)

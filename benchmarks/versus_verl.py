@@ -35,7 +35,6 @@ STEPS: Final = 5
 TIME_LIMIT_S: Final = 900.0
 #: The demo without validation and checkpoints, which are not compared.
 SHARED: Final = (
-    "run.log=all",
     "experiment=demo",
     f"trainer.total_training_steps={STEPS}",
     "trainer.val_before_train=false",

@@ -34,7 +34,7 @@ def drift_per_token(log_ratio_sum: float, length_sum: float) -> float:
 
     S is measured on samples of pi_old, so ``-sum S / sum L`` estimates KL(pi_old || pi) per token without bias and
     without assuming a distribution. It is also what the centre of the band needs, the mean of S itself.
-    docs/tables/drift-estimators.csv compares it with other estimators.
+    docs/architecture.md, decision 4, compares it with other estimators.
 
     Args:
         log_ratio_sum: Sum of S over the sequences.

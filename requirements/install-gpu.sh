@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
 # Installs the GPU stack and this package into the Python that PYTHON names (default: python3), 3.11 or 3.12. Used on
-# clusters, in the images (Dockerfile, apptainer.def) and without a network:
-#   install-gpu.sh            from the package index
-#   install-gpu.sh BUNDLE     from the folder that `make gpu-bundle` has written; no network is used
+# clusters and in the image (Dockerfile).
 # FLASH_ATTN=no takes flash-attn's cross-entropy alone, FLASH_ATTN_WHEEL=FILE (or its address) installs that wheel.
 # Otherwise it is compiled, 73 files: CUDA_HOME (nvcc of CUDA 13), MAX_JOBS (each needs up to 9 GB of memory), FLASH_ATTN_CUDA_ARCHS
 # (90: Hopper; 80: A100, RTX 3090, RTX 4090; "80;90": all). A login node may kill that for its memory or its time:
@@ -33,22 +31,7 @@ fi
 
 pip() { "$python" -m pip "$@"; }
 options=(--no-deps --disable-pip-version-check)
-if (($# > 0)); then
-    wheels="$1/wheels"
-    bash "$here/bundle.sh" unpack "$1" "$wheels"
-    options+=(--no-index --find-links "$wheels")
-fi
-# A bundle has been compared with its own sums; wheels that bundle.sh built have none in the lists.
-install() { # LIST [options]
-    local list="$1"
-    shift
-    if [[ -n ${wheels:-} ]]; then
-        pip install "${options[@]}" "$@" -r <(sed -e '/^ *--hash=/d' -e 's/ *\\$//' "$list")
-    else
-        pip install "${options[@]}" "$@" --require-hashes -r "$list"
-    fi
-}
-install "$here/gpu.txt"
+pip install "${options[@]}" --require-hashes -r "$here/gpu.txt"
 if [[ $flash_attn == wheel ]]; then
     pip install "${options[@]}" -r <(echo "$FLASH_ATTN_WHEEL") # it may be an address with a password in it
 elif [[ $flash_attn == yes ]]; then
@@ -56,16 +39,24 @@ elif [[ $flash_attn == yes ]]; then
     PATH="$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$PATH"
     # Never its prebuilt wheels, which it would ask a server for: none is for this torch.
     FLASH_ATTENTION_FORCE_BUILD=TRUE FLASH_ATTN_CUDA_ARCHS="${FLASH_ATTN_CUDA_ARCHS:-90}" MAX_JOBS="${MAX_JOBS:-8}" \
-        install "$here/gpu-flash-attn.txt" --no-build-isolation
+        pip install "${options[@]}" --require-hashes -r "$here/gpu-flash-attn.txt" --no-build-isolation
 else
-    if (($# == 0)); then
-        wheels="$(mktemp -d)"
-        trap 'rm -rf "$wheels"' EXIT
-        FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE pip download --no-deps --no-binary :all: --no-build-isolation \
-            --dest "$wheels" --require-hashes -r "$here/gpu-flash-attn.txt"
-    fi
+    # One file of Triton, under a name of its own: transformers would take the name flash-attn for the kernels.
+    source="$(mktemp -d)"
+    trap 'rm -rf "$source"' EXIT
+    FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE pip download --no-deps --no-binary :all: --no-build-isolation \
+        --dest "$source" --require-hashes -r "$here/gpu-flash-attn.txt"
     site="$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
-    bash "$here/bundle.sh" cross-entropy "$wheels" "$site"
+    archive="$(find "$source" -name 'flash_attn-*.tar.gz')" file=flash_attn/ops/triton/cross_entropy.py
+    version="${archive##*/flash_attn-}" version="${version%.tar.gz}"
+    info="$site/flash_attn_cross_entropy-$version.dist-info"
+    mkdir -p "$site/${file%/*}" "$info"
+    touch "$site"/flash_attn/{,ops/,ops/triton/}__init__.py
+    tar -xzf "$archive" -O "flash_attn-$version/$file" >"$site/$file"
+    printf 'Metadata-Version: 2.1\nName: flash-attn-cross-entropy\nVersion: %s\n' "$version" >"$info/METADATA"
+    echo flash_attn >"$info/top_level.txt"
+    printf '%s,,\n' flash_attn/{,ops/,ops/triton/}__init__.py "$file" \
+        "${info##*/}"/{METADATA,RECORD,top_level.txt} >"$info/RECORD"
 fi
 if [[ -f $here/../pyproject.toml ]]; then
     pip install "${options[@]}" --no-build-isolation "$here/.."

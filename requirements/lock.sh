@@ -27,4 +27,4 @@ lock() { # NAME [options]
 lock cpu --no-emit-package torchvision --no-emit-package torchaudio --no-emit-package torchcodec --no-emit-package triton
 lock gpu
 # Complete as they are written.
-for name in uv smollm2 gpu-slim gpu-flash-attn; do lock "$name" --no-deps; done
+for name in uv smollm2 gpu-flash-attn; do lock "$name" --no-deps; done

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Brings Ray up on the nodes of a SLURM job, runs one command on the first node, and takes Ray down again:
 #   launch.sh COMMAND [ARGUMENT...]
-# Exit status: the command's own; 1 if Ray did not come up. The job is requeued after a warning (the command has saved
-# and ends with 75) and after the loss of a node. docs/clusters.md explains every variable.
+# Exit status: the command's own; 1 if Ray did not come up. The job is requeued if the command ends with 75 and after the
+# loss of a node, but not after scancel. docs/clusters.md explains every variable.
 set -euo pipefail
 
 readonly PREEMPTED=75 restart="${SLURM_RESTART_COUNT:-0}"
 say() { echo "[$(date +%H:%M:%S)] $*"; }
 fail() { say "error: $*" >&2; exit 1; }
 is_running() { kill -0 "$@" 2>/dev/null; } # PROCESS-ID...: one of them
-steps=() ray='' lost='' cancelled=no # process ids of srun; which node was lost
+steps=() ray='' command='' lost='' cancelled=no # process ids of srun; which node was lost
 
 (($# > 0)) || fail "usage: launch.sh COMMAND [ARGUMENT...]"
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is not a SLURM job: submit one of slurm/*.sh with sbatch"
@@ -27,9 +27,14 @@ export FSPO_STOP="$FSPO_LOG_DIR/stop"
 # A line for each start of the job since its last checkpoint: the command removes the file when it has saved.
 export FSPO_UNSAVED="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-unsaved"
 mkdir -p "$FSPO_LOG_DIR" || fail "the log folder cannot be made; set FSPO_RUN_DIR to a folder that every node can write"
-# Before anything that takes time, such as checksums: a warning without a trap ends the script.
-trap 'touch "$FSPO_STOP" && say "warning signal: the run is asked to save after the step in progress ($FSPO_STOP)" ||
-    say "error: warning signal, but the run cannot be asked to save: $FSPO_STOP cannot be written" >&2' USR1
+ask_to_save() { # SIGNAL
+    touch "$FSPO_STOP" && say "$1: the run is asked to save after the step in progress ($FSPO_STOP)" ||
+        say "error: $1, but the run cannot be asked to save: $FSPO_STOP cannot be written" >&2
+}
+# Before anything that takes time, such as checksums: a signal without a trap ends the script.
+for signal in USR1 USR2 XCPU; do trap "ask_to_save 'warning signal $signal'" "$signal"; done
+# scancel, or a preemption: SLURM kills the job after a while, and requeues by itself what it preempts.
+trap 'cancelled=yes; ask_to_save cancelled; [[ -n $command ]] || exit 143' TERM INT HUP
 # The command saves before this time, without a warning, too. SLURM sets it from 23.02 on.
 end="$(timeout 20 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null)" || end=''
 [[ $end != [0-9]* ]] || SLURM_JOB_END_TIME="$(date +%s --date="$end")" && export SLURM_JOB_END_TIME
@@ -75,13 +80,12 @@ start_step() { # NAME COUNT ARGUMENT-OF-node.sh...
 
 pause() { sleep 1 & wait $! || true; } # like sleep 1, but a signal's trap runs at once
 
-# TERM to the processes of all steps, KILL after a while. (TERM to srun itself would be a KILL for its processes.)
+# Ends Ray, without which a command ends, too; what is left after a while is killed, by TERM to its srun.
 stop_steps() {
-    trap cancelled=yes TERM INT && trap '' USR1
+    trap cancelled=yes TERM INT HUP && trap '' USR1 USR2 XCPU
     rm -f "${RAY_AUTH_TOKEN_PATH:-}" # before the steps end: SLURM kills a cancelled job soon
     is_running "${steps[@]}" || return 0
-    # The signal goes out; some versions then report an unknown job all the same.
-    timeout 20 scancel --signal=TERM "$job" 2>/dev/null || true
+    echo now >"$FSPO_LOG_DIR/end" || true
     for step in "${steps[@]}"; do
         timeout 30 tail --pid="$step" --follow /dev/null || kill -TERM "$step" 2>/dev/null || true
     done
@@ -125,12 +129,12 @@ requeue() { # WHY STATUS
     trap - EXIT
     [[ $cancelled == no ]] || exit 143
     say "requeueing job $job: it continues from its last checkpoint"
-    timeout 60 scontrol requeue "$job" || fail "SLURM refused the requeue; submit the job again by hand"
+    timeout 60 scontrol requeue "$job" ||
+        fail "SLURM refused the requeue; submit the job again with FSPO_RUN_DIR=$FSPO_RUN_DIR: it goes on from its last checkpoint"
     exit "$2"
 }
 
 trap stop_steps EXIT
-trap 'say cancelled; exit 143' TERM INT
 
 may_go_on # SLURM requeues a job without a warning, too
 printf '\n  restart %s: %(%F %T)T' "$restart" -1 >>"$FSPO_UNSAVED" || ((restart < 10)) ||
@@ -142,9 +146,13 @@ unset RAY_AUTH_TOKEN RAY_ADDRESS
 ((${#nodes[@]} > 1)) || export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}" \
     VLLM_HOST_IP="${VLLM_HOST_IP:-127.0.0.1}"
 (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$RAY_AUTH_TOKEN_PATH")
+# Ray ends once there is a word in this file. It is there from the beginning, because a node may not see a new file at once.
+: >"$FSPO_LOG_DIR/end"
 start_step ray "${#nodes[@]}" ray
 ray=$!
-start_step ready 1 run python -m recipe.runner.faults.resources --timeout "$ready_within" "${nodes[@]}"
+# SLURM's signals to all steps, that of the command among them, must not look like a Ray that is not ready.
+start_step ready 1 run python -m recipe.runner.faults.preemption \
+    python -m recipe.runner.faults.resources --timeout "$ready_within" "${nodes[@]}"
 watch_step $!
 ((status == 0)) || pause # Ray's step may end for the same reason, which it says better
 ray_is_whole || { ((restart > 0)) && requeue "$lost" 1; } || fail "$lost" # what has run once may run again
@@ -166,8 +174,9 @@ if [[ -z $lost ]] && ((status == 1)) && pause && ray_is_whole; then
     done
 fi
 [[ -z $lost ]] || stop_steps # the command may wait for the node; its last words are shown before the error
-wait "$tail_pid" || true
+# SLURM kills a cancelled job soon, and nobody waits for its last lines.
+if [[ $cancelled == yes ]]; then kill "$tail_pid" 2>/dev/null || true; else wait "$tail_pid" || true; fi
 [[ -z $lost ]] || requeue "$lost" 1
 say "the command ended with status $status; log: $FSPO_LOG_DIR/command.log"
-((status != PREEMPTED)) || requeue "warned of a preemption or the end of the time limit" "$PREEMPTED"
+((status != PREEMPTED)) || [[ $cancelled == yes ]] || requeue "its command is worth another start" "$PREEMPTED"
 exit "$status"

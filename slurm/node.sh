@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # One node's part in a job. launch.sh starts it through srun, inside the container if there is one:
-#   node.sh ray             Ray: the head on the first node, whose address goes to FSPO_LOG_DIR/ray_address; the others join
+#   node.sh ray             Ray: the head on the first node, whose address goes to FSPO_LOG_DIR/ray_address; the others join;
+#                           it ends once FSPO_LOG_DIR/end has a word in it
 #   node.sh run COMMAND...  a command beside Ray
 set -euo pipefail
 fail() { echo "error: $* on $(hostname)" >&2; exit 1; }
@@ -44,6 +45,14 @@ fi
 [[ $1 != run ]] || exec "${@:2}"
 
 # ------------------------------------------------------------------- Ray
+# SLURM sends its signals to every process of a step, and Ray must go on until the run has saved.
+trap '' TERM INT HUP USR1 USR2 XCPU
+ray='' status=0 ended=no
+is_running() { kill -0 "$ray" 2>/dev/null; }
+is_over() { # Ray has ended by itself, or is to end
+    [[ -z $(cat "$FSPO_LOG_DIR/end" 2>/dev/null) ]] || ended=yes
+    [[ $ended == yes ]] || { [[ -n $ray ]] && ! is_running; }
+}
 node="${SLURMD_NODENAME:-$(hostname)}" SLURM_NODEID="${SLURM_NODEID:-0}"
 exec >"$FSPO_LOG_DIR/ray-$node.log" 2>&1
 # Before it stops, Ray would wait up to 30 s for work to move to other nodes: there is none to move.
@@ -65,21 +74,28 @@ file="$FSPO_LOG_DIR/ray_address"
 if ((SLURM_NODEID == 0)); then
     options+=(--head --port=0 --ray-client-server-port=$((10001 + SLURM_JOB_ID % 10000)) --include-dashboard=false)
 else
-    until [[ -s $file ]]; do sleep 0.5; done # launch.sh ends the step after FSPO_READY_TIMEOUT
+    until [[ -s $file ]]; do # launch.sh ends the step after FSPO_READY_TIMEOUT
+        ! is_over || exit 0
+        sleep 0.5
+    done
     options+=(--address="$(<"$file")")
 fi
 
-stopping=no status=0
 # shellcheck disable=SC2086  # a list of options
-ray start "${options[@]}" ${FSPO_RAY_OPTIONS:-} &
+python -m recipe.runner.faults.preemption ray start "${options[@]}" ${FSPO_RAY_OPTIONS:-} &
 ray=$!
-trap 'stopping=yes; kill -TERM "$ray" 2>/dev/null || true' TERM INT
 if ((SLURM_NODEID == 0)); then
-    until [[ -s $temp/ray_current_cluster ]] || ! kill -0 "$ray" 2>/dev/null; do sleep 0.5; done
+    until [[ -s $temp/ray_current_cluster ]] || is_over; do sleep 0.5; done
     cp "$temp/ray_current_cluster" "$file.tmp" 2>/dev/null && mv "$file.tmp" "$file"
 fi
-while kill -0 "$ray" 2>/dev/null; do wait "$ray" || status=$?; done # a trap ends a wait early
+until is_over; do sleep 1; done
+# It ends all that is left of Ray here once a process that it has started ends.
+while is_running; do
+    python -c 'import psutil, sys; [child.kill() for child in psutil.Process(int(sys.argv[1])).children()]' "$ray" 2>/dev/null || true
+    sleep 1
+done
+wait "$ray" || status=$?
 # Ray's logs outlive the node's temporary folder.
 cp -rT "$temp/session_latest/logs" "$FSPO_LOG_DIR/ray-$node" 2>/dev/null || true
 rm -rf "$temp"
-[[ $stopping == yes ]] || exit "$((status == 0 ? 1 : status))"
+[[ $ended == yes ]] || exit "$((status == 0 ? 1 : status))"

@@ -1,11 +1,10 @@
-"""What all tests share: the examples of Hypothesis, threads, a small disk, and a time after which none starts."""
+"""What all tests share: the examples of Hypothesis, threads, and a small disk."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,22 +35,3 @@ def small_disk() -> Iterator[Callable[[Path, int], None]]:
     yield mount
     for folder in mounted:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-STARTED = pytest.StashKey[float]()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    meaning = "start no further test after so many seconds; the summary names those that were not run"
-    parser.addoption("--start-within", type=float, metavar="SECONDS", help=meaning)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[STARTED] = time.monotonic()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    within = item.config.getoption("start_within")
-    if within is not None and time.monotonic() - item.config.stash[STARTED] > within:
-        pytest.skip(f"not run, {within:.0f} s have passed: {item.nodeid}")

@@ -1,4 +1,4 @@
-"""The first steps on one or two GPUs, in order: ``python -m benchmarks.gpu_check``, or ``make gpu-check``.
+"""The first steps on one or two GPUs, in order: ``python -m benchmarks.gpu_check``.
 
 Each step runs in a process of its own, with a log, a time and a verdict; one that fails does not stop the others. What
 has passed on this machine with this torch is not repeated unless ``--again`` names it. The first two need torch,
@@ -17,6 +17,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -29,47 +30,32 @@ from benchmarks.pages import Table, write_tables
 from benchmarks.starts import Start
 from fspo.files import write_json
 from fspo.markdown import markdown_table
-from recipe.runner.faults.preemption import end_on_signals
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What each step is called in the table, in the order in which they run.
 STEPS = {
     "versions": "versions and driver",
     "noise": "noise floor of S",
-    "smoke": "real stack, `experiment=gpu_smoke`",
-    "vllm": "vLLM alone, beside the trainer's model",
+    "smoke": "real stack, the 8B job's settings",
     "preemption": "the smoke test, warned and resumed",
-    "engine": "verl's engine at 8B's width, four layers",
-    "demo": "real stack, demo model",
-    "v1": "the same with vLLM's V1 runner",
+    "learn": "the demo's task, learned",
 }
 LIMIT_S = 1800
 #: Weights that a step writes, up to 28 GB at 8B's width; they go when it ends, however it ends.
-WEIGHTS: Final = {
-    "engine": "engine",
-    "vllm": "vllm",
-    "smoke": "smoke/checkpoints",
-    "preemption": "preemption/checkpoints",
-}
-#: Packages may lie in folders of their own (requirements/bundle.sh slim).
+WEIGHTS: Final = {"smoke": "smoke/checkpoints", "preemption": "preemption/checkpoints"}
+#: Packages may lie in folders of their own.
 PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 NOT_RUN: Final = "not run"
 #: What the documentation's table is made from: the results of a machine without a GPU, and of one with.
 RECORD: Final = Path(__file__).with_name("results.json")
 DEVICES: Final = {"cpu": "on CPUs", "cuda": "on a GPU"}
-#: What decides how long a step takes, and the step and the number of this check that say it.
-NOT_PLANNED: Final = {
-    "vLLM's front end alone, tokens/s": ("vllm", "front end alone, tokens/s"),
-    "vLLM's start, s": ("vllm", "start, s"),
-    "save of a checkpoint, GB/s": ("engine", "save, GB/s"),
-}
 
 
 def measure(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
     """Run one step in this process; returns its verdict, what it has measured, and the reason if it has not passed."""
     import torch
 
-    from benchmarks.gpu_check import engine, stack, steps
+    from benchmarks.gpu_check import stack, steps
 
     try:
         if device == "cpu":
@@ -77,10 +63,8 @@ def measure(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
         elif step != "versions" and not torch.cuda.is_available():
             raise steps.Skipped("torch sees no GPU (see the step `versions`)")
         size = steps.SIZES[device]
-        if step in ("demo", "v1"):
-            numbers = getattr(stack, step)(folder, device)
-        elif step in ("engine", "vllm"):
-            numbers = getattr(engine, step)(folder, size, device)
+        if step == "learn":
+            numbers = stack.learn(folder, device)
         elif step in ("smoke", "preemption"):
             numbers = getattr(stack, step)(folder, size, device, gpus)
         else:
@@ -166,17 +150,8 @@ def table(record: dict[str, Any]) -> Table:
     return [["step", "number", *DEVICES.values()], *cells]
 
 
-def not_planned(record: dict[str, Any]) -> Table:
-    """What the planner leaves out, measured or not run."""
-    cells = []
-    for title, (step, name) in NOT_PLANNED.items():
-        rows = [record.get(device, {"steps": {}})["steps"].get(step, {"numbers": {}}) for device in DEVICES]
-        cells.append([title, *(shown(row["numbers"].get(name, NOT_RUN)) for row in rows)])
-    return [["not counted by the planner", *DEVICES.values()], *cells]
-
-
 def write(results: Path) -> None:
-    """Take the results of one machine into the record and the documentation's table; prints the page's rows."""
+    """Take the results of one machine into the record and the documentation's table."""
     result = json.loads(results.read_text(encoding="utf-8"))
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     before = record.get(result["device"], {})
@@ -185,9 +160,7 @@ def write(results: Path) -> None:
     record[result["device"]] = result
     write_json(RECORD, {device: record[device] for device in DEVICES if device in record})
     write_tables({"gpu-check": table(record)})
-    heads, *cells = not_planned(record)
-    print(f"wrote {RECORD.relative_to(ROOT)} and docs/tables/gpu-check.csv; for docs/performance.md:\n")
-    print(markdown_table(heads, cells))
+    print(f"wrote {RECORD.relative_to(ROOT)} and docs/tables/gpu-check.csv")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -230,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(results, record)
     print(where, flush=True)
-    end_on_signals()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     for step in chosen.steps:
         if record["steps"].get(step, {}).get("verdict") == "passed" and step not in chosen.again:
             print(f"{step}: passed before, not repeated (--again {step})", flush=True)

@@ -1,4 +1,4 @@
-"""The steps that start the real stack: the demo's model, then four of Qwen3-8B's layers, then a preemption of these."""
+"""The steps that start the real stack: four of Qwen3-8B's layers, a preemption of these, and the demo's task."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import gc
 import importlib.util
 import math
 import os
+import re
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -15,22 +17,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.gpu_check.steps import Failed, Numbers, Size, Skipped, over_noise, random_model
 from benchmarks.models.char_tokenizer import build_tokenizer
 from benchmarks.starts import SMALL, Start
+from fspo.audit import read_audit
+from fspo.conclusion import exponent_of, within_mini_batches
 from fspo.diagnostics import SAFE_MARGIN
+from fspo.fairness.lre import wilson_interval
 from fspo.records import complete_lines
 from recipe.runner.faults.preemption import PREEMPTED, ask_to_stop
 
-_FSDP = "actor_rollout_ref.actor.fsdp_config"
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_FSDP = f"{_ACTOR}.fsdp_config"
 _REWARD = "+reward.custom_reward_function.reward_kwargs"
 ON_A_CPU = (*SMALL, "trainer.test_freq=2", "trainer.save_freq=2")
-#: What of experiment=gpu_smoke a CPU can do.
+#: What of the smoke test a CPU can do.
 SHAPED_ON_A_CPU = (
     *ON_A_CPU,
-    "actor_rollout_ref.rollout.dtype=bfloat16",
+    f"{_ROLLOUT}.dtype=bfloat16",
     "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=bf16",
     "actor_rollout_ref.model.enable_gradient_checkpointing=true",
     f"{_FSDP}.mixed_precision.param_dtype=bf16",
@@ -39,6 +46,85 @@ SHAPED_ON_A_CPU = (
     f"{_REWARD}.overlong_buffer=64",
     f"{_REWARD}.max_response_length=64",
 )
+#: The 8B job on the demo's task and a small model: short sequences, one worker for each of Ray's services.
+SMALL_JOB = (
+    "experiment=qwen3_8b",
+    "data.train_files=${run.dir}/data/train.parquet",
+    "data.val_files=${run.dir}/data/test.parquet",
+    "data.max_prompt_length=16",
+    "data.max_response_length=256",
+    f"{_ACTOR}.optim.lr_warmup_steps=0",
+    f"{_ROLLOUT}.n=8",
+    f"{_ROLLOUT}.gpu_memory_utilization=0.3",
+    f"{_ROLLOUT}.max_model_len=512",
+    f"{_ROLLOUT}.max_num_seqs=256",
+    f"{_ROLLOUT}.val_kwargs.n=1",
+    f"{_ROLLOUT}.agent.num_workers=1",
+    "reward.num_workers=1",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+)
+#: Two steps of about 38,000 tokens a mini-batch, two packs on one GPU, and a save of 24 GB. Random weights never earn a
+#: reward; without differences within a group nothing would move.
+SMOKE = (
+    *SMALL_JOB,
+    "+data.offline_task={n_train: 256, n_test: 64, seed: 0}",
+    "data.train_batch_size=256",
+    f"{_ACTOR}.ppo_mini_batch_size=64",
+    f"{_ACTOR}.ulysses_sequence_parallel_size=${{trainer.n_gpus_per_node}}",
+    f"{_ROLLOUT}.tensor_model_parallel_size=${{trainer.n_gpus_per_node}}",
+    f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes=512",  # the embeddings are larger
+    f"{_REWARD}.overlong_buffer=256",
+    f"{_REWARD}.max_response_length=256",
+    "trainer.experiment_name=gpu_smoke",
+    "trainer.total_training_steps=2",
+    "trainer.test_freq=2",
+    "trainer.save_freq=2",
+    "trainer.max_actor_ckpt_to_keep=null",  # one is saved; a run that keeps two does not start without room for them
+)
+#: The demo's run (conf/experiment/demo.yaml) on a GPU. Without compilation vLLM starts in half the time.
+LEARN = (
+    *SMALL_JOB,
+    "+data.offline_task={n_train: 4096, n_test: 256, seed: 0}",
+    "data.train_batch_size=32",
+    "actor_rollout_ref.model.path=pkg://recipe.math.data/assets/demo_model",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=false",
+    f"{_ACTOR}.ppo_mini_batch_size=8",
+    f"{_ACTOR}.ppo_max_token_len_per_gpu=8192",
+    f"{_ACTOR}.optim.lr=1e-4",
+    f"{_ACTOR}.optim.weight_decay=0.01",
+    f"{_FSDP}.param_offload=false",
+    f"{_FSDP}.optimizer_offload=false",
+    f"{_ROLLOUT}.tensor_model_parallel_size=1",
+    f"{_ROLLOUT}.enforce_eager=true",
+    "trainer.experiment_name=gpu_learn",
+    "trainer.n_gpus_per_node=1",
+    "trainer.total_training_steps=20",
+    "trainer.test_freq=20",
+    "trainer.save_freq=-1",
+)
+_SDPA = "actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+#: flash-attn has no fp32.
+PRECISIONS = {
+    "fp32": (
+        *(
+            f"+actor_rollout_ref.{part}.fsdp_config.mixed_precision.{kind}_dtype=fp32"
+            for part in ("actor", "ref")
+            for kind in ("param", "reduce", "buffer")
+        ),
+        f"{_ROLLOUT}.dtype=float32",
+        _SDPA,
+    ),
+    "bf16": (),
+}
+#: The demo as it is computes in fp32.
+PRECISIONS_ON_A_CPU = {
+    "fp32": (),
+    "bf16": (
+        f"{_ROLLOUT}.dtype=bfloat16",
+        "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=bf16",
+        f"{_FSDP}.mixed_precision.param_dtype=bf16",
+    ),
+}
 #: vLLM's and the trainer's probabilities of a token differ by about 1e-3 in bf16; above this they are not one policy.
 LARGEST_DIFFERENCE = 0.05
 #: Qwen3-8B's widths, so that its kernels run, in four layers. GiB of a GPU on which two steps with the job's packs fit.
@@ -88,8 +174,8 @@ def ending_model(size: Size, device: str, dtype: torch.dtype, mean_length: int) 
     return model, tokenizer
 
 
-def train(folder: Path, overrides: tuple[str, ...]) -> Numbers:
-    """Two steps of ``recipe.fspo.main`` in a new run folder, and what its metrics say."""
+def train(folder: Path, overrides: tuple[str, ...], steps: int) -> list[dict[str, float]]:
+    """``recipe.fspo.main`` in a new run folder; the metrics of its steps, those of the first validation as step 0."""
     missing = [name for name in ("verl", "ray", "vllm") if importlib.util.find_spec(name) is None]
     if missing:
         raise Skipped(f"not installed: {', '.join(missing)}")
@@ -97,11 +183,13 @@ def train(folder: Path, overrides: tuple[str, ...]) -> Numbers:
     command = [sys.executable, "-m", "recipe.fspo.main", f"run.dir={folder}", *overrides]
     print("+", *command[1:], flush=True)
     status = subprocess.run(command).returncode  # its output goes into this step's log
-    steps = [line["metrics"] for line in complete_lines(folder / "metrics.jsonl")]
-    steps = [metrics for metrics in steps if "timing_s/update_actor" in metrics]
-    if status or len(steps) != 2:
-        raise Failed(f"the run ended with status {status} after {len(steps)} of 2 steps")
-    return verdict(steps)
+    by_step: dict[int, dict[str, float]] = {0: {}}
+    for line in complete_lines(folder / "metrics.jsonl"):
+        by_step.setdefault(line["step"], {}).update(line["metrics"])
+    done = sum("timing_s/update_actor" in metrics for metrics in by_step.values())
+    if status or done != steps:
+        raise Failed(f"the run ended with status {status} after {done} of {steps} steps")
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def verdict(steps: Sequence[Mapping[str, float]]) -> Numbers:
@@ -127,40 +215,25 @@ def verdict(steps: Sequence[Mapping[str, float]]) -> Numbers:
     if margin < SAFE_MARGIN:
         raise Failed(
             f"rounding between the two passes is within {margin:.1f} of the band's edge ({floor}margin below "
-            f"{SAFE_MARGIN:.0f}): compute in fp16 or fp32 (docs/studies/noise-floor.md)",
+            f"{SAFE_MARGIN:.0f}): compute in fp16 or fp32 (docs/results.md#numerical-noise-floor)",
             numbers,
         )
     return numbers
 
 
-def demo(folder: Path, device: str) -> Numbers:
-    """The whole stack with the demo's model on one GPU."""
-    model = "actor_rollout_ref.model.path=pkg://recipe.math.data/assets/demo_model"
-    return train(folder / "demo", ON_A_CPU if device == "cpu" else (*smoke_on(1, 8192), *attention(), model))
-
-
-def v1(folder: Path, device: str) -> Numbers:
-    """The same with vLLM's older model runner, to which the pages send those whose vLLM fails."""
-    if device == "cpu":
-        raise Skipped("vLLM has one model runner on CPUs")
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    return demo(folder / "v1", device)
-
-
 def attention() -> tuple[str, ...]:
     """sdpa where flash-attn's kernels are not installed; a package of its Triton cross-entropy alone may be."""
     has_kernels = importlib.util.find_spec("flash_attn_2_cuda") is not None
-    return () if has_kernels else ("actor_rollout_ref.model.override_config.attn_implementation=sdpa",)
+    return () if has_kernels else (_SDPA,)
 
 
 def smoke_on(gpus: int, tokens: int = 20_480) -> tuple[str, ...]:
-    """``experiment=gpu_smoke`` on one or two GPUs, with packs of at most so many tokens on each."""
-    budget = f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={tokens}"
-    return ("experiment=gpu_smoke", f"trainer.n_gpus_per_node={gpus}", budget)
+    """The smoke test on one or two GPUs, with packs of at most so many tokens on each."""
+    return (*SMOKE, f"trainer.n_gpus_per_node={gpus}", f"{_ACTOR}.ppo_max_token_len_per_gpu={tokens}")
 
 
 def smoke_job(folder: Path, size: Size, device: str, gpus: int, anew: bool = True) -> tuple[tuple[str, ...], Numbers]:
-    """Overrides of ``experiment=gpu_smoke`` on this device, with its model in FOLDER/model, and its width and packs.
+    """Overrides of the smoke test on this device, with its model in FOLDER/model, and its width and packs.
 
     The model is written, but where it need not be made ``anew`` and is there.
     Widths and packs are the 8B job's, so that its kernels round; on a small GPU those of Qwen3-0.6B.
@@ -182,9 +255,9 @@ def smoke_job(folder: Path, size: Size, device: str, gpus: int, anew: bool = Tru
 
 
 def smoke(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
-    """``experiment=gpu_smoke``: what the 8B job uses, on a model with random weights; TP and Ulysses over two GPUs."""
+    """What the 8B job uses, on a model with random weights; TP and Ulysses over two GPUs."""
     overrides, numbers = smoke_job(folder, size, device, gpus)
-    return numbers | train(folder / "smoke", overrides)
+    return numbers | verdict(train(folder / "smoke", overrides, 2)[1:])
 
 
 def preemption(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
@@ -217,3 +290,59 @@ def preemption(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
     if done or steps_done != [1, 2, 3]:
         raise Failed("the next start should go on after the checkpoint to step 3", numbers)
     return numbers
+
+
+def learn(folder: Path, device: str) -> Numbers:
+    """The demo's task and model in fp32 and in bf16, twenty steps each; on a CPU two small ones, which learn nothing.
+
+    Fails on a GPU if the intervals of the held-out accuracy before and after a run overlap.
+    """
+    job, steps, problems = (*LEARN, *attention()), 20, 256
+    if device == "cpu":
+        job, steps, problems = (*ON_A_CPU, "trainer.val_before_train=true"), 2, 8
+    numbers: Numbers = {}
+    same = []
+    for name, precision in (PRECISIONS if device == "cuda" else PRECISIONS_ON_A_CPU).items():
+        run = folder / f"learn-{name}"
+        try:
+            metrics = train(run, (*job, *precision), steps)
+        except Failed as failure:
+            raise Failed(f"{name}: {failure}", numbers) from failure  # the other run's numbers are kept
+        numbers |= {f"{name}: {key}": value for key, value in learned(run, metrics).items()}
+        before, after = (accuracy(step, problems) for step in (metrics[0], metrics[-1]))
+        for key, (value, low, high) in {"before": before, "after": after}.items():
+            numbers[f"{name}: held-out accuracy {key}"] = f"{value:.3f} [{low:.3f}, {high:.3f}]"
+        if device == "cuda" and after[1] <= before[2]:
+            same.append(name)
+    if same:
+        raise Failed(f"the intervals of the accuracy before and after overlap in {' and '.join(same)}", numbers)
+    return numbers
+
+
+def accuracy(metrics: Mapping[str, float], problems: int) -> tuple[float, float, float]:
+    """Held-out accuracy of a step that validated, and its 95% interval (Wilson's)."""
+    (value,) = (value for name, value in metrics.items() if re.fullmatch(r"val-core/.*/acc/mean@1", name))
+    low, high = wilson_interval(value, problems)
+    return value, float(low), float(high)
+
+
+def learned(run: Path, metrics: Sequence[Mapping[str, float]]) -> Numbers:
+    """What a run's metrics and rows say: how far it moved, by length, and over which noise."""
+    steps = [step for step in metrics if "timing_s/update_actor" in step]
+    moved = read_audit(run).responses.moved()
+    count_J, tokens_J, squares_J = (column.sum(0) for column in within_mini_batches(moved, moved.s_B))
+    stds = zip(tokens_J / count_J, np.sqrt(squares_J / count_J), strict=True)
+    exponent = exponent_of(moved)
+    margin = min(step.get("fspo/noise_floor/margin", math.inf) for step in steps)  # left out where S is exactly 0
+    # A first mini-batch without a gradient has none.
+    noise = [step[name] for step in steps if (name := "fspo/first_minibatch_z_rms") in step]
+    return {
+        "a step, s (median)": statistics.median(step["timing_s/step"] for step in steps),
+        "reward, first step": steps[0]["critic/rewards/mean"],
+        "reward, last step": steps[-1]["critic/rewards/mean"],
+        "std of S, by mean length": "; ".join(f"{length:.0f}: {std:.3g}" for length, std in stds),
+        "S spreads like L to the": f"{exponent.value:.2f} [{exponent.low:.2f}, {exponent.high:.2f}]",
+        "S / sqrt(L) before an update, largest rms": max(noise, default=math.nan),
+        "half-width of the band over the noise": over_noise(margin),
+        "probabilities of vLLM and trainer differ by": steps[-1]["training/rollout_probs_diff_mean"],
+    }

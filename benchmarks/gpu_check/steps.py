@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
-from torch import distributed
 from torch.nn.utils.rnn import pad_sequence
 
 from fspo import losses
@@ -231,19 +229,3 @@ def noise(size: Size, device: str) -> Numbers:
             for name, measured in by_band.items():
                 numbers[f"{case}: half-width of {name}'s band over it"] = over_noise(measured.margin)
     return numbers
-
-
-@contextlib.contextmanager
-def process_group(device: str) -> Iterator[int]:
-    """The ranks that torchrun has started, or this process alone; yields their number."""
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    backend = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}[device]  # as verl's workers
-    if "RANK" in os.environ:
-        distributed.init_process_group(backend)
-    else:
-        distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        yield distributed.get_world_size()
-    finally:
-        distributed.destroy_process_group()

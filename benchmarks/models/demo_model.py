@@ -1,20 +1,19 @@
-"""The small supervised models that the demos start from, one per task, and the seeded recipes that make them.
+"""The small supervised model that the demo starts from, and the seeded recipe that makes it.
 
-Each is a Qwen3 with a character tokenizer, trained from random weights on the training split of its task. Only response
-tokens count in the loss; batches are bucketed by length; the optimizer is AdamW with warm-up and cosine decay,
+It is a Qwen3 with a character tokenizer, trained from random weights on the training split of the demo's task. Only
+response tokens count in the loss; batches are bucketed by length; the optimizer is AdamW with warm-up and cosine decay,
 in fp32. There are two stages:
 
 1. *skill*: the full working of every problem, until most are solved;
-2. *habits*: a few steps on demonstrations of mixed quality, most of which slip once: they forget to borrow, or have two
-   words in the wrong order. Like a language model before reinforcement learning, the result *can* solve the problems,
-   short and long, but is often careless. A slip hardly changes the length of the working, so lengths vary as much as
-   the task's from the first step of the run on.
+2. *habits*: a few steps on demonstrations of mixed quality, most of which forget once to borrow. Like a language model
+   before reinforcement learning, the result *can* solve the problems, short and long, but is often careless. A slip
+   hardly changes the length of the working, so lengths vary as much as the task's from the first step of the run on.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from benchmarks.models import words
 from benchmarks.models.char_tokenizer import build_tokenizer
 from fspo.files import atomic_folder, local_path, sha256_of
 from recipe.math.data import offline_task
@@ -57,36 +55,16 @@ class CarelessDivision(Division):
         return f"-{self.divisor:02d}=".join(f"{rest:03d}" for rest in rests)
 
 
-def _draw_division(rng: np.random.Generator) -> CarelessDivision:
+def draw(rng: np.random.Generator) -> CarelessDivision:
+    """One problem of the demo's task, of either split."""
     problem = offline_task.draw(rng)
     return CarelessDivision(problem.dividend, problem.divisor)
-
-
-@dataclass(frozen=True)
-class Task:
-    """How to draw problems and judge responses."""
-
-    data_source: str
-    ability: str
-    vocabulary: tuple[str, ...]  # the tokens of questions and responses
-    draw: Callable[[np.random.Generator], Problem]
-    score_answer: Callable[[str, str], float]  # response, ground truth
-
-
-Problem = CarelessDivision | words.WordList
-TASKS = {
-    "remainder": Task(
-        offline_task.DATA_SOURCE, "math", offline_task.VOCABULARY, _draw_division, offline_task.score_answer
-    ),
-    "words": Task(words.DATA_SOURCE, "text", words.VOCABULARY, words.draw, words.score_answer),
-}
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Everything that determines the weights, apart from the versions of torch and transformers."""
 
-    task: str = "remainder"
     skill_steps: int = 1600
     habit_steps: int = 150
     batch_size: int = 32
@@ -107,13 +85,9 @@ class Recipe:
     head_dim: int = 32
 
 
-RECIPES = {"remainder": Recipe(), "words": Recipe(task="words", skill_steps=1000, habit_steps=100, careful_share=0.35)}
-FOLDERS = {"remainder": "demo_model", "words": "demo_words_model"}
-
-
-def shipped_model(task: str = "remainder") -> Path:
-    """The folder of a task's model in the package, made by ``train(RECIPES[task])``."""
-    return Path(local_path(f"pkg://recipe.math.data/assets/{FOLDERS[task]}"))
+def shipped_model() -> Path:
+    """The folder of the model in the package, made by ``train(Recipe())``."""
+    return Path(local_path("pkg://recipe.math.data/assets/demo_model"))
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
@@ -140,7 +114,7 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForC
     return Qwen3ForCausalLM(config).float()
 
 
-def demonstrate(problem: Problem, recipe: Recipe, rng: np.random.Generator) -> str:
+def demonstrate(problem: CarelessDivision, recipe: Recipe, rng: np.random.Generator) -> str:
     """A demonstration of the second stage: the right working, or one with a slip if the problem allows one."""
     slips = problem.slips
     if not slips or rng.random() < recipe.careful_share:
@@ -153,7 +127,7 @@ def batches(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless (tokens, labels), right-padded, both (batch, length); prompt and padding are IGNORE in the labels."""
     rng = np.random.default_rng([recipe.seed, int(mixed)])
-    problems = sample_problems(TASKS[recipe.task].draw, rng, "train")
+    problems = sample_problems(draw, rng, "train")
     while True:
         pool = [(p, demonstrate(p, recipe, rng) if mixed else p.working) for p in islice(problems, recipe.pool)]
         pool.sort(key=lambda pair: len(pair[1]))
@@ -163,7 +137,7 @@ def batches(
 
 
 def collate(
-    pairs: Sequence[tuple[Problem, str]], tokenizer: PreTrainedTokenizerFast
+    pairs: Sequence[tuple[CarelessDivision, str]], tokenizer: PreTrainedTokenizerFast
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One batch of problems with their responses; see :func:`batches`."""
     prompts = [prompt_ids(tokenizer, problem) for problem, _ in pairs]
@@ -178,7 +152,7 @@ def collate(
     return tokens, labels
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerFast, problem: Problem) -> list[int]:
+def prompt_ids(tokenizer: PreTrainedTokenizerFast, problem: CarelessDivision) -> list[int]:
     """Token ids of the prompt as the trainer and vLLM see it."""
     chat = [{"role": "user", "content": problem.question}]
     return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
@@ -199,7 +173,7 @@ def learning_rate(peak: float, step: int, steps: int, recipe: Recipe) -> float:
 
 def train(recipe: Recipe) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast, dict[str, float]]:
     """Run the recipe; returns the model, its tokenizer, and the mean loss of each stage's last 50 steps."""
-    tokenizer = build_tokenizer(TASKS[recipe.task].vocabulary, CONTEXT)
+    tokenizer = build_tokenizer(offline_task.VOCABULARY, CONTEXT)
     model = build_model(recipe, tokenizer)
     final = {"skill": run_stage(model, tokenizer, recipe, recipe.skill_steps, recipe.skill_lr, mixed=False)}
     final["habit"] = run_stage(model, tokenizer, recipe, recipe.habit_steps, recipe.habit_lr, mixed=True)
@@ -247,16 +221,15 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 def accuracy(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    problems: Sequence[Problem],
+    problems: Sequence[CarelessDivision],
     temperature: float,
-    task: str = "remainder",
 ) -> float:
-    """Share of the task's problems solved, with one response each; ``temperature`` 0 is greedy."""
+    """Share of the problems solved, with one response each; ``temperature`` 0 is greedy."""
     torch.manual_seed(0)
     sampling: dict[str, Any] = (
         {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
     )
-    score, solved = TASKS[task].score_answer, 0.0
+    score, solved = offline_task.score_answer, 0.0
     for start in range(0, len(problems), 64):
         chunk = problems[start : start + 64]
         prompts = tokenizer.pad({"input_ids": [prompt_ids(tokenizer, p) for p in chunk]}, return_tensors="pt")

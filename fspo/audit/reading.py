@@ -18,7 +18,7 @@ from fspo.responses import Responses
 from fspo.table import FOLDER, SCHEMA, Table, columns_of, holds_table, read_table
 from fspo.types import SequenceLossSettings
 
-#: rms of S / sqrt(L) before any weight has moved, at most, by the precision of the model (docs/tables/noise-floor.csv).
+#: rms of S / sqrt(L) before any weight has moved, at most, by precision (docs/results.md#numerical-noise-floor).
 _FLOORS: Final = {"fp32": 1e-4, "bf16": 0.1}
 #: From here on the engine's log-probabilities explain it, too (docs/which-clip-value.md, which sigma: 0.01 to 0.05).
 _ENGINE: Final = 0.01

@@ -12,21 +12,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from recipe.fspo.job import JOB, choices, compose
-from recipe.runner.faults.preemption import INTERRUPTED
+from recipe.runner.faults.preemption import ENDING, FAILED, PREEMPTED, STOP_VARIABLE, status_of, take_signals
 from recipe.runner.launch.commands import BadInput, as_list, of_settings, refuse, split_arguments
 from recipe.runner.launch.compose import Refused, key_of, parsed, quoted, text_of
-from recipe.runner.launch.masking import masked_override
 from recipe.runner.launch.run_settings import has_results, run_info
+from recipe.runner.launch.secrets import literal_problems
 from recipe.runner.launch.values import name_problems
 from recipe.runner.main import problems_of
 
@@ -35,9 +36,9 @@ from fspo.reading import parse_object, read_text
 from fspo.records import CONFIG_FILE, GRID_FILE, METRICS_FILE, PlannedRun, planned_runs
 
 CLIP_VALUES: Final = ("measured", "published")
+_GOES_ON: Final = "the same command goes on where this one stopped"
 #: Keys that differ between the runs of a grid.
 _OF_THE_GRID: Final = ("algo", "fspo.algo", "fspo.clip_values", "run.dir", "seed")
-_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 #: Settings of the command: default and meaning of each (docs/settings.md).
 SETTINGS: Final = {
@@ -99,12 +100,8 @@ def parse(arguments: Sequence[str]) -> Request:
             raise BadInput(f"{text}: the grid sets {key}; give algos=[...], seeds=[...], clip_values=[...], out=FOLDER")
         if override.is_sweep_override():
             raise BadInput(f"{text}: all runs of a grid share its overrides; a list is {key}=[A,B]")
-        if (shown := masked_override(override)) != text:
-            # On the command lines of the runs, which all users of the machine can read, and in grid.json.
-            raise BadInput(
-                f"{shown}: a grid hands its overrides on by command lines: export NAME=VALUE, and give "
-                f"{text.partition('=')[0]}='${{oc.env:NAME}}' (docs/clusters.md#secrets)"
-            )
+        if wrong := list(literal_problems(override.value(), key)):
+            raise BadInput("\n".join(wrong))
     seeds = as_list(settings, "seeds")
     if not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise BadInput(f"seeds={seeds!r}: give whole numbers from 0, such as seeds=[1,2,3]")
@@ -115,7 +112,7 @@ def parse(arguments: Sequence[str]) -> Request:
     shared = ["algorithm.adv_estimator=grpo"] if advantage == "shared" else []
     overrides = [*shared, *map(text_of, rest)]
     try:
-        config = compose(overrides, SETTINGS)
+        config = compose(overrides)
         problems, name = list(name_problems(config)), config.trainer.experiment_name
     except (HydraException, OmegaConfBaseException) as error:
         raise BadInput(of_settings(error, rest)) from None
@@ -237,50 +234,38 @@ def command_of(run: PlannedRun, request: Request) -> list[str]:
 
 
 class Starts:
-    """Starts commands one after another, passes on what ends the current one, and lets none start after that."""
+    """Starts commands one after another, and passes on the signals that come, after which none starts."""
 
     def __init__(self) -> None:
+        self.signals: list[signal.Signals] = []
         self._process: subprocess.Popen[bytes] | None = None
-        self._signals: set[int] = set()
-        self._handlers: dict[int, Any] = {}
+        self._lock = threading.Lock()
 
-    def __enter__(self) -> Starts:
-        for signum in _ENDING:
-            if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
-                self._handlers[signum] = signal.signal(signum, self._pass_on)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for signum, handler in self._handlers.items():
-            signal.signal(signum, handler)
-
-    def _pass_on(self, signum: int, _: object) -> None:
-        self._signals.add(signum)
-        if self._process is not None:
+    def take(self, signum: signal.Signals) -> None:
+        """Pass a signal on to the current command; without one, this process ends at once."""
+        with self._lock:
+            if self._process is None:
+                ENDING.how_far = lambda: f"while no run was going on; {_GOES_ON}"
+                ENDING.take(signum)
+            self.signals.append(signum)
             self._process.send_signal(signum)
+
+    def is_stopped(self) -> bool:
+        """Whether no other command is to start: a signal came, or the job's file that asks for the end is there."""
+        return bool(self.signals) or os.path.isfile(os.environ.get(STOP_VARIABLE, ""))
 
     def run(self, command: Sequence[str]) -> int:
-        """Run one command to its end; its exit status, -N if signal N ended it.
-
-        Raises:
-            KeyboardInterrupt: if a signal asked for the end, before the command or in it. A command that is in its last
-                step then still ends with 0.
-        """
-        self._end()
-        # In a group of its own: a terminal's Ctrl-C reaches it once, from here.
-        self._process = subprocess.Popen(command, process_group=0)
-        for signum in tuple(self._signals):
-            self._process.send_signal(signum)
-        try:
-            code = self._process.wait()
-        finally:
-            self._process = None
-        self._end()
+        """Run one command to its end; its exit status, -N if signal N ended it."""
+        with self._lock:  # a signal that comes now waits for the process
+            # In a group of its own: a terminal's Ctrl-C reaches it once, from here.
+            self._process = subprocess.Popen(command, process_group=0)
+        code = self._process.wait()
+        self._process = None
         return code
 
-    def _end(self) -> None:
-        if self._signals:
-            raise KeyboardInterrupt
+
+#: Of this process.
+STARTS: Final = Starts()
 
 
 def _announce(run: PlannedRun, number: int, of: int, is_done: bool = False) -> None:
@@ -289,26 +274,25 @@ def _announce(run: PlannedRun, number: int, of: int, is_done: bool = False) -> N
 
 
 def _run_all(runs: Sequence[PlannedRun], request: Request) -> int:
-    """Run what is not finished; 0 if everything is, then.
+    """Run what is not finished, one after another, and return the exit status.
 
-    A run that fails in training does not keep the others waiting; what keeps one from its first step would keep them
-    from theirs.
-
-    Raises:
-        KeyboardInterrupt: if this process is told to end; then the run in progress is, too.
+    A run that fails does not keep the others waiting. 75 (130 after Ctrl-C): the same command goes on, because this one
+    was told to end, or a run ended that another start may finish.
     """
-    failed = 0
-    with Starts() as starts:
-        for number, run in enumerate(runs, 1):
-            folder = request.out / run.path
-            is_done = status(folder) == "finished"
-            _announce(run, number, len(runs), is_done)
-            if is_done or (code := starts.run(command_of(run, request))) == 0:
-                continue
-            if code != 1 or not (folder / METRICS_FILE).is_file():
-                return code
-            failed = code
-    return failed
+    codes = set[int]()
+    for number, run in enumerate(runs, 1):
+        is_done = status(request.out / run.path) == "finished"
+        if not is_done and STARTS.is_stopped():
+            codes.add(PREEMPTED)
+            break
+        _announce(run, number, len(runs), is_done)
+        if not is_done:
+            codes.add(STARTS.run(command_of(run, request)))
+    if codes <= {0}:
+        return 0
+    if STARTS.signals:
+        return status_of(STARTS.signals)
+    return PREEMPTED if PREEMPTED in codes else FAILED
 
 
 def run(request: Request) -> int:
@@ -339,7 +323,7 @@ def run(request: Request) -> int:
             print(f"note: {problem}")
         print(f"report: {report.page}")
     if code:
-        print("not finished: the same command goes on where this one stopped", file=sys.stderr)
+        print(f"not finished: {_GOES_ON}", file=sys.stderr)
     return code
 
 
@@ -353,11 +337,9 @@ def main() -> None:
         code = run(parse(arguments))
     except BadInput as error:
         refuse(error)
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on where this one stopped", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    sys.exit(code if code >= 0 else 128 - code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
+    take_signals(STARTS.take)
     main()

@@ -6,15 +6,15 @@ Nothing here imports the runner; :mod:`recipe.fspo.rules` has the checks before 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import InitVar, dataclass
 from typing import Any, Final
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from recipe.fspo import CONF_DIR
 
-from fspo.losses import ALGORITHMS, resolve_settings
+from fspo.losses import ALGORITHMS
 from fspo.types import NO_CLIP, SequenceLossSettings
+from fspo.verl import SequencePolicyLossConfig
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import PolicyLossConfig
 
@@ -25,50 +25,6 @@ _POLICY_LOSS: Final = f"{_ACTOR}.policy_loss"
 TRAINER_MODES: Final = ("fspo", "fspo_colocate_async", "fspo_separate_async")
 #: Advantage estimators that compare the responses to one prompt, and need at least two.
 GROUP_ESTIMATORS: Final = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg", "grpo_passk")
-
-
-@dataclass
-class SequencePolicyLossConfig(PolicyLossConfig):
-    """Settings of ``fspo``, ``seq_rloo``, ``seq_gspo`` and the others of their family.
-
-    A field left at ``None`` takes the value of the loss that ``loss_mode`` names (:data:`fspo.losses.ALGORITHMS`); the
-    meaning, unit and range of each is documented at :class:`fspo.types.SequenceLossSettings`.
-
-    Raises:
-        ValueError: if ``loss_mode`` is not a sequence-level loss, or a value is out of range or contradicts another;
-            the message names the key, the value and what to set instead.
-    """
-
-    loss_mode: str = "fspo"
-    band: str | None = None
-    exponent: float | None = None
-    c_low: float | None = None
-    c_high: float | None = None
-    drift: str | None = None
-    weight: str | None = None
-    grad_scale: str | None = None
-    grad_multiplier: float | None = None
-    s_max: float | None = None
-    target_acceptance: float | None = None
-    clip_low: InitVar[object] = None
-    clip_high: InitVar[object] = None
-
-    def __post_init__(self, clip_low: object, clip_high: object) -> None:
-        self.settings(clip_low=clip_low, clip_high=clip_high)
-
-    def settings(self, **refused: object) -> SequenceLossSettings:
-        """The loss library's settings: those that ``loss_mode`` names, overridden by the fields that are set."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        try:
-            settings = resolve_settings(values | refused)
-        except ValueError as error:
-            raise ValueError(f"{_POLICY_LOSS}.{error}") from None
-        if settings is None:
-            raise ValueError(
-                f"{_POLICY_LOSS}.loss_mode={self.loss_mode!r} is not a sequence-level loss; choose one of "
-                f"{', '.join(ALGORITHMS)}, or set _target_=verl.workers.config.PolicyLossConfig for a loss of verl's"
-            )
-        return settings
 
 
 # ---------------------------------------------------------------- losses that are none of fspo.losses.ALGORITHMS
@@ -125,28 +81,6 @@ def policy_loss_settings(policy_loss: DictConfig) -> SequenceLossSettings | None
         raise ValueError(f"{_POLICY_LOSS}: {error} (docs/algorithms.md has the settings)") from None
 
 
-def trained_settings(policy_loss: Any) -> SequenceLossSettings:
-    """What a loss of :data:`fspo.losses.ALGORITHMS` trains with, by ``actor.policy_loss`` as a worker has it.
-
-    Fields that verl's own class has not are absent there, and have their defaults.
-    """
-    typed = isinstance(policy_loss, SequencePolicyLossConfig)
-    return policy_loss.settings() if typed else ALGORITHMS[policy_loss.loss_mode]
-
-
-def unmeasured(loss_mode: str, settings: SequenceLossSettings) -> str:
-    """The problem of settings that need a state where nothing measures one: the key, its value, the remedy."""
-    if ALGORITHMS[loss_mode].needs_state:
-        setting, remedy = f"loss_mode={loss_mode}", "give loss_mode=fspo"
-    else:
-        setting = f"band={settings.band}" if settings.calibrated else f"drift={settings.drift}"
-        remedy = "leave it out"
-    return (
-        f"{_POLICY_LOSS}.{setting} needs a band that is measured during training, and nothing here measures it: "
-        f"{remedy}, or train with this recipe's trainer, which does: trainer.v1.trainer_mode=fspo"
-    )
-
-
 def complete(config: DictConfig) -> dict[str, object]:
     """Fill in the settings of mode and loss that follow from others, in place; their entries of ``run.json``."""
     complete_mode(config)
@@ -191,7 +125,7 @@ def complete_loss(config: DictConfig) -> None:
     with open_dict(config.fspo):
         config.fspo.clip_values = "published" if why else "measured"
     if settings is not None:  # algo=grpo with loss_mode=fspo has verl's _target_, which knows none of these fields
-        values = dataclasses.asdict(settings) | {"_target_": "recipe.fspo.config.SequencePolicyLossConfig"}
+        values = dataclasses.asdict(settings) | {"_target_": "fspo.verl.SequencePolicyLossConfig"}
     elif is_users_loss(policy_loss):
         values = settings_of(policy_loss)
         if note := unknown_scale(config):

@@ -6,7 +6,11 @@ Without the check a run would fail in its first mini-batch, when models have bee
 from __future__ import annotations
 
 from functools import wraps
+from importlib.metadata import version
 from typing import Any
+
+from omegaconf import OmegaConf
+from recipe.runner import SUPPORTED_VERL
 
 
 def find_trainers(v1: Any) -> None:
@@ -31,6 +35,9 @@ def find_trainers(v1: Any) -> None:
 def check_before_ray(constants: Any) -> None:
     """Check and complete the configuration where verl's driver asks for the environment of Ray's workers.
 
+    In another release than the supported one the checks know too little: a loss of ours goes unchecked there, and a
+    trainer of ours is refused.
+
     Args:
         constants: verl's module ``verl.trainer.constants_ppo``.
     """
@@ -38,7 +45,16 @@ def check_before_ray(constants: Any) -> None:
 
     @wraps(environment)
     def checked(config: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if config is not None and "actor_rollout_ref" in config:
+        mode = OmegaConf.select(config, "trainer.v1.trainer_mode") if OmegaConf.is_config(config) else None
+        if (installed := version("verl")) != SUPPORTED_VERL:
+            from recipe.fspo.config import TRAINER_MODES
+
+            if mode in TRAINER_MODES:
+                raise ValueError(
+                    f"trainer.v1.trainer_mode={mode} needs verl {SUPPORTED_VERL}, and {installed} is installed: "
+                    "install the former, or take a trainer of verl's (docs/verl.md, the loss alone)"
+                )
+        elif config is not None and "actor_rollout_ref" in config:
             from recipe.fspo.rules import audit_problems, complete_plain, plain_notes, plain_problems
 
             if problems := [*plain_problems(config), *audit_problems(config)]:

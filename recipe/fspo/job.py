@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 from recipe.fspo import CONF_DIR
-from recipe.fspo.old_keys import FORMER_KEYS, INSTEAD, OLD_KEYS
 from recipe.math.data.offline_task import write_dataset
 from recipe.runner.launch import compose as runner
-from recipe.runner.launch.job import Job, Passes
+from recipe.runner.launch.job import Job
 
 from fspo.fairness.lre import lre_in_words
 
@@ -25,12 +23,6 @@ def _problems(config: DictConfig) -> Iterator[str]:
     return problems(config)
 
 
-def _recorded(settings: Mapping[str, Any]) -> Iterator[str]:
-    from recipe.fspo.rules import recorded_problems
-
-    return recorded_problems(settings)
-
-
 def _complete(config: DictConfig) -> Mapping[str, Any]:
     from recipe.fspo.config import complete
     from recipe.fspo.rules import complete_skipping, idle_penalty
@@ -41,24 +33,6 @@ def _complete(config: DictConfig) -> Mapping[str, Any]:
     if (note := complete_skipping(config)) and not config.get("evaluate"):
         print(f"note: {note}", flush=True)
     return facts
-
-
-def _passes(config: DictConfig) -> Passes:
-    settings = config.fspo
-    return Passes(reference_at_validations=settings.kl_to_start, keeps_old_weights=settings.pi_old == "actor")
-
-
-def _outlook(config: DictConfig, overrides: Sequence[Override], checkpoint: Path | None = None) -> Iterator[str]:
-    """Lines of the plan and the dry run. For a script moved from verl they include the defaults that differ here."""
-    from recipe.fspo.outlook import outlook
-    from recipe.runner.launch import left_to_verl
-
-    chosen = {runner.key_of(override): override.value() for override in overrides}
-    if chosen.get("experiment") == "own":
-        if "algo" not in chosen:
-            yield "without algo= this trains FSPO's loss (algo=fspo): docs/verl.md#your-script names a script's"
-        yield from left_to_verl.lines(config, overrides)
-    yield from outlook(config, checkpoint)
 
 
 def _conclude(config: DictConfig) -> None:
@@ -79,28 +53,9 @@ JOB: Final = Job(
     name="fspo",
     modules=("recipe.fspo.in_runner.trainer",),
     problems=_problems,
-    no_effect=Path(__file__).with_name("no_effect.yaml"),
     complete=_complete,
-    passes=_passes,
-    outlook=_outlook,
     write_data=write_dataset,
     conclude=_conclude,
-    old_keys=OLD_KEYS,
-    former_keys=FORMER_KEYS,
-    recorded=_recorded,
-    instead=INSTEAD,
-    headline=(
-        "fspo/advantage_zero_frac",
-        "fspo/clip_active_frac",
-        "fspo/clip_frac",
-        "fspo/drift_per_token",
-        "fspo/kl_to_start",
-        "fspo/lre_active_debiased",
-        "fspo/lre_debiased",
-        "fspo/noise_floor/margin",
-        "fspo/sigma_hat",
-        "fspo/truncated_frac",
-    ),
     columns=(
         ("length", "fspo/funnel/length_trained", "{:.0f}".format, ""),  # verl's own counts a tool's tokens, too
         ("clipped", "fspo/clip_frac", "{:.1%}".format, "-"),
@@ -110,11 +65,11 @@ JOB: Final = Job(
 )
 
 
-def compose(overrides: Sequence[str] = (), own: Collection[str] = ()) -> DictConfig:
+def compose(overrides: Sequence[str] = ()) -> DictConfig:
     """The configuration of ``python -m recipe.fspo.main`` with these overrides, as :func:`recipe.runner.launch.compose`
     composes it.
     """
-    return runner.compose(JOB, runner.parsed(overrides), own)
+    return runner.compose(JOB, runner.parsed(overrides))
 
 
 def choices(group: str, overrides: Sequence[str] = ()) -> list[str]:

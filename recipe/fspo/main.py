@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from recipe.runner.faults.preemption import INTERRUPTED, PREEMPTED, leave_on_ctrl_c
+from recipe.runner.faults.preemption import ENDING, INTERRUPTED, PREEMPTED, take_signals
 
 
 def usage() -> str:
@@ -20,7 +20,7 @@ Trains a policy with verl, Ray, FSDP and vLLM. Keys to swap:
 
   algo=fspo             loss, clip values and native advantage: {", ".join(choices("algo"))}
   experiment=demo       model, data, machine: {", ".join(choices("experiment"))}
-                        own: none of these; your main_ppo arguments go beside it (docs/verl.md#your-script)
+                        ~experiment: none; your main_ppo arguments go beside it (docs/verl.md#your-script)
   mode=sync             when responses are generated: {", ".join(choices("mode"))}
   seed=1                of data order, sampling and initialisation
   evaluate=false        true: no training; avg@k and pass@k of the validation sets, with intervals
@@ -44,18 +44,17 @@ Settings often changed, of the recipe and of verl:
   actor_rollout_ref.rollout.n=16                            responses per prompt
   trainer.nnodes=1 trainer.n_gpus_per_node=8                machine
   trainer.total_training_steps=300 trainer.save_freq=5 trainer.test_freq=10
-  trainer.logger=[console,tensorboard,wandb]                verl's, into the run folder; run.log=all: every metric
+  trainer.logger=[console,tensorboard,wandb]                verl's, into the run folder
   hydra.searchpath=[FOLDER]                                 your algo/ (own loss: docs/extending.md) or experiment/
 
 Any other key of verl's configuration works too (+KEY=VALUE adds one that is not there, ~KEY removes one).
 --cfg job prints the configuration as it is composed (--resolve, --package GROUP).
-A first Ctrl-C saves after the step in progress and ends the run; a second one ends it at once.
-Exit status: 0 finished, 1 failed, {BAD_INPUT} bad input, {PREEMPTED} preempted (saved, unless no step was done),
-{INTERRUPTED} interrupted by Ctrl-C, 143 or 129 ended by SIGTERM or a closed terminal.
+A first Ctrl-C, TERM, HUP, USR1, USR2 or XCPU saves after the step in progress and ends the run; a second, at once.
+Exit status: 0 finished, 1 failed, {BAD_INPUT} bad input, {PREEMPTED} worth another start (it was asked to end, or a
+process died or hung after a finished step), {INTERRUPTED} the same by Ctrl-C, 128+N by a second signal N.
 
-See also, each with --help: python -m recipe.fspo.compare (algorithms x seeds), recipe.fspo.plan (memory and time
-before a run), recipe.runner.export, fspo.report, recipe.math.data (published sets), recipe.math.evaluation,
-recipe.runner.check_data (your data and reward).
+See also, each with --help: python -m recipe.fspo.compare (algorithms x seeds), recipe.runner.export,
+fspo.report, recipe.math.data (published sets), recipe.math.evaluation.
 """
 
 
@@ -68,5 +67,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    leave_on_ctrl_c()
+    take_signals(ENDING.take)
     main()

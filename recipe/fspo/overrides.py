@@ -32,7 +32,7 @@ def override(value: ClipValue) -> str | None:
         low, high = eps_of_c(settings.c_low, settings.c_high)
         return f"{_FOR_ANY}:\n  {_ACTOR}.clip_ratio_low={low:.3g} {_ACTOR}.clip_ratio_high={high:.3g}"
     words = [] if loss == value.audited else [f"{_LOSS}.loss_mode={loss}"]
-    words.append(f"{_LOSS}._target_=recipe.fspo.config.SequencePolicyLossConfig")
+    words.append(f"{_LOSS}._target_=fspo.verl.SequencePolicyLossConfig")
     words.append(f"+{_LOSS}.exponent={settings.exponent:g}")  # always: the audited run may have had another one
     words += [f"+{_LOSS}.c_low={settings.c_low:.3g}", f"+{_LOSS}.c_high={settings.c_high:.3g}"]
     before, trainers = ALGORITHMS.get(str(value.audited)), _FOR_ANY

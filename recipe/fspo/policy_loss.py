@@ -1,14 +1,10 @@
-"""The sequence-level losses in verl's registry (``import recipe.fspo.policy_loss``), and statistics of verl's own.
+"""Rows and measured values for the losses of verl's registry, in a worker of this recipe and in an audit.
 
-Each name of :data:`fspo.losses.ALGORITHMS` becomes a value of ``actor_rollout_ref.actor.policy_loss.loss_mode``. With
-plain verl, where ``policy_loss`` has no clip values of ours, the documented defaults apply; verl's ``clip_ratio*`` keys
-are never read, because a token-level ratio bound means nothing here. A loss whose band is measured during training
-raises where no trainer sends what was measured.
-
-In a worker of this recipe, and in an audit, one wrapper (:func:`observe_losses`) records every loss of the registry:
-what a loss says of each sequence in what it returns (:class:`recipe.fspo.recorder.LossMetrics`, as ours do), or what is
-known of verl's own, so that references such as GRPO stand in the same tables and figures. The losses themselves are
-unchanged, but for the factor of ``fspo.match_scale=matched`` on those that sum over tokens.
+:mod:`fspo.verl` registers this package's losses. From this process's recorder they get the band's state and the factor
+of ``fspo.match_scale=matched``, and it takes what they made of each sequence. One wrapper (:func:`observe_losses`)
+records every loss of the registry with what the loss has handed over, or with what is known of verl's own, so that
+references such as GRPO stand in the same tables and figures. The losses themselves are unchanged, but for the factor on
+those that sum over tokens.
 """
 
 from __future__ import annotations
@@ -22,13 +18,15 @@ from functools import wraps
 from typing import Any, Final
 
 import torch
-from recipe.fspo.config import trained_settings, unmeasured
-from recipe.fspo.recorder import RECORDER, LossMetrics
+from recipe.fspo.recorder import RECORDER
 
+import fspo.verl
 from fspo.acceptance import UnclippedWeight, judge, kept_output
-from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.losses import ALGORITHMS
 from fspo.types import SequenceLossOutput, c_of_eps
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+fspo.verl.recorder = RECORDER
 
 #: By what verl's losses weigh a token without their clip; gspo has a band, and bypass_mode is another loss inside.
 UNCLIPPED_WEIGHTS: dict[str, UnclippedWeight] = {
@@ -41,71 +39,6 @@ _ARGUMENTS: Final = (
     *("old_log_prob", "log_prob", "advantages", "response_mask"),
     *("loss_agg_mode", "config", "rollout_is_weights"),
 )
-
-
-def _metrics(output: SequenceLossOutput) -> dict[str, float]:
-    """verl's usual names, for this micro-batch. verl averages them unweighted; exact figures are ``fspo/*``."""
-    count = output.valid_B.sum().clamp(min=1)
-    length = output.length_B.sum().clamp(min=1)
-    figures = torch.stack(
-        [
-            (output.clipped_high_B + output.clipped_low_B).sum() / count,
-            -output.log_ratio_B.sum() / length,
-            (output.valid_B.sum() - output.accepted_B.sum()) / count,
-        ]
-    ).tolist()
-    names = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/seq_outside_band")
-    return dict(zip(names, figures, strict=True))
-
-
-def mean_over_mini_batch(output: SequenceLossOutput, config: Any) -> tuple[torch.Tensor, LossMetrics]:
-    """What a loss returns to verl: its mean over the whole mini-batch, and metrics from which the worker records it.
-
-    Args:
-        output: Of :func:`fspo.losses.sequence_policy_loss`, or of another loss that says what it does to each sequence.
-        config: verl's configuration of the actor, as verl hands it to a loss. verl averages gradients over ranks.
-    """
-    info = config.global_batch_info
-    value = output.loss_B.sum() / info["global_batch_size"] * info["dp_size"]
-    return value, LossMetrics(output, _metrics(output))
-
-
-def register(name: str, compute: Callable[..., SequenceLossOutput]) -> None:
-    """Register a loss of the library, averaged over the mini-batch.
-
-    Args:
-        name: A value of ``loss_mode``.
-        compute: ``compute(tensors, policy_loss, rollout_is_weights)``: the library's four tensors, and the configured
-            ``actor.policy_loss``, which is verl's plain class where nothing of ours is set.
-    """
-
-    @register_policy_loss(name)
-    def policy_loss(
-        old_log_prob: torch.Tensor,
-        log_prob: torch.Tensor,
-        advantages: torch.Tensor,
-        response_mask: torch.Tensor,
-        config: Any = None,
-        rollout_is_weights: torch.Tensor | None = None,
-        **_: Any,  # verl once broke every custom loss by adding a keyword argument
-    ) -> tuple[torch.Tensor, LossMetrics]:
-        tensors = (log_prob, old_log_prob, advantages, response_mask)
-        return mean_over_mini_batch(compute(tensors, config.policy_loss, rollout_is_weights), config)
-
-
-class Unmeasured(ValueError):
-    """A loss needs the state of a band, and nothing has sent one to this process."""
-
-    needs_worker = True  # of this recipe's trainer: see recipe.runner.launch.trial
-
-
-def _sequence_loss(
-    tensors: tuple[torch.Tensor, ...], policy_loss: Any, rollout_is_weights: torch.Tensor | None
-) -> SequenceLossOutput:
-    settings, state = trained_settings(policy_loss), RECORDER.current_band_state()
-    if state is None and settings.needs_state:  # a trainer that measures sends BandState() before it has data
-        raise Unmeasured(unmeasured(policy_loss.loss_mode, settings))
-    return sequence_policy_loss(*tensors, settings, state, rollout_is_weights)
 
 
 def _describe(
@@ -165,6 +98,7 @@ def _observed(
 
         before = _micro_batches()
         result = loss(*by_position, **by_name)
+        given = RECORDER.pop_output()
         if RECORDER.audit is None or _micro_batches() != before:  # of a loss that calls another one, that one counts
             return result
         value, metrics = result
@@ -173,10 +107,10 @@ def _observed(
             arguments |= {verls_names.get(key, key): argument for key, argument in by_name.items()}
             log_prob, *others = (arguments[key] for key in ("log_prob", "old_log_prob", "advantages", "response_mask"))
             tensors = (log_prob.detach(), *others)
-            known = isinstance(metrics, LossMetrics)
-            output = metrics.output if known else _describe(name, arguments.get("config"), call, tensors)
+            output = given or _describe(name, arguments.get("config"), call, tensors)
             RECORDER.add(name, tensors, output, arguments.get("rollout_is_weights"))
-        return (value, metrics) if RECORDER.loss_scale == 1 else (value * RECORDER.loss_scale, metrics)
+        # Who hands over an output has multiplied by the factor (fspo.verl.mean_over_mini_batch).
+        return (value, metrics) if given or RECORDER.loss_scale == 1 else (value * RECORDER.loss_scale, metrics)
 
     policy_loss.observed = True  # type: ignore[attr-defined]
     return policy_loss
@@ -194,7 +128,3 @@ def observe_losses(guard: Callable[[], AbstractContextManager[None]] = nullconte
     for name, loss in POLICY_LOSS_REGISTRY.items():
         if not getattr(loss, "observed", False):
             POLICY_LOSS_REGISTRY[name] = _observed(name, loss, guard)
-
-
-for _name in ALGORITHMS:
-    register(_name, _sequence_loss)

@@ -11,7 +11,7 @@ loss registry holds plain functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -26,17 +26,6 @@ if TYPE_CHECKING:
 
 #: Column of a batch, int64 [B]: each sequence's row number; -1 for padding.
 ROWS: Final = "fspo_rows"
-
-
-class LossMetrics(dict[str, float]):
-    """verl's metrics of a micro-batch as a loss returns them, with what the loss did to each sequence.
-
-    A worker records ``output``.
-    """
-
-    def __init__(self, output: SequenceLossOutput, metrics: Mapping[str, float] | None = None) -> None:
-        super().__init__(metrics or {})
-        self.output = output
 
 
 def weights_moved(grad_norm: float | None, learning_rate: float | None) -> bool:
@@ -107,6 +96,7 @@ class Recorder:
         self._band_state: BandState | None = None
         self._step = 0
         self._row_B: torch.Tensor | None = None
+        self._output: SequenceLossOutput | None = None
         self._mini_batches: list[MiniBatch] = []
 
     def enable(self, max_response_length: int, on_policy: bool = True) -> None:
@@ -145,6 +135,16 @@ class Recorder:
         if self._band_state is None or self.audit is None:
             return self._band_state
         return self._band_state.at_mini_batch(self.audit.index)
+
+    def take(self, output: SequenceLossOutput) -> None:
+        """See :class:`fspo.verl.Recorder`; :meth:`pop_output` hands it over, where anything is recorded."""
+        if self.audit is not None:
+            self._output = output
+
+    def pop_output(self) -> SequenceLossOutput | None:
+        """What a loss has handed over since the last call; None if its rule of acceptance is not one of ours."""
+        output, self._output = self._output, None
+        return output
 
     def add(
         self,

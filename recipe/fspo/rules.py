@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -24,7 +24,6 @@ from recipe.fspo import CONF_DIR
 from recipe.fspo.config import (
     GROUP_ESTIMATORS,
     TRAINER_MODES,
-    SequencePolicyLossConfig,
     can_be_measured,
     clip_values_of,
     complete_settings,
@@ -33,8 +32,6 @@ from recipe.fspo.config import (
     own_scale,
     policy_loss_settings,
     settings_of,
-    trained_settings,
-    unmeasured,
 )
 from recipe.runner.checkpoints.integrity import TRACKER_FILE
 from recipe.runner.launch.attempt import INSTALL, attempt, in_words
@@ -51,9 +48,9 @@ from recipe.runner.launch.values import Count, Positive, Share, kind_problems, t
 
 from fspo.files import folder_problem
 from fspo.losses import ALGORITHMS, LOSSES, resolve_settings
-from fspo.names import did_you_mean
 from fspo.table import FOLDER, holds_table
 from fspo.types import NO_CLIP, eps_of_c
+from fspo.verl import SequencePolicyLossConfig, trained_settings, unmeasured
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 _ACTOR: Final = "actor_rollout_ref.actor"
@@ -65,10 +62,12 @@ _TOKEN_ESTIMATORS: Final = ("gae", "optimal_token_baseline", "tir_optimal_token_
 #: A clip value so many times the published one, at the longest response, is that of another exponent or loss:
 #: frameworks have shipped PPO's 0.2 in place of GSPO's 3e-4 by mistake. Measured ones were up to 34 times it.
 _FACTOR: Final = 50.0
+#: verl's default of ``clip_ratio`` and of both its sides.
+_VERLS_CLIP_RATIO: Final = 0.2
 #: vLLM samples at this temperature where a lower one is asked for, and the trainer divides the logits by that.
 _LOWEST_TEMPERATURE: Final = 0.01
 #: The class of settings of this recipe's losses.
-_OUR_CLASS: Final = "recipe.fspo.config.SequencePolicyLossConfig"
+_OUR_CLASS: Final = "fspo.verl.SequencePolicyLossConfig"
 #: That of verl's, which algo=grpo has: with a loss of this recipe's it becomes the other.
 _VERLS_CLASS: Final = r"verl\.workers\.config\.(?:actor\.)?PolicyLossConfig"
 #: What a loss of verl's needs beside its name.
@@ -144,7 +143,7 @@ def _class_problems(config: DictConfig) -> Iterator[str]:
             f"{_POLICY_LOSS}._target_={target} would not be used: {_POLICY_LOSS}.loss_mode={loss_mode} has a class of "
             "settings; leave _target_ out, or give the loss_mode that is registered with your class"
         )
-    elif (loss := POLICY_LOSS_REGISTRY.get(loss_mode)) and not inspect.unwrap(loss).__module__.startswith("recipe."):
+    elif (loss := POLICY_LOSS_REGISTRY.get(loss_mode)) and inspect.unwrap(loss).__module__ != "fspo.verl":
         yield (
             f"{_POLICY_LOSS}.loss_mode={loss_mode} is a loss of this recipe's, and {inspect.unwrap(loss).__module__} "
             "registers another one by that name: give yours a name of its own"
@@ -260,20 +259,10 @@ def idle_penalty(config: DictConfig) -> str | None:
     return f"{_ROLLOUT}.repetition_penalty={penalty} does nothing: verl 0.9.1 samples with 1.0 whatever it is"
 
 
-def _has_verls_class(config: DictConfig) -> bool:
-    target = OmegaConf.select(config, f"{_POLICY_LOSS}._target_")
-    return not target or re.fullmatch(_VERLS_CLASS, str(target)) is not None
-
-
 def plain_problems(config: DictConfig) -> Iterator[str]:
     """Problems of a loss or a trainer of ours that plain verl would meet only in the first mini-batch, or never."""
     loss_mode = OmegaConf.select(config, f"{_POLICY_LOSS}.loss_mode", throw_on_resolution_failure=False)
     if not (_is_ours(config) or loss_mode in ALGORITHMS):
-        is_own = OmegaConf.select(config, "actor_rollout_ref.model.external_lib") or not _has_verls_class(config)
-        if is_own or loss_mode in POLICY_LOSS_REGISTRY:  # a module of the user's registers it in the workers
-            return
-        if meant := did_you_mean(str(loss_mode), ALGORITHMS):
-            yield f"{_POLICY_LOSS}.loss_mode={loss_mode} is registered by nobody{meant}"
         return
     if wrong := list(kind_problems(config)):
         yield from wrong
@@ -292,6 +281,7 @@ def plain_problems(config: DictConfig) -> Iterator[str]:
         yield from _clip_problems(config)
         yield from loss_problems(config)
     if is_by_sequence(config):
+        yield from _clip_ratio_problems(config)
         yield from _plain_loss_problems(config)
         yield from _correction_problems(config)
         yield from _advantage_problems(config)
@@ -339,7 +329,7 @@ def _plain_trainer_problems(config: DictConfig) -> Iterator[str]:
     settings = config.get("fspo") or {}
     for name in settings:
         if name not in known:
-            yield f"fspo.{name} does not exist{did_you_mean(name, known)}; there are {', '.join(known)}"
+            yield f"fspo.{name} does not exist; there are {', '.join(known)}"
     yield from type_problems(OmegaConf.to_container(OmegaConf.create(settings)), types_of(FspoSettings), "fspo.")
     folder = Path(config.trainer.default_local_dir)
     if problem := folder_problem(folder):
@@ -546,15 +536,40 @@ def _clip_problems(config: DictConfig) -> Iterator[str]:
             )
 
 
-def recorded_problems(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Why a run with these recorded settings of its loss cannot go on: some have another meaning now, or none."""
-    loss: Any = settings
-    for name in _POLICY_LOSS.split("."):
-        loss = loss.get(name) if isinstance(loss, Mapping) else None
-    try:
-        resolve_settings(loss if isinstance(loss, Mapping) else {})
-    except (TypeError, ValueError) as error:
-        yield f"{_POLICY_LOSS}.{error}"
+def _clip_ratio_problems(config: DictConfig) -> Iterator[str]:
+    """Clip values of verl's losses beside a loss that does not read them."""
+    actor = config.actor_rollout_ref.actor
+    for key in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
+        if is_by_sequence(config) and actor.get(key) not in (None, _VERLS_CLIP_RATIO):
+            yield (
+                f"{_ACTOR}.{key}={actor[key]} has no effect on loss_mode={actor.policy_loss.loss_mode}: give "
+                f"{_POLICY_LOSS}.c_low and c_high, the band in nats, which a run measures (docs/algorithms.md), or a "
+                "loss that reads it, such as algo=grpo"
+            )
+
+
+def _reward_problems(config: DictConfig) -> Iterator[str]:
+    """Settings of a reward that nothing reads, so that the run trains on another one in silence."""
+    reward = config.reward
+    settings, own = dict(reward.get("reward_kwargs") or {}), str(reward.custom_reward_function.path)
+    if (settings.get("overlong_buffer_cfg") or {}).get("enable") is False:
+        settings = {key: value for key, value in settings.items() if key not in ("overlong_buffer_cfg", "max_resp_len")}
+    module = OmegaConf.select(reward, "reward_manager.module.path")
+    if settings and reward.reward_manager.source == "importlib" and module == "pkg://recipe.runner.reward_manager":
+        keys, where = ", ".join(f"reward.reward_kwargs.{key}" for key in settings), "reward.custom_reward_function"
+        yield (
+            f"{keys}: this recipe's reward manager reads none of them; leave them out. A penalty for length is "
+            f"+{where}.reward_kwargs.overlong_buffer=TOKENS +{where}.reward_kwargs.max_response_length=TOKENS "
+            "(docs/data-and-rewards.md)"
+        )
+    model = reward.reward_model
+    if model.enable and not model.model_path:
+        yield "reward.reward_model.enable=true without a model: give reward.reward_model.model_path, or leave it out"
+    elif model.enable and own == "pkg://recipe.math.reward":  # it would be started and never asked
+        yield (
+            "reward.reward_model.enable=true: the recipe's reward function asks no model; give "
+            "reward.custom_reward_function.path=null, or a function that asks it"
+        )
 
 
 #: The table.
@@ -566,5 +581,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _correction_problems,
     _advantage_problems,
     _clip_problems,
+    _clip_ratio_problems,
+    _reward_problems,
     _skipping_problems,
 )

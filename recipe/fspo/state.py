@@ -1,8 +1,7 @@
-"""What this recipe adds to verl's checkpoints: the state of its own parts, and the trainer's random states."""
+"""What this recipe adds to verl's checkpoints: the state of its own parts."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -34,7 +33,6 @@ class Stateful(Protocol):
 def save_state(folder: Path, parts: Mapping[str, Stateful | None]) -> None:
     """Write ``fspo_state.pt`` into a checkpoint folder, under a temporary name first. A part may be absent (None)."""
     state = {name: None if part is None else part.state_dict() for name, part in parts.items()}
-    state["random"] = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
     with atomic_path(folder / STATE_FILE) as temporary:
         torch.save(state, temporary)
 
@@ -81,7 +79,4 @@ def load_state(folder: Path, parts: Mapping[str, Stateful | None]) -> bool:
             )
         if part is not None:
             part.load_state_dict(state[name])
-    random.setstate(state["random"]["python"])
-    np.random.set_state(state["random"]["numpy"])
-    torch.set_rng_state(state["random"]["torch"])
     return True

@@ -2,7 +2,7 @@
 
 Their advantage A = r - mean(r) is 0, whatever it is divided by. verl 0.9.1's is not: the mean of equal float32 numbers
 rounds, and GRPO divides by a standard deviation of 0 + 1e-6. So |A| is 0.0074 for eight rewards of 0.1, and 0.056 for
-eight of 0.7 (docs/upstream/equal-rewards.patch). Here A is set to 0.
+eight of 0.7. Here A is set to 0.
 
 With ``fspo.skip_zero_advantage`` their tokens go through neither pi_old's pass nor the updates. A padding row takes the
 place of each response, so that every mini-batch keeps its number of rows. The loss is divided by the tokens and

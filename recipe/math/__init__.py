@@ -1,4 +1,5 @@
-"""Mathematics as a task: answers and their judging, data sets, evaluation, and the reward function that verl calls.
+"""The task of the recipe: mathematical data sets, answers and their scores, evaluation.
 
-It knows nothing of FSPO or of what runs it: any recipe of verl's can train with it.
+It knows nothing of FSPO, of verl's trainers or of the runner. Of the library it imports what is not of the method:
+files, tables of text, bootstrap intervals and the words of a problem.
 """

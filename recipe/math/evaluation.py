@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import statistics
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,58 +24,54 @@ from typing import Any, Final
 from fspo.fairness.bootstrap import ratio_interval
 from fspo.files import write_json
 from fspo.markdown import markdown_table
-from fspo.records import numbered_lines
 
 _KEYS: Final = ("data_source", "problem_id", "response_length", "score")
 LENGTH_EDGES: Final = (0, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-class NotAnAccuracyError(ValueError):
-    """A score outside [0, 1], or not finite."""
-
-
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One scored response: its data set, its problem, its length in tokens and its score in [0, 1] (1 is correct).
-
-    ``prompt`` is the problem's text, where it is known.
-    """
+    """One scored response: its data set, its problem, its length in tokens and its score in [0, 1] (1 is correct)."""
 
     data_source: str
     problem_id: str
     response_length: int
     score: float
-    prompt: str | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.score) and 0.0 <= self.score <= 1.0):
-            raise NotAnAccuracyError(f"score={self.score} of {self.problem_id}: an accuracy must lie in [0, 1]")
+            raise ValueError(
+                f"score={self.score} of {self.problem_id} is no accuracy: let the reward return a dict with acc in "
+                "[0, 1] beside its score"
+            )
 
 
 def read_records(path: Path) -> list[Record]:
     """Records of a JSONL file with the keys data_source, problem_id, response_length and score.
 
-    A key `acc` is preferred to `score`, which may hold a shaped reward; `input` is the prompt. So verl's dumps of
-    validation generations can be read directly if the reward function reports these keys. Other keys are ignored.
+    A key `acc` is preferred to `score`, which may hold a shaped reward. So verl's dumps of validation generations can
+    be read directly if the reward function reports these keys. Other keys are ignored.
 
     Raises ValueError naming file, line and key for a line that is not such a record, and for a file without records.
     """
     records: list[Record] = []
-    problems: list[str] = []
-    for number, row in numbered_lines(path, problems):
-        row["score"] = row.get("score") if row.get("acc") is None else row["acc"]
-        if missing := [key for key in _KEYS if row.get(key) is None]:
-            raise ValueError(f"{path}, line {number}: the key {missing[0]!r} is missing or null")
-        try:
-            source, problem, length, score = (row[key] for key in _KEYS)
-            prompt = row["input"] if isinstance(row.get("input"), str) else None
-            if float(length) < 0 or float(length) % 1:
-                raise ValueError(f"response_length={length}: must be a whole number from 0")
-            records.append(Record(str(source), str(problem), int(length), float(score), prompt))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}, line {number}: {error}") from error
-    if problems or not records:
-        raise ValueError(problems[0] if problems else f"{path}: no records; evaluate writes one line per response")
+    with path.open(encoding="utf-8", newline="\n") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                row["score"] = row.get("score") if row.get("acc") is None else row["acc"]
+                if missing := [key for key in _KEYS if row.get(key) is None]:
+                    raise ValueError(f"the key {missing[0]!r} is missing or null")
+                source, problem, length, score = (row[key] for key in _KEYS)
+                if float(length) < 0 or float(length) % 1:
+                    raise ValueError(f"response_length={length}: must be a whole number from 0")
+                records.append(Record(str(source), str(problem), int(length), float(score)))
+            except (AttributeError, TypeError, ValueError) as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+    if not records:
+        raise ValueError(f"{path}: no records; evaluate writes one line per response")
     return records
 
 
@@ -93,30 +90,26 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     return 1.0 - math.prod(1.0 - k / i for i in range(n - correct + 1, n + 1))
 
 
-def evaluate(records: Iterable[Record], seed: int = 0, ks: Sequence[int] | None = None) -> dict[str, Any]:
+def evaluate(records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
     """Accuracy per data set and by response length, as a JSON-ready dictionary.
 
     For every data set:
 
-    - the numbers of problems and responses, and of problems whose prompt is also another's (`duplicates`), which the
-      intervals count as independent;
+    - the numbers of problems and responses;
     - `avg`: the mean over problems of the mean score of their responses (avg@k for k responses each);
-    - `pass`: pass@k for ``ks``, else for powers of two up to the smallest number of responses to a problem and for that
-      number. A response counts as correct if its score is 1;
+    - `pass`: pass@k for powers of two up to the smallest number of responses to a problem, and for that number. A
+      response counts as correct if its score is 1;
     - `by_length`: the share of correct responses in each bin `[low, high)` of the response length in tokens, and their
       number. It is a ratio of sums over problems: a problem weighs by its responses in the bin. Bins without responses
       are left out.
 
     Every value is {value, low, high} with a 95% interval; `seed` is that of its bootstrap. Where all problems have one
     value, 0 or 1 say, the bootstrap has no width, and the interval is Wilson's for so many problems.
-
-    Raises:
-        ValueError: a data set has problems with fewer responses than one of ``ks``.
     """
     by_source: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         by_source[record.data_source][record.problem_id].append(record)
-    return {source: _evaluate_source(list(by_source[source].values()), seed, ks) for source in sorted(by_source)}
+    return {source: _evaluate_source(list(by_source[source].values()), seed) for source in sorted(by_source)}
 
 
 _Z: Final = statistics.NormalDist().inv_cdf(0.975)
@@ -129,7 +122,7 @@ def _wilson(value: float, n: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def _evaluate_source(problems: list[list[Record]], seed: int, ks: Sequence[int] | None) -> dict[str, Any]:
+def _evaluate_source(problems: list[list[Record]], seed: int) -> dict[str, Any]:
     def estimate(sums: Sequence[float], counts: Sequence[float] = (1.0,) * len(problems)) -> dict[str, float | None]:
         result = ratio_interval(sums, counts, seed=seed).to_json()
         values = [total / count for total, count in zip(sums, counts, strict=True) if count > 0]
@@ -139,14 +132,11 @@ def _evaluate_source(problems: list[list[Record]], seed: int, ks: Sequence[int] 
 
     responses = [len(records) for records in problems]
     smallest = min(responses)
-    if ks is None:
-        ks = sorted({*(2**i for i in range(smallest.bit_length())), smallest})
-    prompts = Counter(records[0].prompt for records in problems)
+    ks = sorted({*(2**i for i in range(smallest.bit_length())), smallest})
     solved = [sum(record.score == 1.0 for record in records) for records in problems]
     result: dict[str, Any] = {
         "problems": len(problems),
         "responses": sum(responses),
-        "duplicates": sum(count for prompt, count in prompts.items() if prompt is not None and count > 1),
         "longest": max(record.response_length for records in problems for record in records),
         "responses_per_problem": {"min": min(responses), "max": max(responses)},
         "avg": estimate([statistics.fmean(record.score for record in records) for records in problems]),
@@ -193,34 +183,23 @@ def format_table(result: Mapping[str, Any]) -> str:
             lengths.append([name, span, str(entry["responses"]), show(entry["accuracy"])])
     heads = ["data set", "problems", "responses each", "avg@k", *(f"pass@{k}" for k in ks)]
     by_length = markdown_table(["data set", "response length", "responses", "accuracy"], lengths)
-    notes = [
-        f"note: {scores['duplicates']} of {scores['problems']} problems of {name} have the prompt of another one: the "
-        "intervals count them as independent, and are too narrow"
-        for name, scores in result.items()
-        if scores["duplicates"]
-    ]
-    return "\n\n".join([markdown_table(heads, sets), by_length, *notes]) + "\n"
+    return f"{markdown_table(heads, sets)}\n\n{by_length}\n"
 
 
 def conclude_evaluation(folder: Path, seed: int) -> str:
     """Evaluate the newest generations in ``folder/validation`` and write ``folder/evaluation.json``.
 
     Returns:
-        Tables of avg@k and pass@k with intervals, per set and by length, and where the files are; why there are none,
-        if the reward is no accuracy.
+        Tables of avg@k and pass@k with intervals, per set and by length, and where the files are.
 
     Raises:
         FileNotFoundError: if there are no generations.
+        ValueError: the generations have no score in [0, 1].
     """
     files = sorted((folder / "validation").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
     if not files:
         raise FileNotFoundError(f"{folder / 'validation'} holds no generations: the evaluation did not finish")
-    try:
-        result = evaluate(read_records(files[-1]), seed=seed)
-    except ValueError as error:
-        if not isinstance(error.__cause__, NotAnAccuracyError):
-            raise
-        return f"no avg@k and pass@k: {error}. Let the reward return a dict with acc in [0, 1] beside its score"
+    result = evaluate(read_records(files[-1]), seed=seed)
     write_json(folder / "evaluation.json", result)
     return f"{format_table(result)}\ngenerations: {files[-1]}\nnumbers: {folder / 'evaluation.json'}"
 
@@ -234,12 +213,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "file", type=Path, metavar="FILE", help=f"JSONL, a response a line, with {', '.join(_KEYS)} (or acc for score)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (0)")
-    parser.add_argument("--k", type=int, nargs="+", help="of pass@k (powers of two, and the number of responses)")
     args = parser.parse_args(argv)
-    if args.seed < 0:
-        parser.error(f"--seed {args.seed}: give a whole number from 0")
     try:
-        print(format_table(evaluate(read_records(args.file), args.seed, args.k)), end="")
+        print(format_table(evaluate(read_records(args.file), args.seed)), end="")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

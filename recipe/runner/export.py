@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from fspo.files import atomic_folder, remove_folder
 from recipe.runner.checkpoints.integrity import latest, unsound
-from recipe.runner.faults.preemption import end_on_signals
 
 #: Where verl's merger puts the adapter of a LoRA run.
 _ADAPTER = "lora_adapter"
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="run folder, its checkpoints folder, or one global_step_N folder")
     parser.add_argument("--out", type=Path, required=True, help="new folder for the model")
     arguments = parser.parse_args()
-    end_on_signals()  # what is half-written goes
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is half-written goes
     try:
         export(actor_folder(arguments.run), arguments.out)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:

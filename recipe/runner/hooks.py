@@ -20,12 +20,10 @@ from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
-from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
 from recipe.runner.agent_failures import keep_failures, last_failure
 from recipe.runner.checkpoints.disk import room_for_save
 from recipe.runner.checkpoints.integrity import (
-    DAMAGE_FILE,
     Checkpoint,
     damage_of_rank,
     remove_old,
@@ -35,7 +33,7 @@ from recipe.runner.checkpoints.integrity import (
 )
 from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, write_phase
-from recipe.runner.faults.preemption import NOTHING_TO_SAVE, Preempted, stop_request, tell_of_save, time_left_s
+from recipe.runner.faults.preemption import NOTHING_SAVED, Preempted, stop_request, tell_of_save, time_left_s
 from recipe.runner.faults.resources import wait_for_resources
 from recipe.runner.launch import loggers, run_folder
 from recipe.runner.launch.progress import PROGRESS
@@ -45,17 +43,9 @@ from recipe.runner.reward_manager import raise_failure
 from recipe.runner.verl_patches import server_slots
 from recipe.runner.verl_patches.frames import are_signed
 from recipe.runner.verl_patches.packs import rows_of_ranks
-from recipe.runner.verl_patches.validation import replace_resampling
 
 #: Time for the end itself, and for a save that takes longer than those before it, seconds.
 _MARGIN_S: Final = 120.0
-
-
-def _replica() -> type[RolloutReplica]:
-    # With vLLM, which verl does not import before it is asked for.
-    from recipe.runner.verl_patches.front_end import Replica
-
-    return Replica
 
 
 class RunnerHooks(PPOTrainer):
@@ -69,12 +59,10 @@ class RunnerHooks(PPOTrainer):
             config.trainer.experiment_name = loggers.run_name(config)
         if (slots := server_slots.slots(config)) is not None:
             server_slots.give_servers_slots(slots)
-        RolloutReplicaRegistry.register("vllm", _replica)
         if self.verl_mode == "separate_async":
             # verl 0.9.1 hands its logger ``flush``, a keyword of print(): a TypeError unless the level drops it.
             logging.getLogger(trainer_separate_async.__name__).setLevel(logging.WARNING)
         loggers.point_into(config.run.dir)
-        replace_resampling()
         if not are_signed():
             PROGRESS.say(
                 "note: Ray was started without a token (RAY_AUTH_MODE=token): whoever reaches its ports, or "
@@ -250,8 +238,6 @@ class RunnerHooks(PPOTrainer):
     def _open_run_log(self) -> None:
         """Add the run folder to verl's loggers, which exist from the first validation or the first step on."""
         if self._run_log is None:
-            patterns, verls = loggers.chosen(self.config), self.logger.logger
-            self.logger.logger = {name: loggers.Chosen(logger, patterns) for name, logger in verls.items()}
             self._run_log = RunLog(self.config, total_steps=self.total_training_steps)
             self.logger.logger["run_folder"] = self._run_log
 
@@ -295,7 +281,7 @@ class RunnerHooks(PPOTrainer):
         if self._is_to_end or (why := self._why_end()) is None:
             return
         if not self._training:
-            raise Preempted(NOTHING_TO_SAVE)
+            raise Preempted(f"preempted {NOTHING_SAVED}")
         self._is_to_end = True
         PROGRESS.say(f"{why}: saving after the step in progress")
 
@@ -308,7 +294,7 @@ class RunnerHooks(PPOTrainer):
         if self._is_to_end:
             self.global_steps -= 1
             if self.global_steps == 0:
-                raise Preempted(NOTHING_TO_SAVE)
+                raise Preempted(f"preempted {NOTHING_SAVED}")
             if self._saved_step != self.global_steps:
                 self._enter("save")
                 self._free_gpus()
@@ -367,7 +353,7 @@ class RunnerHooks(PPOTrainer):
         """Let every rank read its shards of a checkpoint whole, and read the trainer's own files, before they load.
 
         Raises:
-            ExplainedError: if one is damaged. It is noted in the checkpoint, which the next start passes over.
+            ExplainedError: if one is damaged.
         """
         groups = [("actor", self.actor_rollout_wg, self.config.actor_rollout_ref.actor)]
         groups += [("critic", self.critic_wg, self.config.critic)] if self.use_critic else []
@@ -379,12 +365,10 @@ class RunnerHooks(PPOTrainer):
         own = sorted(checkpoint.folder.glob("*.pt"))
         damage = [sentence for of_rank in ray.get(asked) for sentence in of_rank] + unsound(own, whole=True)
         if damage:
-            remedy = "restore the file, or give an older checkpoint (trainer.resume_mode=resume_path)"
-            if self.config.trainer.resume_mode == "auto" and checkpoint.note(damage):
-                remedy = (
-                    "the same command takes the newest whole one of the run's older checkpoints, if there is one, as "
-                    f"long as {checkpoint.folder / DAMAGE_FILE} says so"
-                )
+            remedy = (
+                "restore the file, or give an older checkpoint (trainer.resume_mode=resume_path "
+                f"trainer.resume_from_path={checkpoint.folder.parent / 'global_step_N'})"
+            )
             raise ExplainedError(f"the checkpoint cannot be resumed: {'; '.join(damage)}: {remedy}")
 
     def _load_checkpoint(self) -> None:

@@ -19,8 +19,8 @@ from recipe.runner.launch.commands import BadInput, launch_or_exit, of_settings,
 from recipe.runner.launch.compose import Refused, compose, is_no_group, key_of, text_of
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import WrongMachineError, export_platform
-from recipe.runner.launch.masking import mask_command_line, masked, masked_output, references
 from recipe.runner.launch.run_settings import Resume, in_folder, resume_of
+from recipe.runner.launch.secrets import as_given, literal_problems, references
 from recipe.runner.launch.values import PreflightError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: Settings of the command itself: default and meaning of each (docs/settings.md).
 SETTINGS: Final = {
     "resume": ("", "a run's folder, which must be there: go on with its settings (docs/runs.md#continuing-a-run)"),
-    "dry_run": ("false", "true: check and plan the run, and write nothing; full: print its whole configuration, too"),
+    "dry_run": ("false", "true: check the command, and write nothing"),
 }
 
 
@@ -37,9 +37,8 @@ def main(job: Job, usage: Callable[[], str], several: str, arguments: Sequence[s
     """Run a job as its command line asks, and leave the process unless the run has finished.
 
     ``usage`` returns the text of ``--help``. ``several`` names the command for several runs, which the refusal of
-    Hydra's sweeps recommends. No secret of the command is printed.
+    Hydra's sweeps recommends.
     """
-    mask_command_line()
     parser = argparse.ArgumentParser(prog=f"python -m {job.command}", add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"])
@@ -56,16 +55,18 @@ def main(job: Job, usage: Callable[[], str], several: str, arguments: Sequence[s
     if settings["help"]:
         print(usage(), end="")
         return
-    with masked_output(overrides):
-        _main(job, several, settings, overrides, problems)
+    _main(job, several, settings, overrides, problems)
 
 
 def _main(job: Job, several: str, settings: Mapping[str, Any], overrides: list[Override], problems: list[str]) -> None:
     resume, flags = None, argparse.Namespace(**settings)
+    values = [(key_of(override), override.value()) for override in overrides if not override.is_sweep_override()]
+    if literal := [problem for key, value in values for problem in literal_problems(value, key)]:
+        refuse(*literal)  # alone: other sentences show the words
     try:
         dry_run = settings.get("dry_run", False)
-        if type(dry_run) is not bool and dry_run != "full":
-            problems.append(f"dry_run={dry_run}: give true, false, or full for the whole configuration")
+        if type(dry_run) is not bool:
+            problems.append(f"dry_run={dry_run}: give true or false")
         sweeps = [override for override in overrides if override.is_sweep_override()]
         if flags.multirun or sweeps:
             what = text_of(sweeps[0]) if sweeps else "--multirun"
@@ -74,12 +75,14 @@ def _main(job: Job, several: str, settings: Mapping[str, Any], overrides: list[O
         resume = resume_of(overrides, job)
         try:
             config, new = _composed(job, overrides, resume)
-            literal = [] if resume else _with_folder(config, overrides)
-            if literal and (resume := resume_of(literal, job)) is not None:
-                config, new = _composed(job, literal, resume)
+            named = [] if resume else _with_folder(config, overrides)
+            if named and (resume := resume_of(named, job)) is not None:
+                config, new = _composed(job, named, resume)
         except Refused as error:
             raise Refused([*problems, *error.problems], error.config) from error
         overrides = new
+        if literal := list(literal_problems(OmegaConf.to_container(config))):  # of a file of the user's
+            raise BadInput("\n".join(literal))
         if problems:
             raise Refused(problems, config)
         if not OmegaConf.is_dict(config.run):
@@ -89,13 +92,13 @@ def _main(job: Job, several: str, settings: Mapping[str, Any], overrides: list[O
             if not OmegaConf.is_config(part):
                 raise BadInput(f"--package {flags.package}: give a group of the configuration, such as trainer")
             key = "" if part is config else flags.package
-            plain = masked(OmegaConf.to_container(part, resolve=flags.resolve), key, references(config))
+            plain = as_given(OmegaConf.to_container(part, resolve=flags.resolve), key, references(config))
             print(OmegaConf.to_yaml(plain), end="")
             return
         os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
         export_platform(config, elsewhere=bool(dry_run))
         if dry_run:
-            print(_tried_out(config, job, overrides, resume, whole=dry_run == "full"), end="", flush=True)
+            print(_tried_out(config, job, overrides, resume), end="", flush=True)
             return
     except PreflightError as error:
         refuse(*problems, *error.problems)
@@ -114,11 +117,11 @@ def _main(job: Job, several: str, settings: Mapping[str, Any], overrides: list[O
 def _composed(job: Job, overrides: list[Override], resume: Resume | None) -> tuple[DictConfig, list[Override]]:
     """The configuration, and the overrides that it has beside the settings of the run ``resume``."""
     if resume is None:
-        return compose(job, overrides, SETTINGS), overrides
+        return compose(job, overrides), overrides
     if resume.measured:
         print(f"note: the settings are those of {resume.folder / CONFIG_FILE}", file=sys.stderr)
     new = resume.new(overrides)
-    return compose(job, new, SETTINGS, resume.base), new
+    return compose(job, new, resume.base), new
 
 
 def _with_folder(config: DictConfig, overrides: Sequence[Override]) -> list[Override]:
@@ -155,31 +158,22 @@ def problems_of(
     return ()
 
 
-def _tried_out(config: DictConfig, job: Job, overrides: Sequence[Override], resume: Resume | None, whole: bool) -> str:
-    """What ``dry_run=true`` prints: the plan, what could not be checked, what differs from the given keys.
+def _tried_out(config: DictConfig, job: Job, overrides: Sequence[Override], resume: Resume | None) -> str:
+    """What ``dry_run=true`` prints: where it begins, what could not be checked, what differs from the given keys.
 
-    With ``whole`` (``dry_run=full``) the resolved configuration follows. Writes nothing.
+    Writes nothing.
 
     Raises:
         PreflightError: if this recipe or verl refuses the configuration or a file that is here.
     """
     from recipe.runner.launch.prepare import prepare
-    from recipe.runner.plan.prediction import plan
 
     start = prepare(config, job, overrides, elsewhere=True, resume=resume)
-    lines = []
-    try:
-        planned = plan(start.config, job)
-        assumed = f"does not fit GPUs of {planned.hardware.gpu_gb:g} GiB, which the plan assumes"
-        lines += [*planned.lines(), *(f"{assumed}: {problem}" for problem in planned.problems)]
-    except BadInput as error:
-        lines.append(f"not planned: {error}")
-    lines += _beginning(start, resume)
-    lines += job.outlook(start.config, start.overrides, start.checkpoint and start.checkpoint.folder)
+    lines = list(_beginning(start, resume))
     lines += [f"not checked on this machine: {problem}" for problem in start.unsettled]
     lines += _differing(start.config, overrides)
     lines.append(start.notes)
-    lines.append(OmegaConf.to_yaml(start.written()) if whole else "the configuration: dry_run=full")
+    lines.append("the configuration: --cfg job")
     return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
 
 
@@ -204,4 +198,4 @@ def _differing(config: DictConfig, overrides: Sequence[Override]) -> Iterator[st
         is_of_the_run = "." in key and key.partition(".")[0] in config  # Hydra's own keys are not
         value = OmegaConf.select(config, key) if is_of_the_run and not override.is_delete() else wanted
         if str(value) != str(wanted) and "${" not in str(wanted) and not str(value).endswith(str(wanted).lstrip("./")):
-            yield f"given {key}={masked(wanted, key)}, in the run {masked(value, key)}"
+            yield f"given {key}={wanted}, in the run {value}"

@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any, Final
 
 from recipe.runner.faults import node
+from recipe.runner.faults.preemption import keep_blocked
 from recipe.runner.verl_patches.frames import sign_messages
 
 #: Ray's setting, and its value, a name that each worker imports.
@@ -18,11 +19,12 @@ BEGIN: Final = "recipe.runner.ray_worker.begin"
 
 
 def begin() -> None:
-    """Keep kernels in the user's private folder on this machine, and sign TransferQueue's messages.
+    """Keep signals blocked that are, kernels in the user's private folder, and sign TransferQueue's messages.
 
     Raises:
         NotPrivateError: if the folder is not private.
     """
+    keep_blocked()
     if node.PRIVATE_VARIABLE not in os.environ:  # a Ray that the run did not start
         private = node.private_folder(*node.parent_folder())
         os.environ |= {**node.cache_environment(private), node.PRIVATE_VARIABLE: str(private)}

@@ -1,4 +1,4 @@
-"""verl's naive reward manager, with length, problem id and digest of a response. A reward that raises ends the run.
+"""verl's naive reward manager, with length and problem id of a response. A reward that raises ends the run.
 
 verl logs the exception of a reward function in a worker's file and trains on without that response. Here the first one
 ends the run: the manager keeps what went wrong, and the trainer asks for it (:func:`raise_failure`).
@@ -16,7 +16,6 @@ import torch
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
-from fspo.records import RESPONSE_DIGEST
 from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.launch.reward_function import BadReward, describe, result_problem
 
@@ -74,7 +73,6 @@ class TokenLengthRewardManager(NaiveRewardManager):
             "data_source": source,
             "problem_id": str(info["problem_id"]),
             "score": float(result["reward_score"]),
-            RESPONSE_DIGEST: _digest(tokens[: int(mask.sum())]),
         }
         result["reward_extra_info"] = facts | result["reward_extra_info"]
         return result

@@ -1,4 +1,4 @@
-"""What the rows of ``test_what_works.py`` hand to verl: a tool, a parser of its calls, and a reward.
+"""What ``test_what_works.py`` hands to verl: a tool, a parser of its calls, and rewards.
 
 verl runs this file by its path, in the processes of the agent loop and of the reward.
 """
@@ -9,7 +9,6 @@ import json
 import re
 from typing import Any
 
-import aiohttp
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.function_tool import function_tool
 
@@ -19,15 +18,9 @@ def odd_length(data_source: str, solution_str: str, ground_truth: str, extra_inf
     return float(len(solution_str) % 2)
 
 
-async def judged(
-    data_source: str, solution_str: str, ground_truth: str, *, reward_router_address: str, judge: str, **_: Any
-) -> float:
-    """1 if the next token of the judge, a model of its own behind verl's router, has an even number."""
-    request = {"model": judge, "prompt": f"{solution_str[:100]}=", "max_tokens": 1, "temperature": 0, "logprobs": 0}
-    url = f"http://{reward_router_address}/v1/completions"
-    async with aiohttp.ClientSession(raise_for_status=True) as session, session.post(url, json=request) as answer:
-        text = (await answer.json())["choices"][0]["text"]
-    return float(text in ("0", "2", "4", "6", "8"))
+def odd_length_of_some(data_source: str, solution_str: str, ground_truth: str, **_: Any) -> float:
+    """The same for prompts with an odd answer; for the others 0, so that dynamic sampling has groups to replace."""
+    return int(ground_truth) % 2 * float(len(solution_str) % 2)
 
 
 @function_tool

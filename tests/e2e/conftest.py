@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from real_stack import Starter
+from real_stack import starter
 
-
-@pytest.fixture(scope="module")
-def start() -> Iterator[Starter]:
-    """Start the real stack; everything is stopped when the module's tests are over."""
-    starter = Starter()
-    yield starter
-    for one in starter.starts:
-        one.stop()
+#: Starts the real stack; everything is stopped when the module's tests are over.
+start = pytest.fixture(starter, scope="module", name="start")

@@ -22,6 +22,8 @@ class LogProbProbe(CheckpointCallback):
     def on_save(self, trainer: Any, global_step: int, **_: Any) -> None:
         tags = tq.kv_list("train")["train"]
         keys = [key for key, tag in tags.items() if not tag.get("is_prompt", False)]
+        if not keys:  # a save between two steps, by a run that was asked to stop
+            return
         data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=[*FIELDS.values(), "response_mask"])
         mask = data["response_mask"].values().bool()
         record = {name: data[field].values()[mask].tolist() for name, field in FIELDS.items()}

@@ -1,9 +1,8 @@
 """A program: the FSDP workers of this recipe, without a rollout engine, do one update on a recorded batch.
 
-``one_update.py RANKS NODES BATCH OUT FOLDER KIND LOSS...``: RANKS FSDP ranks on NODES Ray nodes of this machine make an
-update with each of these losses in turn. The batch is made and recorded in the file BATCH if that does not exist. KIND
-``recipe``: the recipe's workers; loss, gradients and weights of the first update, and the responses of all, go to OUT.
-KIND ``verl``: verl's own workers, which an audit records.
+``one_update.py RANKS NODES BATCH OUT FOLDER``: RANKS FSDP ranks on NODES Ray nodes of this machine. The batch is
+made and recorded in the file BATCH if that does not exist. Loss, gradients, change of the weights and responses go to
+OUT.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from recipe.fspo.job import compose
 from recipe.runner.launch.machine import export_platform
 
 RANKS, NODES, BATCH, OUT, FOLDER = int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:6])
-KIND, LOSSES = sys.argv[6], sys.argv[7:]
 CONFIG = compose(
     [
         "experiment=demo",
@@ -32,8 +30,6 @@ CONFIG = compose(
         f"trainer.nnodes={NODES}",
         f"trainer.n_gpus_per_node={RANKS // NODES}",
         f"run.dir={FOLDER}",
-        # The recipe's worker registers the CPU engine itself.
-        *(["actor_rollout_ref.model.external_lib=recipe.runner.cpu.engine"] if KIND == "verl" else []),
     ]
 )
 export_platform(CONFIG)  # before verl is imported
@@ -51,7 +47,6 @@ from verl.single_controller.ray import (  # noqa: E402
     create_colocated_worker_cls,
 )
 from verl.utils import tensordict_utils as tu  # noqa: E402
-from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
 from verl.workers.utils.padding import response_from_nested  # noqa: E402
 
 from recipe.fspo.in_runner.worker import RunTrainingWorker, RunWorker  # noqa: E402
@@ -83,19 +78,8 @@ class KeepingWorker(RunTrainingWorker):
         self.engine.optimizer_step = keep_and_step
 
 
-class OtherLoss:
-    """Another loss from now on."""
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def use(self, name: str) -> None:
-        loss_fn = self.actor.loss_fn  # type: ignore[attr-defined]
-        while "config" not in loss_fn.keywords:
-            loss_fn = loss_fn.args[0]
-        object.__setattr__(loss_fn.keywords["config"].policy_loss, "loss_mode", name)
-
-
-class RecipeWorker(OtherLoss, RunWorker):
-    """Of the recipe, asked for its gradients and weights."""
+class KeptWorker(RunWorker):
+    """Asked for its gradients and weights."""
 
     actor_worker_cls = KeepingWorker
 
@@ -103,13 +87,6 @@ class RecipeWorker(OtherLoss, RunWorker):
     def kept(self) -> tuple[list[np.ndarray], np.ndarray]:
         weights = torch.cat([full(parameter) for parameter in self.actor.engine.module.parameters()])
         return self.actor.gradients, weights.numpy()
-
-
-class VerlWorker(OtherLoss, ActorRolloutRefWorker):
-    """verl's own."""
-
-
-WORKERS = {"recipe": RecipeWorker, "verl": VerlWorker}
 
 
 def start_ray(config: DictConfig) -> None:
@@ -127,7 +104,7 @@ def start_workers(config: DictConfig) -> Any:
     """As verl's trainer does, for the actor's role alone."""
     manager = ResourcePoolManager({"global_pool": [RANKS // NODES] * NODES}, {"actor": "global_pool"})
     manager.create_resource_pool()
-    init = RayClassWithInitArgs(ray.remote(WORKERS[KIND]), config=config.actor_rollout_ref, role="actor")
+    init = RayClassWithInitArgs(ray.remote(KeptWorker), config=config.actor_rollout_ref, role="actor")
     colocated = create_colocated_worker_cls(class_dict={"actor": init})
     group = RayWorkerGroup(manager.get_resource_pool("actor"), colocated, device_name=config.trainer.device)
     workers = group.spawn(prefix_set=["actor"])["actor"]
@@ -187,11 +164,6 @@ def in_order_of_ranks(rows: dict[str, list[torch.Tensor]]) -> TensorDict:
     return TensorDict({name: nested([values[i] for i in index]) for name, values in rows.items()}, SEQUENCES)
 
 
-def flat(mini_batches: list[Any]) -> np.ndarray:
-    """Columns of the responses of each mini-batch, [M, C, B], in an order that does not depend on the ranks."""
-    return np.stack([in_order(one.rows) for one in mini_batches])
-
-
 def asked(rows: dict[str, list[torch.Tensor]]) -> TensorDict:
     """The batch with what verl's trainer says of an update."""
     data = in_order_of_ranks(rows)
@@ -211,36 +183,16 @@ def asked(rows: dict[str, list[torch.Tensor]]) -> TensorDict:
     return data
 
 
-def update(workers: Any, rows: dict[str, list[torch.Tensor]], loss: str) -> Any:
-    """Metrics of an update with a loss."""
-    workers.use(loss)
-    return workers.update_actor(asked(rows))["metrics"]
-
-
 def main() -> None:
     config = on_this_machine(CONFIG)
     start_ray(config)
     workers = start_workers(config)
-    if KIND == "recipe":
-        workers.record()
-        workers.begin_run(str(FOLDER))
+    workers.record()
+    workers.begin_run(str(FOLDER))
     rows = torch.load(BATCH) if BATCH.exists() else record(workers)
-    if KIND == "recipe":
-        update_ours(workers, rows)
-    else:
-        for loss in LOSSES:
-            update(workers, rows, loss)
-    ray.shutdown()
-
-
-def update_ours(workers: Any, rows: dict[str, list[torch.Tensor]]) -> None:
     _, before = workers.kept()[0]
-    metrics = update(workers, rows, LOSSES[0])
+    metrics = workers.update_actor(asked(rows))["metrics"]
     gradients, after = workers.kept()[0]
-    responses = [flat(join_ranks(workers.pop_mini_batches()))]
-    for loss in LOSSES[1:]:
-        update(workers, rows, loss)
-        responses.append(flat(join_ranks(workers.pop_mini_batches())))
     placed = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     np.savez(
         OUT,
@@ -249,12 +201,13 @@ def update_ours(workers: Any, rows: dict[str, list[torch.Tensor]]) -> None:
         used=len({ray.get(worker.__ray_call__.remote(where)) for worker in workers.workers}),
         gradients=np.stack(gradients),
         change=after - before,
-        responses=np.array(responses),
+        responses=np.stack([in_order(one.rows) for one in join_ranks(workers.pop_mini_batches())]),
         **{
             name: np.array(metrics[name], dtype=np.float64)
             for name in ("loss", "grad_norm", "actor/pg_loss", "kl_loss")
         },
     )
+    ray.shutdown()
 
 
 def where(_: Any) -> str:

@@ -1,37 +1,118 @@
-"""Starts the real stack as a user would (:mod:`benchmarks.starts`), and waits for what it prints."""
+"""Starts the real stack as a user would, and waits for what it prints.
+
+What a run is called with and where it keeps what it writes stands here, once for all tests.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
 import uuid
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
 from benchmarks import starts
 from benchmarks.starts import MARK, SMALL, marked_processes, user_environment
+from fspo.records import complete_lines
 from recipe.runner.faults.processes import kill
 
 REPOSITORY = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+MODEL = REPOSITORY / "recipe/math/data/assets/demo_model"
+#: Seconds after which a wait fails. A small start takes half a minute on two quiet cores.
+SOON, LATER = 120, 600
+#: Exit status of a run that is worth another start.
+AGAIN = 75
 
-__all__ = [
-    "MARK",
-    "SMALL",
-    "Start",
-    "Starter",
-    "marked_processes",
-    "model_with_another_eos",
-    "run_marked",
-    "user_environment",
-]
+__all__ = ["MARK", "REPOSITORY", "SMALL", "Start", "marked_processes", "run_marked", "user_environment"]
+
+
+def own_groups(folder: Path) -> str:
+    """The word of a command that adds a folder of the user's own configuration."""
+    return f"hydra.searchpath=[{folder}]"
+
+
+def changing(key: str) -> str:
+    """The word of a command that lets a resumed run change a setting."""
+    return f"run.allow_changed=[{key}]"
+
+
+def measured(folder: Path) -> dict[str, Any]:
+    """What a run has measured of itself: ``clip_values_measured`` and ``loss_divided_by``."""
+    files = (folder / "run.json", folder / "fspo.json")  # the second one under verl's own command
+    return json.loads(next(file for file in files if file.is_file()).read_text())  # type: ignore[no-any-return]
+
+
+def saved_under(folder: Path) -> Path:
+    """Where a run's checkpoints are, and the file that names the latest."""
+    return folder / "checkpoints"
+
+
+def latest_step(folder: Path) -> int:
+    """The step of the latest checkpoint of a run."""
+    return int((saved_under(folder) / "latest_checkpointed_iteration.txt").read_text())
+
+
+def export(folder: Path, out: Path) -> None:
+    """Write the newest weights of a run in Hugging Face's format."""
+    command = [sys.executable, "-m", "recipe.runner.export", str(folder), "--out", str(out)]
+    subprocess.run(command, check=True, timeout=LATER, env=user_environment())
+
+
+def compare(folder: Path, losses: list[str], *words: str) -> subprocess.CompletedProcess[str]:
+    """A comparison of these losses with seed 5, in a folder with the user's own files."""
+    command = [sys.executable, "-m", "recipe.fspo.compare", "out=grid", f"algos=[{','.join(losses)}]", "seeds=[5]"]
+    return subprocess.run(
+        [*command, *words], capture_output=True, text=True, timeout=2 * LATER, cwd=folder, env=user_environment()
+    )
+
+
+def compared(folder: Path, loss: str) -> Path:
+    """The run of a loss in a comparison."""
+    return folder / "grid/measured" / loss / "seed5"
+
+
+def stacks(output: str) -> list[str]:
+    """What the FSDP workers of a run that hung wrote to their logs, whose folder the run's error names."""
+    (folder,) = re.findall(r"^logs of Ray's processes: (.*)$", output, re.M)
+    texts = [path.read_text(errors="replace") for path in Path(folder).glob("worker-*.err")]
+    return [text for text in texts if "train_batch" in text]
+
+
+#: A run with this word writes log-probabilities at each save, if its environment is :func:`probed`.
+PROBE = "trainer.checkpoint_callback_class=log_prob_probe.LogProbProbe"
+
+
+def probed(folder: Path) -> dict[str, str]:
+    """An environment in which a run finds the probe, a module of this folder, which writes into ``folder``.
+
+    What was there stays in front of the installed package: in a second checkout it names the code to be tested.
+    """
+    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, "FSPO_PROBE_FILE": str(folder / "probe.jsonl")}
+
+
+def read_probe(folder: Path) -> dict[int, dict[str, np.ndarray]]:
+    """Log-probabilities of the probe by step; see log_prob_probe.py."""
+    lines = map(json.loads, (folder / "probe.jsonl").read_text().splitlines())
+    return {line.pop("step"): {name: np.array(values) for name, values in line.items()} for line in lines}
+
+
+def assert_vllm_follows(log_probs: dict[str, np.ndarray]) -> None:
+    """vLLM has the actor's weights of this moment, and these are no longer the weights of the start."""
+    assert np.abs(log_probs["rollout"] - log_probs["actor"]).max() < 1e-4
+    assert np.abs(log_probs["rollout"] - log_probs["reference"]).max() > 1e-3
 
 
 def model_with_another_eos(folder: Path) -> Path:
@@ -39,7 +120,7 @@ def model_with_another_eos(folder: Path) -> Path:
 
     A base model is so: its chat template ends a turn with a token that neither of its files calls eos.
     """
-    shutil.copytree(REPOSITORY / "recipe/math/data/assets/demo_model", folder)
+    shutil.copytree(MODEL, folder)
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
         settings = json.loads((folder / name).read_text())
         settings |= {"eos_token": "<pad>"} if name.startswith("tokenizer") else {"eos_token_id": 0}
@@ -66,26 +147,40 @@ def run_marked(*words: str, timeout: float) -> subprocess.CompletedProcess[str]:
 
 
 class Start(starts.Start):
-    """One start of ``python -m recipe.fspo.main``."""
+    """``python -m WORDS`` in a folder, which for :meth:`trains` is the run's folder, too."""
 
-    def __init__(self, run_dir: Path, *overrides: str, **environment: str) -> None:
-        super().__init__(run_dir, "recipe.fspo.main", f"run.dir={run_dir}", *overrides, **environment)
-        self.run_dir = run_dir
+    def __init__(self, folder: Path, *words: str, **environment: str) -> None:
+        number = len(list(folder.glob("stdout-*.log")))  # a log for each start in the folder
+        super().__init__(folder, *words, log=f"stdout-{number}.log", **environment)
 
-    def wait(self, timeout: float) -> int:
+    @classmethod
+    def trains(cls, run_dir: Path, *overrides: str, **environment: str) -> Start:
+        """``python -m recipe.fspo.main`` with this run folder."""
+        return cls(run_dir, "recipe.fspo.main", f"run.dir={run_dir}", *overrides, **environment)
+
+    def wait(self, timeout: float = LATER) -> int:
         """Exit status; what the start printed is in the failure if the time is over."""
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             pytest.fail(f"not finished after {timeout} s; it printed:\n{self.output()[-4000:]}")
 
-    def wait_for(self, text: str, timeout: float) -> None:
+    def ends_with(self, status: int, timeout: float = LATER) -> None:
+        """Wait for the end, which has to be this one and to leave no process behind."""
+        assert self.wait(timeout) == status, self.output()[-6000:]
+        assert self.left_behind() == []
+
+    def wait_for(self, text: str, timeout: float = LATER) -> None:
         """Return once the start has printed ``text``."""
         limit = time.monotonic() + timeout
         while text not in self.output():
             if self.process.poll() is not None or time.monotonic() > limit:
                 pytest.fail(f"{text!r} was not printed; it printed:\n{self.output()[-4000:]}")
-            time.sleep(0.3)
+            time.sleep(0.2)
+
+    def wait_for_step(self, step: int, timeout: float = LATER) -> None:
+        """Return once the start has done a step of a run that would have a thousand."""
+        self.wait_for(f"step {step}/1000 ", timeout)
 
     def processes(self) -> list[psutil.Process]:
         """Every living process of this start."""
@@ -99,18 +194,42 @@ class Start(starts.Start):
                 names.append(f"{pid} {' '.join(psutil.Process(pid).cmdline())[:80]}")
         return names
 
+    def info(self) -> dict[str, Any]:
+        """What run.json says."""
+        return json.loads((self.folder / "run.json").read_text())  # type: ignore[no-any-return]
+
     def steps(self) -> dict[int, dict[str, float]]:
-        """Metrics by step."""
-        lines = (self.run_dir / "metrics.jsonl").read_text().splitlines()
-        return {entry["step"]: entry["metrics"] for entry in map(json.loads, lines)}
+        """Metrics by step, each of which has to be there once, in their order."""
+        records = complete_lines(self.folder / "metrics.jsonl")
+        steps = [record["step"] for record in records]
+        assert steps == sorted(set(steps)), "one line a step"
+        return {record["step"]: record["metrics"] for record in records}
 
 
-@dataclass
 class Starter:
-    """Makes :class:`Start` objects and stops what is left of them."""
+    """Starts, and ends what is left of them."""
 
-    starts: list[Start] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._starts: list[Start] = []
 
     def __call__(self, run_dir: Path, *overrides: str, **environment: str) -> Start:
-        self.starts.append(Start(run_dir, *overrides, **environment))
-        return self.starts[-1]
+        """A start of a run in this folder."""
+        self._starts.append(Start.trains(run_dir, *overrides, **environment))
+        return self._starts[-1]
+
+    def module(self, folder: Path, *words: str, **environment: str) -> Start:
+        """``python -m WORDS`` in this folder."""
+        self._starts.append(Start(folder, *words, **environment))
+        return self._starts[-1]
+
+    def stop(self) -> None:
+        """End whatever is left."""
+        for one in self._starts:
+            one.stop()
+
+
+def starter() -> Iterator[Starter]:
+    """A fixture's body."""
+    made = Starter()
+    yield made
+    made.stop()

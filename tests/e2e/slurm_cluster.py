@@ -46,12 +46,15 @@ GresTypes=gpu
 SchedulerParameters=bf_interval=1,sched_interval=2
 SlurmdParameters=config_overrides
 ReturnToService=2
-KillWait=30
+KillWait=90
 EnforcePartLimits=ALL
 MailProg=/bin/true
 NodeName=DEFAULT CPUs=64 RealMemory=16000 Gres=gpu:1
 NodeName=node[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}]
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=240
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2
 """
 
 
@@ -172,20 +175,10 @@ class Cluster:
             time.sleep(1)
         return fields
 
-    def lose(self, node: str) -> None:
-        """The node and all that runs on it is gone from one moment to the next."""
-        tasks = [task for task in self._job_processes() if task.environ().get("SLURMD_NODENAME") == node]
-        stepds = {parent for task in tasks if (parent := task.parent()) is not None and "slurmstepd" in parent.name()}
-        daemon = next(one for one in self.daemons if one.args == ("slurmd", "-D", "-N", node))
-        self.daemons.remove(daemon)
-        daemon.kill()
-        for process in [*stepds, *tasks]:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-
-    def bring_back(self, node: str) -> None:
-        """The node has started anew."""
-        self._daemon("slurmd", "-D", "-N", node)
+    def preempt(self, job: str) -> str:
+        """Submit a short job of the partition before which this one has to leave its nodes; its id."""
+        nodes = f"--nodelist={self.job(job)['NodeList']}"
+        return self.sbatch("--partition=urgent", "--exclusive", nodes, "--output=/dev/null", "--wrap=sleep 1")
 
     def left_behind(self, within: float = 20.0) -> list[str]:
         """Processes of jobs that are still there after ``within`` seconds (zombies do not count)."""

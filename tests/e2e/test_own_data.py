@@ -1,8 +1,7 @@
-"""A user's own data and reward: the example of docs/data-and-rewards.md, and a reward that fails while it trains."""
+"""A user's own data and reward: the example of docs/data-and-rewards.md."""
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 import shlex
@@ -10,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from real_stack import SMALL, Starter
+from real_stack import LATER, REPOSITORY, SMALL, Starter, latest_step
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
-PAGE = (Path(__file__).resolve().parents[2] / "docs/data-and-rewards.md").read_text(encoding="utf-8")
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2 * LATER)]
+PAGE = (REPOSITORY / "docs/data-and-rewards.md").read_text(encoding="utf-8")
 
 
 def test_the_example_trains_and_validates(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,44 +31,16 @@ def test_the_example_trains_and_validates(start: Starter, tmp_path: Path, monkey
     ends = ("data.train_max_samples=16", "trainer.total_epochs=1", "trainer.total_training_steps=9")
     val = ("trainer.val_before_train=true", "actor_rollout_ref.rollout.val_kwargs.n=1")
     run = start(tmp_path, *command, *small, *val, *ends)
-    assert run.wait(500) == 0, run.output()[-4000:]
-    assert json.loads((tmp_path / "run.json").read_text())["status"] == "finished"
+    run.ends_with(0)
+    assert run.info()["status"] == "finished"
     steps = run.steps()
-    assert set(steps) == {0, 1, 2}
-    assert (tmp_path / "checkpoints/global_step_2").is_dir(), "the last step is saved"
-    assert "ends the run after 2 steps" in run.output()
+    assert sorted(steps) == [0, 1, 2] and latest_step(tmp_path) == 2, "the last step of the epoch is saved"
     for source in ("own/remainder", "own/difference"):
-        assert f"val-core/{source}/acc/mean@1" in steps[2], "the last step is validated"
-        assert 0 <= steps[0][f"val-core/{source}/acc/mean@1"] <= 1
+        name = f"val-core/{source}/acc/mean@1"
+        assert 0 <= steps[0][name] <= 1 and name in steps[2], "the last step is validated"
     assert steps[0]["val-core/own/remainder/acc/mean@1"] > 0.2, "the demo's model knows remainders"
     assert -0.1 <= steps[2]["critic/rewards/mean"] <= 1
     config = OmegaConf.load(tmp_path / "config.yaml")
     assert config.reward.custom_reward_function.path == f"{tmp_path}/own/reward.py"
     assert not (tmp_path / "data").exists(), "the demo's own task is not written"
     assert own.items() <= {path: path.read_bytes() for path in tmp_path.glob("own/*") if path.is_file()}.items()
-    assert run.left_behind() == []
-
-
-#: Fails at a response here and there, as a parser of answers does.
-FAILING = """
-def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    first, _, rest = solution_str.partition("=")
-    return float(len(first) / len(rest))
-"""
-
-
-def test_an_exception_in_a_reward_ends_the_run_with_its_traceback(start: Starter, tmp_path: Path) -> None:
-    reward = tmp_path / "reward.py"
-    reward.write_text(FAILING)
-    run = start(tmp_path, *SMALL, f"reward.custom_reward_function.path={reward}", "trainer.total_training_steps=5")
-    assert run.wait(400) == 1
-    message = (
-        rf"^error: the reward function \(compute_score of {reward}\) failed on a response to "
-        r"data_source='fspo/remainder', extra_info\.index=\d+: it raised ZeroDivisionError: division by zero\n"
-        rf'  File "{reward}", line 4, in compute_score\n'
-    )
-    assert re.search(message, run.output(), re.M), run.output()[-3000:]
-    assert "\n  response: '" in run.output()
-    assert not list(tmp_path.glob("checkpoints/global_step_*"))
-    assert json.loads((tmp_path / "run.json").read_text())["status"] == "failed"
-    assert run.left_behind() == []

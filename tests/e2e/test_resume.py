@@ -1,140 +1,165 @@
-"""A run that was stopped and resumed against one that was not: what is deterministic is equal.
+"""One run in three starts: asked to stop; resumed from an older checkpoint, because the save was killed, and asked to
+stop again; resumed with another learning rate, until its FSDP worker is killed.
 
-Not equal are the sampled responses, and with them losses and weights (docs/runs.md says so): vLLM's random state
+What is deterministic goes on as if nothing had happened. Sampled responses do not (docs/runs.md): vLLM's random state
 is not part of a checkpoint.
 """
 
 from __future__ import annotations
 
-import json
+import math
+import re
 import signal
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from columns import all_rows
-from real_stack import SMALL, Start, Starter
+from columns import all_rows, assert_in_force, assert_measured
+from real_stack import (
+    AGAIN,
+    LATER,
+    PROBE,
+    SMALL,
+    SOON,
+    Start,
+    Starter,
+    changing,
+    latest_step,
+    measured,
+    probed,
+    read_probe,
+    saved_under,
+)
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+from fspo.records import complete_lines
 
-STEPS = 8  # so many that a quick machine has not ended when the signal arrives, a second after a step
-#: A measured band, over all steps; a learning rate that is another one at each step.
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3 * LATER)]
+
+RATE = "actor_rollout_ref.actor.optim.lr"
+#: A learning rate that is another one at each step, and counts as the full one for the clip values from the first on.
 OVERRIDES = (
     *SMALL,
-    "algo=fspo_quantile",
-    f"fspo.calibration_rounds={STEPS}",
-    f"trainer.total_training_steps={STEPS}",
-    "trainer.save_freq=100",
-    "actor_rollout_ref.actor.optim.lr_warmup_steps=10",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=2",  # four mini-batches: few steps without two that have a gradient
+    PROBE,
+    "trainer.total_training_steps=1000",
+    "trainer.save_freq=2",
+    "trainer.max_actor_ckpt_to_keep=9",
+    "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
+    "trainer.test_freq=1",  # the probe's reference policy is there at validations
 )
 
 
-def begin(start: Starter, folder: Path) -> Start:
-    return start(folder, *OVERRIDES, f"trainer.rollout_data_dir={folder}/rollouts")
+@dataclass
+class Story:
+    """What was seen of the three starts."""
+
+    folder: Path
+    starts: list[Start] = field(default_factory=list)
+    #: The steps after which the first two have saved; the process that was killed.
+    stopped_after: list[int] = field(default_factory=list)
+    killed: int = 0
+    #: The prompts of each step of the first start, and the clip values that it had measured by its second step.
+    prompts: dict[int, list[str]] = field(default_factory=dict)
+    measured_before: list[dict[str, float]] = field(default_factory=list)
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> Start:
-    run = begin(start, tmp_path_factory.mktemp("uninterrupted"))
-    assert run.wait(400) == 0, run.output()[-4000:]
-    return run
-
-
-@pytest.fixture(scope="module")
-def stopped(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> tuple[Start, int, dict[str, Any]]:
-    """The start that went on to the end, the step at which the one before was stopped, and the state saved there."""
-    folder = tmp_path_factory.mktemp("stopped")
-    first = begin(start, folder)
-    first.wait_for(f"step 2/{STEPS}", 400)  # the first step has a learning rate of 0, and no band is measured on it
-    (folder / "stop").touch()
-    assert first.wait(100) == 75, first.output()[-4000:]
-    step = int((folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
-    assert 0 < step < STEPS
-    state = trainer_state(folder, step)
-    second = begin(start, folder)
-    assert second.wait(400) == 0, second.output()[-4000:]
-    assert f"resumed from {folder}/checkpoints/global_step_{step}" in second.output()
-    assert f"note: {folder}/stop " in second.output() and not (folder / "stop").exists()
-    return second, step, state
-
-
-def trainer_state(folder: Path, step: int) -> dict[str, Any]:
-    return torch.load(folder / "checkpoints" / f"global_step_{step}" / "fspo_state.pt", weights_only=False)
-
-
-def prompts(run: Start, step: int) -> list[str]:
+def prompts(folder: Path, step: int) -> list[str]:
     """The prompts of a step; verl dumps them in the order of random identifiers."""
-    lines = (run.run_dir / "rollouts" / f"{step}.jsonl").read_text().splitlines()
-    return sorted(json.loads(line)["input"] for line in lines)
+    return sorted({row["input"] for row in complete_lines(folder / f"rollouts/{step}.jsonl")})
 
 
-def rows(run: Start) -> list[int]:
-    return [json.loads(line)["step"] for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
+@pytest.fixture(scope="module")
+def story(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    folder = tmp_path_factory.mktemp("three_starts")
+    told = Story(folder)
+
+    def begin(*more: str) -> Start:
+        words = (*OVERRIDES, f"trainer.rollout_data_dir={folder}/rollouts", *more)
+        told.starts.append(start(folder, *words, **probed(folder)))
+        return told.starts[-1]
+
+    def stop_after(step: int) -> None:
+        told.starts[-1].wait_for_step(step)
+        (folder / "stop").touch()
+        told.starts[-1].ends_with(AGAIN)
+        told.stopped_after.append(latest_step(folder))
+
+    begin()
+    stop_after(3)
+    told.prompts = {step: prompts(folder, step) for step in range(1, told.stopped_after[0] + 1)}
+    told.measured_before = [value for value in measured(folder)["clip_values_measured"] if value["after_step"] <= 2]
+    # As a save that is killed leaves it: verl names a checkpoint the latest once all its files are there.
+    (saved_under(folder) / "latest_checkpointed_iteration.txt").write_text("2")
+    for step in range(3, told.stopped_after[0] + 1):
+        for shard in saved_under(folder).glob(f"global_step_{step}/actor/optim_*.pt"):
+            shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    begin()  # the file stop is still there: the next start is rid of it
+    stop_after(8)
+    third = begin(f"{RATE}=5e-5", changing(RATE), "trainer.save_freq=1")
+    third.wait_for_step(told.stopped_after[1] + 2)
+    worker = next(process for process in third.processes() if "WorkerDict" in " ".join(process.cmdline()))
+    told.killed = worker.pid
+    worker.send_signal(signal.SIGKILL)
+    third.wait(SOON)
+    return told
 
 
-def steps_measured(run: Start, last: int = STEPS) -> int:
-    """Steps with responses that have a gradient, and come after a moved weight."""
-    rows = all_rows(run.run_dir)
-    return rows["step"][
-        rows["S"].notna() & (rows["A"] != 0) & (rows["minibatch"] > 0) & (rows["step"] <= last)
-    ].nunique()
+def test_each_start_begins_after_the_checkpoint_that_is_whole(story: Story) -> None:
+    assert 3 <= story.stopped_after[0] < 8 <= story.stopped_after[1]
+    for step, later in ((2, story.starts[1]), (story.stopped_after[1], story.starts[2])):
+        assert f"resumed from {saved_under(story.folder)}/global_step_{step}\n" in later.output()
+    assert not (story.folder / "stop").exists()
+    statuses = [entry["status"] for entry in story.starts[2].info()["starts"]]
+    assert statuses == ["preempted", "preempted", "failed"]
 
 
-def test_both_end_at_the_same_step(uninterrupted: Start, stopped: tuple[Start, int, Any]) -> None:
-    resumed, *_ = stopped
-    for run in (uninterrupted, resumed):
-        assert rows(run) == list(range(1, STEPS + 1))  # one row a step, none twice
-        assert [run.steps()[step]["training/global_step"] for step in rows(run)] == rows(run)
-        assert (run.run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == str(STEPS)
+def test_every_step_has_its_metrics_and_rows_once(story: Story) -> None:
+    steps = [record["step"] for record in complete_lines(story.folder / "metrics.jsonl")]
+    again = [*range(1, story.stopped_after[0] + 1), *range(3, max(steps) + 1)]
+    assert steps in (again, [*range(1, max(steps) + 1)])
+    rows = all_rows(story.folder)
+    counted = rows[rows["step"] <= max(steps)].groupby(["step", "update"]).size()
+    assert [*counted.index] == [(step, update) for step in range(1, max(steps) + 1) for update in (0, 1)]
+    assert (counted == 32).all()
+    progress = (story.folder / "progress.log").read_text()
+    assert all(f"step {step}/1000 " in progress for step in steps)
 
 
-def test_each_step_has_the_same_prompts(uninterrupted: Start, stopped: tuple[Start, int, Any]) -> None:
-    resumed, *_ = stopped
-    for step in range(1, STEPS + 1):
-        assert prompts(resumed, step) == prompts(uninterrupted, step)
-    assert prompts(resumed, 1) != prompts(resumed, 2)
+def test_the_data_goes_on_in_its_order(story: Story) -> None:
+    for step in range(3, story.stopped_after[0] + 1):
+        assert prompts(story.folder, step) == story.prompts[step], "the step that was done again has its prompts"
+    epoch = [prompt for step in range(1, 9) for prompt in prompts(story.folder, step)]
+    assert len(epoch) == len(set(epoch)) == 64, "each prompt once in an epoch"
+    assert set(prompts(story.folder, story.stopped_after[1] + 1)) < set(epoch)
 
 
-def test_the_learning_rate_goes_on_as_if_nothing_had_happened(
-    uninterrupted: Start, stopped: tuple[Start, int, Any]
-) -> None:
-    resumed, *_ = stopped
-    rates = [[run.steps()[step]["actor/lr"] for step in range(1, STEPS + 1)] for run in (uninterrupted, resumed)]
-    assert rates[0] == pytest.approx(rates[1], rel=1e-12)
-    assert len(set(rates[0])) == STEPS
+def test_the_learning_rate_goes_on_with_the_rate_of_the_command(story: Story) -> None:
+    last = {record["step"]: record["metrics"] for record in complete_lines(story.folder / "metrics.jsonl")}
+    for step, metrics in last.items():
+        base = 1e-4 if step <= story.stopped_after[1] else 5e-5
+        assert metrics["actor/lr"] == pytest.approx(base * (1 + math.cos(math.pi * step / 1000)) / 2, rel=1e-9), step
+    assert len({metrics["actor/lr"] for metrics in last.values()}) == len(last)
 
 
-def test_the_bands_go_on_with_what_they_had_measured(
-    uninterrupted: Start, stopped: tuple[Start, int, dict[str, Any]]
-) -> None:
-    resumed, step, saved = stopped
-    at_the_end = [trainer_state(run.run_dir, STEPS)["band_controller"]["window"] for run in (uninterrupted, resumed)]
-    assert [len(window) for window in at_the_end] == [steps_measured(run) for run in (uninterrupted, resumed)]
-    assert min(map(len, at_the_end)) > 0
-    before = saved["band_controller"]["window"]
-    assert len(before) == steps_measured(resumed, step)
-    for kept, was in zip(at_the_end[1], before, strict=False):  # the rollout batches of before the stop come first
-        np.testing.assert_array_equal(kept, was)
+def test_the_clip_values_go_on_with_what_they_had_measured(story: Story) -> None:
+    rows, values = all_rows(story.folder), measured(story.folder)["clip_values_measured"]
+    assert story.measured_before and values[: len(story.measured_before)] == story.measured_before
+    logged = max(record["step"] for record in complete_lines(story.folder / "metrics.jsonl"))
+    rows = rows[rows["step"] <= logged]
+    assert_measured(rows, [value for value in values if value["after_step"] <= logged])
+    assert_in_force(rows, values)
 
 
-def test_a_shard_with_a_changed_byte_ends_the_start_and_the_next_takes_the_older_checkpoint(
-    start: Starter, stopped: tuple[Start, int, dict[str, Any]]
-) -> None:
-    """Last of this file: it goes on with the run that the others look at."""
-    resumed, step, _ = stopped
-    shard = resumed.run_dir / f"checkpoints/global_step_{STEPS}/actor/optim_world_size_1_rank_0.pt"
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    shard.write_bytes(content)
-    more = f"trainer.total_training_steps={STEPS + 1}"
-    failed = start(resumed.run_dir, *OVERRIDES, more)
-    assert failed.wait(400) == 1 and str(shard) in failed.output(), failed.output()[-4000:]
-    again = start(resumed.run_dir, *OVERRIDES, more)
-    again.wait_for(f"step {step + 1}/", 400)
-    assert f"resumed from {resumed.run_dir}/checkpoints/global_step_{step}\n" in again.output()
-    assert str(shard) in again.output(), "why"
-    again.process.send_signal(signal.SIGINT)
-    again.wait(100)
+def test_the_resumed_actor_and_vllm_have_the_saved_weights(story: Story) -> None:
+    first = read_probe(story.folder)[story.stopped_after[1] + 1]  # before its first update
+    assert np.abs(first["actor"] - first["reference"]).max() > 1e-3, "the reference is the start, the actor is not"
+    assert np.abs(first["actor"] - first["rollout"]).max() < 1e-4
+
+
+def test_a_killed_worker_is_named_and_ends_the_run(story: Story) -> None:
+    run = story.starts[2]
+    assert run.left_behind() == []
+    (death,) = re.findall(r"^error: .*FSDP worker \(process (\d+)\) died during the ", run.output(), re.M)
+    assert int(death) == story.killed
+    assert story.stopped_after[1] < latest_step(story.folder)
+    assert run.process.returncode == AGAIN, "a finished step is there"

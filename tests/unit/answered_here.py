@@ -1,23 +1,18 @@
 """Answers about code of the user's, in place of :func:`recipe.runner.launch.own_process.asked`.
 
-Its process has to import verl for a class or for verl's own reward: five seconds. test_agents.py and test_inputs.py
-start one for each kind of question.
+Its process has to import verl for a class or for verl's own reward: five seconds. test_inputs.py starts one for each
+kind of question.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import sys
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from recipe.runner.launch import agents, reward_trial
-
-
-def of_agents(module: str, given: bytes) -> tuple[list[str], None]:
-    return [*agents._problems(**json.loads(given))], None
+from recipe.runner.launch import reward_trial
 
 
 def of_rewards(module: str, *arguments: str, given: bytes) -> tuple[Any, None]:

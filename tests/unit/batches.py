@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,3 +43,26 @@ def responses_of(
         cut_B = np.full(len(part), np.nan) if truncated is None else (part.length_B >= truncated).astype(float)
         parts.append(dataclasses.replace(part, truncated_B=cut_B, step_B=np.full(len(part), step)))
     return Responses.join(parts)
+
+
+#: Tokens of a prompt of :func:`batch_of`.
+PROMPT = 4
+
+
+def batch_of(rows: Sequence[torch.Tensor]) -> Any:
+    """What the trainer gives a worker: prompts of four tokens, responses, advantages 1 and -1 in turn."""
+    from tensordict import TensorDict
+
+    rows = [row.cpu() for row in rows]
+    masks = [torch.ones(len(row) - PROMPT, dtype=torch.int64) for row in rows]
+    columns = {
+        "prompts": [row[:PROMPT] for row in rows],
+        "responses": [row[PROMPT:] for row in rows],
+        "input_ids": list(rows),
+        "position_ids": [torch.arange(len(row)) for row in rows],
+        "response_mask": masks,
+        "loss_mask": [mask.clone() for mask in masks],
+        "advantages": [(1.0 - 2.0 * (i % 2)) * mask.float() for i, mask in enumerate(masks)],
+    }
+    nested = {name: torch.nested.as_nested_tensor(values, layout=torch.jagged) for name, values in columns.items()}
+    return TensorDict(nested, batch_size=len(rows))

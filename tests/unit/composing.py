@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.types import Override
@@ -31,6 +31,6 @@ def composed(*overrides: str) -> DictConfig:
     return config
 
 
-def composed_from(overrides: Sequence[str | Override] = (), own: Collection[str] = ()) -> DictConfig:
+def composed_from(overrides: Sequence[str | Override] = ()) -> DictConfig:
     """:func:`composed` in the form of ``compose``, to stand in for it in a module under test."""
     return composed(*(text_of(word) if isinstance(word, Override) else word for word in overrides))

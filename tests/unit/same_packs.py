@@ -14,11 +14,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import two_ranks
+from batches import PROMPT, batch_of
 
-from benchmarks.gpu_check.engine import PROMPT, Policy
 from recipe.fspo.job import compose
 
 SEQUENCES, MINI_BATCH, LONGEST, BUDGET = 48, 16, 40, 96
@@ -39,6 +40,49 @@ def sequences(rank: int, ranks: int) -> list[torch.Tensor]:
     lengths = torch.randint(1, LONGEST + 1, (SEQUENCES,), generator=generator).tolist()
     rows = [torch.randint(0, 512, (PROMPT + length,), generator=generator) for length in lengths]
     return rows[rank::ranks]
+
+
+class Policy:
+    """The recipe's worker around verl's FSDP engine, as a rank of the process group.
+
+    ``tokens`` are this rank's sequences, ``mini_batch`` is the number of sequences of a mini-batch over all ranks.
+    """
+
+    def __init__(self, config: Any, folder: Path, tokens: list[torch.Tensor], mini_batch: int) -> None:
+        from recipe.fspo.in_runner.worker import RunWorker
+
+        self.worker = RunWorker(config=config.actor_rollout_ref, role="actor")
+        self.worker.init_model()
+        self.worker.record()
+        self.worker.begin_run(str(folder))
+        self.tokens, self.mini_batch = tokens, mini_batch
+
+    def answer(self, question: Any) -> Any:
+        """What the worker infers."""
+        return self.worker.compute_log_prob(question)
+
+    def log_probs(self, same_packs: bool = True) -> Any:
+        """The batch with pi_old from a pass of its own, in the packs of the update or, as verl, of all rows."""
+        from verl.utils import tensordict_utils as tu
+        from verl.workers.utils.padding import response_from_nested
+
+        data = batch_of(self.tokens)
+        question = data.clone()
+        of_packs = {"mini_batch_size": self.mini_batch} if same_packs else {}
+        tu.assign_non_tensor(question, calculate_entropy=True, compute_loss=False, temperature=1.0, **of_packs)
+        data["old_log_probs"] = response_from_nested(self.answer(question)["log_probs"], data["response_mask"])
+        return data
+
+    def update(self, data: Any) -> list[float]:
+        """One update; the largest |S| of each mini-batch, on a rank that speaks for its group."""
+        from verl.utils import tensordict_utils as tu
+
+        size = {"global_batch_size": self.mini_batch, "mini_batch_size": self.mini_batch, "epochs": 1, "seed": 1}
+        order = {"dataloader_kwargs": {"shuffle": False}}
+        tu.assign_non_tensor(data, calculate_entropy=False, temperature=1.0, **order, **size)
+        self.worker.begin_update(None, 0)
+        self.worker.update_actor(data)
+        return [float(np.nanmax(np.abs(part.rows["S"]))) for part in self.worker.pop_mini_batches() or ()]
 
 
 class Spread(Policy):

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from batches import PROMPT, batch_of
 
-from benchmarks.gpu_check.engine import PROMPT, batch_of
 from recipe.fspo.job import compose
 from recipe.runner.launch.machine import export_platform
 

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner.checkpoints.integrity import (
-    DAMAGE_FILE,
     TRACKER_FILE,
     Checkpoint,
     damage_of_rank,
@@ -96,7 +95,7 @@ def one_rank() -> Iterator[None]:
 @pytest.mark.parametrize(("name", "contents", "seen"), [
     ("optim", KINDS, True), ("optim", ("model",), False), ("model", KINDS, True), ("extra_state", KINDS, True),
 ])  # fmt: skip
-def test_a_changed_byte_is_seen_by_the_rank_that_loads_it_and_by_the_next_start(
+def test_a_changed_byte_is_seen_by_the_rank_that_loads_it(
     tmp_path: Path, name: str, contents: tuple[str, ...], seen: bool
 ) -> None:
     write_checkpoint(tmp_path, 10, ranks=1)
@@ -106,37 +105,14 @@ def test_a_changed_byte_is_seen_by_the_rank_that_loads_it_and_by_the_next_start(
     assert problems_of(run) == [], "a start and a save look at the ends of files only"
     damage = damage_of_rank(None, folder / "actor", contents)
     assert [str(shard) in sentence for sentence in damage] == [True] * seen
-    if not seen:
-        return
-    Checkpoint(folder).note(damage)
-    assert newest_complete(tmp_path, 1, KINDS) == Checkpoint(tmp_path / "global_step_10")
-    named = problems_of(config(tmp_path, 1, mode="resume_path", path=folder))
-    assert len(named) == 1 and str(shard) in named[0] and str(folder / DAMAGE_FILE) in named[0]
-    assert problems_of(run) == [], "the start mends the tracker"
-    note = repair_tracker(run.trainer, KINDS)
-    assert note is not None and str(shard) in note and "global_step_10" in note
-    assert (tmp_path / TRACKER_FILE).read_text() == "10"
-    remove_old(tmp_path, 30, 2)
-    assert not folder.exists(), "it would be kept in place of a whole one"
 
 
-def test_noted_damage_of_the_only_checkpoint_is_no_silent_beginning(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, 20, ranks=1)
-    Checkpoint(folder).note([f"{folder / 'data.pt'} is damaged"])
-    assert repair_tracker(config(tmp_path, 1).trainer, KINDS) is None
-    (problem,) = problems_of(config(tmp_path, 1))
-    assert str(folder / "data.pt") in problem and "run.dir" in problem
-
-
-def test_a_file_that_cannot_be_read_for_a_moment_is_no_noted_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_checkpoint(tmp_path, 20, ranks=1)
     stale = OSError(116, "Stale file handle")
     monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda self: (_ for _ in ()).throw(stale))
     damage = unsound([folder / "data.pt"], whole=True)
     assert len(damage) == 1 and "Stale file handle" in damage[0]
-    assert not Checkpoint(folder).note(damage) and not (folder / DAMAGE_FILE).exists()
 
 
 def test_what_is_not_loaded_is_not_needed(tmp_path: Path) -> None:
@@ -202,26 +178,6 @@ def write_queue(checkpoint: Path) -> None:
     (checkpoint / "transfer_queue" / "metadata.json").touch()
 
 
-@pytest.mark.parametrize("mode", ["fspo", "fspo_separate_async"])
-def test_an_own_checkpoint_of_an_asynchronous_run_needs_its_prompts_under_way(tmp_path: Path, mode: str) -> None:
-    """The tracker is mended for what the checks let pass, and for nothing else."""
-    without, damaged, run = write_checkpoint(tmp_path, 1), write_checkpoint(tmp_path, 2), config(tmp_path)
-    run.trainer.v1.trainer_mode = mode
-    write_queue(damaged)
-    Checkpoint(damaged).note([f"{damaged / 'data.pt'} is damaged"])
-    refused, mended = problems_of(run), repair_tracker(run.trainer, KINDS) is not None
-    assert mended is (mode == "fspo") and len(refused) == (not mended)
-    assert mended or (str(damaged / "data.pt") in refused[0] and "run.dir" in refused[0])
-    (tmp_path / TRACKER_FILE).write_text("1")
-    assert [str(without / "transfer_queue") in problem for problem in problems_of(run)] == [True] * (not mended)
-    other = config(tmp_path / "new", mode="resume_path", path=without)
-    other.trainer.v1.trainer_mode = mode
-    assert problems_of(other) == [], "a run may begin with one of a synchronous run"
-    if not mended:
-        write_queue(without)
-        assert problems_of(run) == []
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_an_unreadable_tracker_beside_what_cannot_be_resumed_is_refused(tmp_path: Path, ranks: int) -> None:
     """The tracker is written last, so a checkpoint was complete once: no silent start from the beginning."""
@@ -280,3 +236,16 @@ def test_export_finds_the_latest_finished_checkpoint(tmp_path: Path) -> None:
         export(actor_folder(earlier), tmp_path / "out")
     with pytest.raises(FileNotFoundError, match="global_step_10"):
         actor_folder(tmp_path / "checkpoints" / "global_step_10" / "actor")
+
+
+@pytest.mark.parametrize("mode", ["fspo", "fspo_separate_async"])
+def test_an_own_checkpoint_of_an_asynchronous_run_needs_its_prompts_under_way(tmp_path: Path, mode: str) -> None:
+    folder, run = write_checkpoint(tmp_path, 1), config(tmp_path)
+    run.trainer.v1.trainer_mode = mode
+    missing = mode == "fspo_separate_async"
+    assert [str(folder / "transfer_queue") in problem for problem in problems_of(run)] == [True] * missing
+    other = config(tmp_path / "new", mode="resume_path", path=folder)
+    other.trainer.v1.trainer_mode = mode
+    assert problems_of(other) == [], "a run may begin with one of a synchronous run"
+    write_queue(folder)
+    assert problems_of(run) == []

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,11 +15,13 @@ import pytest
 from composing import composed, composed_from
 from messages import holds
 from test_run_folder import begun
+from waiting import wait_until
 
 from fspo.records import PlannedRun
 from recipe.fspo import compare
 from recipe.fspo.compare import Request, Starts, parse, plan
 from recipe.fspo.job import JOB, choices
+from recipe.runner.faults.preemption import STOP_VARIABLE, Ending
 from recipe.runner.launch.commands import BadInput
 from recipe.runner.launch.compose import parsed
 from recipe.runner.launch.run_settings import resume_of
@@ -48,7 +50,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         write_run(folder, "failed" if code else "finished")
         if code != 2:
             (folder / "metrics.jsonl").touch()
-        return ["sh", "-c", f"exit {code}"]
+        return ["sh", "-c", f"exit {code}" if code >= 0 else f"kill {code} $$"]
 
     monkeypatch.setattr(compare, "command_of", command_of)
     return runs
@@ -178,63 +180,68 @@ def test_a_command_runs_what_it_asks_for_and_a_dry_run_writes_nothing(
 
 
 @pytest.fixture
-def interruptible() -> Iterator[None]:
-    """A shell that starts its tests in the background has them ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGINT, before)
+def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
+    """Of a command of its own."""
+    monkeypatch.setattr(compare, "STARTS", Starts())
+    return compare.STARTS
 
 
-@pytest.mark.parametrize("code", [0, 1])
-@pytest.mark.usefixtures("interruptible")
-def test_no_run_begins_after_a_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "status"), [(signal.SIGINT, 130, 130), (signal.SIGINT, 0, 130), (signal.SIGTERM, 75, 75)]
+)
+def test_a_signal_reaches_the_run_and_no_other_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: Starts, number: signal.Signals, code: int, status: int
+) -> None:
     """A run in its last step finishes all the same, with status 0."""
 
     def command_of(run: PlannedRun, request: Request) -> list[str]:
         begun.append(run.path)
-        return ["/bin/sh", "-c", f"trap : INT; kill -INT $PPID; sleep 20 & wait; exit {code}"]
+        trap = f"trap 'exit {code}' {number.value}; touch {tmp_path}/begun; sleep 20 & wait; exit 9"
+        return ["/bin/sh", "-c", trap]
+
+    def come() -> None:
+        wait_until((tmp_path / "begun").exists)
+        starts.take(number)
 
     begun: list[str] = []
     monkeypatch.setattr(compare, "command_of", command_of)
     monkeypatch.setattr(compare, "problems", lambda request: [])
-    with pytest.raises(KeyboardInterrupt):
-        compare.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={tmp_path}/grid"]))
+    # A shell that starts its tests in the background has them ignore SIGINT, and a shell then sets no trap.
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        threading.Thread(target=come).start()
+        assert compare.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={tmp_path}/grid"])) == status
+    finally:
+        signal.signal(number, before)
     assert begun == ["measured/fspo/seed1"]
 
 
-@pytest.mark.usefixtures("interruptible")
-def test_a_ctrl_c_between_two_runs_lets_none_begin(tmp_path: Path) -> None:
-    with Starts() as starts, pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-        starts.run(["touch", str(tmp_path / "begun")])
-    assert not (tmp_path / "begun").exists()
+def test_a_second_signal_reaches_the_run_and_is_the_status(monkeypatch: pytest.MonkeyPatch, starts: Starts) -> None:
+    starts.signals = [signal.SIGUSR1, signal.SIGTERM]
+    monkeypatch.setattr(Starts, "run", lambda *_: 143)
+    monkeypatch.setattr(Starts, "is_stopped", lambda _: False)
+    assert compare._run_all([PlannedRun("a/b/seed1", "b", 1, "a")], parse(["out=/no/such/folder"])) == 143
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1])
-def test_what_ends_the_command_ends_its_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+@pytest.mark.usefixtures("starts")
+def test_no_run_begins_once_the_job_asks_for_the_end(
+    tmp_path: Path, runs: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without waiting for it, it would train on, and keep the same command out of its folder."""
-    ended = tmp_path / "ended"
-    run_trains = f"trap 'echo > {ended}; exit 143' {signum.value}; kill -{signum.value} $PPID; sleep 20 & wait"
-    monkeypatch.setattr(compare, "command_of", lambda *_: ["/bin/sh", "-c", run_trains])
-    monkeypatch.setattr(compare, "problems", lambda request: [])
-    before = signal.signal(signum, signal.SIG_DFL)  # below nohup it would be ignored, and stay so
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            compare.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={tmp_path}/grid"]))
-    finally:
-        signal.signal(signum, before)
-    assert ended.exists()
+    (tmp_path / "stop").touch()
+    monkeypatch.setenv(STOP_VARIABLE, str(tmp_path / "stop"))
+    assert compare.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={tmp_path}/grid"])) == 75
+    assert runs.begun == []
 
 
-def test_a_closed_terminal_ends_no_grid_under_nohup() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with Starts() as starts:
-            assert starts.run(["/bin/sh", "-c", "kill -HUP $PPID; kill -HUP $$; exit 0"]) == 0
-    finally:
-        signal.signal(signal.SIGHUP, before)
+def test_without_a_run_a_signal_ends_the_command_at_once(starts: Starts, monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(compare, "ENDING", Ending())
+    with pytest.raises(SystemExit) as ended:
+        starts.take(signal.SIGHUP)
+    assert ended.value.code == 75
 
 
 @pytest.mark.parametrize("content", ["[]", '{"runs": [', '{"overrides": [], "runs": [1]}'])
@@ -255,11 +262,14 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     assert "~trainer.nnodes" in parse(["~trainer.nnodes", "+trainer.nnodes=1"]).overrides
 
 
-def test_a_run_that_fails_in_training_does_not_keep_the_others_waiting(tmp_path: Path, runs: SimpleNamespace) -> None:
+@pytest.mark.parametrize(("codes", "status"), [((1, 2), 1), ((75, 1), 75), ((-9, 0), 1)])
+def test_a_run_that_fails_does_not_keep_the_others_waiting(
+    tmp_path: Path, runs: SimpleNamespace, starts: Starts, codes: tuple[int, int], status: int
+) -> None:
     request = parse(["algos=[fspo,rloo]", "seeds=[1,2]", f"out={tmp_path}"])
-    runs.codes |= {"measured/fspo/seed1": 1, "measured/fspo/seed2": 2}
-    assert compare.run(request) == 2
-    assert runs.begun == ["measured/fspo/seed1", "measured/rloo/seed1", "measured/fspo/seed2"]
+    runs.codes |= dict(zip(("measured/fspo/seed1", "measured/fspo/seed2"), codes, strict=True))
+    assert compare.run(request) == status
+    assert runs.begun == [run.path for run in request.runs()]
     runs.codes.clear()
     assert compare.run(request) == 0
-    assert runs.begun[3:] == ["measured/fspo/seed1", "measured/fspo/seed2", "measured/rloo/seed2"]
+    assert "measured/rloo/seed1" not in runs.begun[4:]

@@ -15,9 +15,8 @@ from messages import holds
 from fspo.files import sha256_of
 from fspo.wording import tokens
 from recipe.math.answers import MathScorer
-from recipe.math.data.cli import main
 from recipe.math.data.decontaminate import BOILERPLATE, distinct, without_overlap
-from recipe.math.data.prepare import prepare
+from recipe.math.data.prepare import main, prepare
 from recipe.math.data.sources import DAPO_OPENING, GROUPS, SOURCES, Problem, SourceError, own_source
 
 Rows = list[dict[str, Any]]
@@ -40,6 +39,12 @@ def write_rows(path: Path, rows: Rows) -> None:
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """datasets keeps what it has read; its messages and progress are not of a test."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 @pytest.fixture
@@ -114,7 +119,7 @@ def test_manifest_describes_file_and_source_and_is_reproducible(copies: Path, tm
     assert written["sha256"] == sha256_of(tmp_path / "a" / "math500.parquet")
     (file,) = written["source"]["files"]
     assert file["sha256"] == sha256_of(copies / LAYOUT["math500"])
-    assert written["source"]["expected_revision"] == SOURCES["math500"].revision
+    assert written["source"]["revision"] == SOURCES["math500"].revision
 
 
 def corrupt(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
@@ -131,17 +136,13 @@ def corrupt(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     ("name", "damage", "says"),
     [
         ("math500", lambda p: p.write_bytes(b""), ()),
-        ("math500", lambda p: p.write_bytes(b'{"problem": "\xff"}\n'), ("line 1", "0xff")),
-        ("math500", lambda p: p.write_text("\n{]\n", encoding="utf-8"), ("line 2",)),
         ("math500", corrupt(lambda row: row.pop("answer")), ("row 2", "'answer'", "None")),
         ("math500", corrupt(lambda row: row.update(problem=" ")), ("row 2", "'problem'")),
         ("amc23", lambda p: p.write_bytes(b"PAR1 but not really"), ("Parquet",)),
-        ("amc23", corrupt(lambda row: row.update(answer="")), ("row 2", "'answer'")),
         ("amc23", lambda p: write_rows(p, [{"problem": "p", "answer": "1", "id": 1}]), ("row 1", "'question'")),
         ("math_train", corrupt(lambda row: row.update(solution=r"\boxed{1")), ("'solution'",)),
         ("dapo_math_17k", corrupt(lambda row: row["prompt"][0].update(content="plain")), ("row 2", "'prompt'")),
-        ("dapo_math_17k", corrupt(lambda row: row["reward_model"].update(ground_truth="")), ("row 2", "ground_truth")),
-        ("dapo_math_17k", lambda p: p.unlink(), ("dapo_math_17k.parquet",)),
+        ("dapo_math_17k", lambda p: p.unlink(), ()),
         ("gsm8k_train", corrupt(lambda row: row.update(answer="It is -3.")), ("row 2", "'answer'", "It is -3")),
     ],
 )
@@ -152,20 +153,14 @@ def test_damaged_sources_are_named_and_leave_an_older_result(
     prepare(SOURCES[name], out, copies)
     before = {file.name: file.read_bytes() for file in out.iterdir()}
     damage(path)
-    place = path if path.exists() else copies
-    with pytest.raises(SourceError, match=holds(str(place), SOURCES[name].hub_id, *says)):
+    with pytest.raises(SourceError, match=holds(str(copies), SOURCES[name].hub_id, *says)):
         prepare(SOURCES[name], out, copies)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
 
 
-def test_plain_json_lists_are_read(tmp_path: Path) -> None:
+def test_single_files_and_of_a_copy_those_of_the_split_are_read(copies: Path, tmp_path: Path) -> None:
     (tmp_path / "aime25.json").write_text(json.dumps(ROWS["aime25"]), encoding="utf-8")
-    (tmp_path / "aime25.manifest.json").write_text("{}")  # as prepare itself writes
-    (tmp_path / "aime25.zip").touch()
     assert prepare(SOURCES["aime25"], tmp_path / "out", tmp_path)["rows"] == 1
-
-
-def test_of_several_files_those_of_the_split_are_read(copies: Path, tmp_path: Path) -> None:
     write_rows(copies / "math_train" / "data" / "test-00000-of-00001.parquet", ROWS["math_train"][:1] * 5)
     assert prepare(SOURCES["math_train"], tmp_path / "out", copies)["counts"]["read"] == 3
 
@@ -188,53 +183,48 @@ def test_the_hub_is_read_at_the_pinned_revision(tmp_path: Path, monkeypatch: pyt
 
 
 QUESTION = "What is one plus one?"
-OWN: list[tuple[str, str, str, Any]] = [
+MESSAGES = [{"role": "user", "content": QUESTION}]
+OWN: list[tuple[str, str, str, dict[str, Any]]] = [
     ("a.jsonl", "problem", "answer", {"problem": QUESTION, "answer": "2"}),
     ("a.parquet", "question", "expected", {"question": QUESTION, "expected": 2.0}),
     ("a.json", "problem", "solution", {"problem": QUESTION, "solution": r"One by one, \boxed{1} and \boxed{2}."}),
     ("a.json", "question", "answer", {"question": QUESTION, "answer": "#### Sum\nIt is 2.\n#### 2"}),
     ("a.jsonl", "question", "answer", {"question": QUESTION, "answer": "One by one it is 2. #### 2"}),
-    ("a.jsonl", "question", "answer", {"question": QUESTION, "answer": "#### 1. Sum\nIt is 2.\n####2."}),
     ("a.csv", "question", "answer", {"question": QUESTION, "answer": "2"}),
-    ("a.tsv", "question", "answer", {"question": QUESTION, "answer": "2"}),
-    ("a.jsonl", "prompt", "reward_model.ground_truth", {"prompt": QUESTION, "reward_model": {"ground_truth": ["2"]}}),
-    ("a.parquet", "prompt", "answer", {"prompt": [{"role": "user", "content": QUESTION}], "answer": "2"}),
-    (  # ShareGPT
-        *("a.json", "conversations", "conversations.1.value"),
-        {"conversations": [{"from": "human", "value": QUESTION}, {"from": "gpt", "value": "2"}]},
-    ),
-    (  # Open-Reasoner-Zero
-        *("a.json", "0.value", "1.ground_truth.value"),
-        [{"from": "human", "value": QUESTION}, {"from": "assistant", "ground_truth": {"value": "2"}}],
-    ),
-    ("data/train-00000-of-00002.parquet", "problem", "answer", {"problem": QUESTION, "answer": "2"}),
+    ("a.jsonl", "prompt", "reward_model.ground_truth", {"prompt": QUESTION, "reward_model": {"ground_truth": "2"}}),
+    ("a.parquet", "prompt", "answer", {"prompt": MESSAGES, "answer": "2"}),
+    ("a.parquet", "prompt", "answer", {"prompt": f" {json.dumps(MESSAGES)}", "answer": "2"}),
 ]
 
 
-def write_own(path: Path, rows: list[Any]) -> None:
-    if path.suffix in (".csv", ".tsv"):
-        sign = "," if path.suffix == ".csv" else "\t"
-        path.write_text("".join(sign.join(row) + "\n" for row in (rows[0], *(row.values() for row in rows))))
+def write_own(path: Path, rows: Rows) -> None:
+    if path.suffix == ".csv":
+        path.write_text("".join(",".join(row) + "\n" for row in (rows[0], *(row.values() for row in rows))))
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows))
     else:
         write_rows(path, rows)
 
 
-@pytest.mark.parametrize(
-    ("name", "prompt", "answer", "row"), OWN, ids=[f"{name}-{answer}" for name, _, answer, _ in OWN]
-)
-def test_anybodys_two_columns_become_verls(tmp_path: Path, name: str, prompt: str, answer: str, row: Any) -> None:
+@pytest.mark.parametrize(("name", "prompt", "answer", "row"), OWN)
+def test_anybodys_two_columns_become_verls(
+    tmp_path: Path, name: str, prompt: str, answer: str, row: dict[str, Any]
+) -> None:
     write_own(tmp_path / name, [row, row])
-    given = tmp_path / Path(name).parts[0]
     columns = ["--prompt", prompt, "--answer", answer, "--name", "own"]
-    assert main(["prepare", str(given), *columns, "--out", str(tmp_path / "out")]) == 0
+    assert main(["prepare", str(tmp_path / name), *columns, "--out", str(tmp_path / "out")]) == 0
     (result,) = read(tmp_path / "out", "own")
     assert result["prompt"][0]["content"].startswith(QUESTION) and result["reward_model"]["ground_truth"] == "2"
     assert result["data_source"] == "own" and result["extra_info"]["problem_id"] == "own/0"
     manifest = json.loads((tmp_path / "out/own.manifest.json").read_text())
     assert manifest["source"]["columns"] == [prompt, answer]
     assert manifest["counts"]["read"] == 2 and len(manifest["source"]["files"][0]["sha256"]) == 64
+
+
+def test_answers_of_a_table_stay_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("q,a\nx,1.50\ny,12345678901234567890\nz,\n")
+    assert prepare(own_source(tmp_path / "a.csv", "own", "train", "q", "a"), tmp_path)["rows"] == 2
+    assert [row["reward_model"]["ground_truth"] for row in read(tmp_path, "own")] == ["1.50", "12345678901234567890"]
 
 
 def test_rows_without_an_answer_are_left_out_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,28 +254,15 @@ def test_problems_of_published_test_sets_are_kept_out_of_anybodys_set(copies: Pa
     assert [row["reward_model"]["ground_truth"] for row in read(tmp_path, "mine")] == ["2"]
 
 
-PROOF = r"Suppose that $n$ is even. Then $n=2k$, and so $n^2=4k^2$ is even as well. This proves the claim."
-
-
-def test_rows_whose_answer_is_none_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    others = ["assert f(1) == 2", '{"inputs": ["1"]}', "<b>1</b>", *[PROOF] * 4]
-    rows = [{"q": f"{i}", "a": a} for i, a in enumerate(["2", r"\text{red, green, and blue}", PROOF, *others])]
-    write_rows(tmp_path / "mine.jsonl", rows)
-    command = ["prepare", str(tmp_path / "mine.jsonl"), "--prompt", "q", "--answer", "a"]
-    assert main([*command, "--out", str(tmp_path / "out")]) == 1
-    error = capsys.readouterr().err
-    says = ("mine.jsonl", "'a'", "row 3", "row 4 (code)", "row 5 (a record)", "row 6 (markup)", "row 7", "3 more")
-    assert all(part in error for part in says) and "row 2" not in error, error
-    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
-
-
 @pytest.mark.parametrize(
     ("content", "arguments", "says"),
     [
-        (b'{"q": "a", "b": "1"}\n', ("--prompt", "q", "--answer", "a"), ("no row has both", "'a'", "q, b")),
-        (b'{"q": "a", "a": {"b": 1}}\n', ("--prompt", "q", "--answer", "a"), ("row 1", "'a'", "{'b': 1}")),
+        (b'{"q": "a", "b": "1"}\n', ("--prompt", "q", "--answer", "a"), ("no problem is left", "1 are without", "'a'")),
+        (b'{"q": "a", "a": {"b": 1}}\n', ("--prompt", "q", "--answer", "a"), ("row 1", "'a'", "'b': 1")),
         (b'{"q": [{"role": "system"}], "a": "1"}\n', ("--prompt", "q", "--answer", "a"), ("row 1", "'q'", "system")),
-        (b"version https://git-lfs.github.com/spec/v1\n", ("--prompt", "q", "--answer", "a"), ("git lfs pull",)),
+        (b'{"q": "[{\'role\': \'user\'}]", "a": "1"}\n', ("--prompt", "q", "--answer", "a"), ("row 1", "'q'", "JSON")),
+        (b'{"q": "a", "a": "It is 1.\\nReally."}\n', ("--prompt", "q", "--answer", "a"), ("row 1", "'a'", "It is 1")),
+        (b"version https://git-lfs.github.com/spec/v1\n", ("--prompt", "q", "--answer", "a"), ("mine.jsonl",)),
         (b'{"q": "a"}\n', ("--prompt", "q"), ("--answer",)),
         (b'{"q": "a"}\n', (), ("mine.jsonl", "--prompt", "--answer")),
         (b'{"q": "a"}\n', ("--prompt", "q", "--answer", "a", "--name", "math500"), ("'math500'",)),
@@ -312,7 +289,7 @@ def test_files_that_would_be_written_as_one_are_refused(tmp_path: Path, capsys: 
         write_rows(file, [{"q": "a", "a": "1"}])
     assert main(["prepare", *map(str, files), "--prompt", "q", "--answer", "a", "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
-    assert all(part in error for part in (*map(str, files), "--name")), error
+    assert str(files[1]) in error and "--name" in error, error
     assert not (tmp_path / "out").exists()
 
 
@@ -336,36 +313,6 @@ def test_a_prepared_file_is_not_written_over_and_asks_for_a_box_once(
     assert first[1][0]["content"] == own
 
 
-def test_a_folder_of_several_splits_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for split in ("train", "test"):
-        write_rows(tmp_path / f"set/{split}-00000.parquet", [{"q": "a", "a": "1"}])
-    assert main(["prepare", str(tmp_path / "set"), "--prompt", "q", "--answer", "a", "--out", str(tmp_path)]) == 1
-    assert "set/train-00000.parquet" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("names", "several"),
-    [
-        (("constrained", "latest"), False),
-        (("contest", "algebra"), False),
-        (("developed", "new"), False),
-        (("my_train", "my-training-2"), False),
-        (("train-0", "valid-0"), True),
-        (("testing", "validation"), True),
-        (("Train", "val"), True),
-    ],
-)
-def test_a_split_is_a_word_of_a_files_name(tmp_path: Path, names: tuple[str, str], several: bool) -> None:
-    for name in names:
-        write_rows(tmp_path / f"set/{name}.jsonl", [{"q": name, "a": "1"}])
-    source = own_source(tmp_path / "set", "own", "train", "q", "a")
-    if several:
-        with pytest.raises(SourceError, match=holds(str(tmp_path / "set"), "split")):
-            prepare(source, tmp_path / "out")
-    else:
-        assert prepare(source, tmp_path / "out")["rows"] == 2
-
-
 def problem(text: str, answer: str = "1") -> Problem:
     return Problem(text, answer, "")
 
@@ -376,15 +323,6 @@ def test_distinct_compares_text_up_to_unicode_form_and_white_space() -> None:
     assert distinct([problem("x-1"), problem("x+1"), problem("X+1")]).duplicates == 0
     result = distinct([problem("p", "1"), problem("p", "2"), problem("p", "1"), problem("q")])
     assert (result.problems, result.conflicting, result.duplicates) == ([problem("q")], 3, 0)
-
-
-def test_answers_that_are_equal_do_not_conflict(tmp_path: Path) -> None:
-    rows = [{"q": q, "a": a} for q, a in (("p", "1/2"), ("p", "0.5"), ("p", r"\frac12"), ("r", "1"), ("r", "2"))]
-    write_rows(tmp_path / "mine.jsonl", rows)
-    assert prepare(own_source(tmp_path / "mine.jsonl", "mine", "train", "q", "a"), tmp_path)["counts"] == {
-        **{"read": 5, "duplicates": 2, "conflicting_answers": 2, "without_answer": 0, "overlap_with_tests": {}},
-        **{"dropped_for_overlap": 0, "written": 1},
-    }
 
 
 def test_tokens_keep_operators_and_drop_formatting() -> None:
@@ -413,8 +351,8 @@ def test_command_line(copies: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main(["prepare", group, "--out", str(out), "--source", str(copies)]) == 0
         assert {path.name for path in out.glob("*.parquet")} == {f"{name}.parquet" for name in names}
     printed = capsys.readouterr().out
-    assert "dapo_math_17k: 10 rows read, 3 duplicates, 2 with conflicting answers, 2 overlap" in printed
-    assert printed.count("gsm8k_train: 3 rows read, 0 duplicates, 0 with conflicting answers, 1 overlap") == 2
+    assert "dapo_math_17k: 10 rows read, 0 without a problem or an answer, 3 duplicates, 2 with conf" in printed
+    assert printed.count("gsm8k_train: 3 rows read, 0 without a problem or an answer, 0 duplicates, 0 with") == 2
     assert main(["prepare", "nonsense", "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert all(part in error for part in ("'nonsense'", "--prompt", "--answer", *SOURCES))

@@ -32,16 +32,14 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 import recipe.fspo.sqrt_mask  # noqa: F401  (adds a rule to verl's; in a run the plugin imports it)
 from fspo.table import TableWriter
 from fspo.types import SequenceLossSettings
-from recipe.fspo.job import JOB, choices
+from recipe.fspo.job import choices
 from recipe.fspo.rules import problems as problems_of_settings
-from recipe.math.answers import Status
 from recipe.runner.launch.compose import verl_config_dir
-from recipe.runner.launch.progress import STEP_COLUMNS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-ON_THE_SITE = sorted(page for page in DOCS.rglob("*.md") if "upstream" not in page.parts)
-PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "recipe/fspo/README.md", DOCS / "upstream/README.md", *ON_THE_SITE]
+ON_THE_SITE = sorted(DOCS.glob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "recipe/fspo/README.md", *ON_THE_SITE]
 #: What docs/extending.md lets its reader write, and what docs/data-and-rewards.md shows and its reader saves.
 OF_THE_READER = {"conf/algo/fspo_power.yaml", "own/make_data.py"}
 
@@ -97,11 +95,6 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     build(config)  # aborts on a warning: a page outside the navigation, a broken link or anchor
     built = list(tmp_path.rglob("*.html"))
     assert {page.stem for page in ON_THE_SITE} <= {file.stem for file in built}
-    tables = {path.stem: path for path in tmp_path.glob("tables/*.html")}
-    assert tables.keys() == {path.stem for path in DOCS.glob("tables/*.csv")}
-    assert 'href="../tables/demo-own.html"' in (tmp_path / "studies/demo.html").read_text(encoding="utf-8")
-    own = tables["demo-own"].read_text(encoding="utf-8")
-    assert "<td>fspo_quantile (n = 5)</td>" in own and 'A table of <a href="../studies/demo.html">The demo</a>' in own
     # Keys in a table break after a dot.
     assert "<td><code>fspo.<wbr>" in (tmp_path / "settings.html").read_text(encoding="utf-8")
     loads = r"""<(?:(?:script|img|iframe|source)[^>]+src|link[^>]+href)=["']?((?:https?:)?//[^"' >]+)"""
@@ -138,21 +131,12 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     assert re.search(r"^make test$", text_of(".ci/run"), re.M)
 
 
-def test_every_metric_setting_and_algorithm_is_explained() -> None:
+def test_every_setting_of_a_loss_is_explained_and_every_algorithm_named_is_there() -> None:
     """The fspo/ metrics of the library: tests/unit/test_diagnostics.py; settings of a run: test_repository.py."""
-    metrics = set(re.findall(r'"(actor/\w+)"', text_of("recipe/fspo/policy_loss.py")))
-    metrics |= {f"reward/status/{status.value}" for status in Status} | {metric for _, metric, *_ in STEP_COLUMNS}
-    settings = {field.name for field in dataclasses.fields(SequenceLossSettings)}
-    settings |= {f"algo={name}" for name in choices("algo")}
-    for page, names in (("docs/metrics.md", metrics), ("docs/algorithms.md", settings)):
-        assert names and {name for name in names if f"`{name}`" not in text_of(page)} == set(), page
-
-
-def test_every_file_of_a_run_is_explained() -> None:
-    sources = [ROOT / "fspo/records.py", *(ROOT / "recipe").rglob("*.py")]
-    written = {name for path in sources for name in re.findall(r'^[A-Z_]+_FILE\b.* = "(.+)"$', text_of(path), re.M)}
-    assert {"run.json", "metrics.jsonl"} <= written
-    assert {name for name in written if name not in text_of("docs/runs.md")} == set()
+    page = text_of("docs/algorithms.md")
+    assert [x.name for x in dataclasses.fields(SequenceLossSettings) if f"`{x.name}`" not in page] == []
+    named = set(re.findall(r"`algo=(\w+)`", page))
+    assert named and named <= set(choices("algo"))
 
 
 def write_run(folder: Path) -> None:
@@ -189,7 +173,7 @@ def run_examples(page: Path, folder: Path) -> None:
 #: Commands that belong to the system: nothing of this project could make them wrong.
 OF_THE_SYSTEM = {"cd", "export", "source", "git", "ray", "tar", "tensorboard", "wandb", "mlflow", "hf"}
 #: Options of sbatch that the documentation uses; a misspelt one would only be noticed on a cluster.
-SBATCH_OPTIONS = {"nodes", "array", "account", "partition", "signal", "gpus-per-node", "time"}
+SBATCH_OPTIONS = {"nodes", "array", "job-name", "account", "partition", "signal", "gpus-per-node", "time"}
 
 
 def split_commands(block: str) -> Iterator[list[str]]:
@@ -236,14 +220,6 @@ def check_compare(*arguments: str) -> None:
     assert parse(arguments).runs()  # checks its own keys and composes the others
 
 
-def check_plan(*arguments: str) -> None:
-    from recipe.runner.plan.command import main
-
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        main(JOB, "recipe.fspo.plan", arguments)
-    assert "\nGiB per GPU" in printed.getvalue()  # a prediction, whether it fits or not
-
-
 def check_plain_verl(*arguments: str) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -279,7 +255,6 @@ def check_audit(*arguments: str) -> None:
 MODULES: dict[str, Callable[..., None]] = {
     "recipe.fspo.main": composes,
     "recipe.fspo.compare": check_compare,
-    "recipe.fspo.plan": check_plan,
     "fspo.audit": check_audit,
     "verl.trainer.main_ppo": check_plain_verl,
     "pytest": check_files,
@@ -347,7 +322,6 @@ def check(command: str) -> None:
 @pytest.mark.usefixtures("own_loss")  # which a page lets its reader write
 def test_commands_are_right(pages: Sequence[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recipe.fspo.compare.compose", composed_from)
-    monkeypatch.setattr("recipe.runner.plan.command.compose", lambda _, *rest: composed_from(*rest))
     commands = {
         f"{name_of(page)}: {command}": functools.partial(check, command)
         for page in pages

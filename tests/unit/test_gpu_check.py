@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +15,14 @@ import pytest
 import torch
 from composing import composed
 from messages import holds, unpadded
-from omegaconf import OmegaConf
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from benchmarks.gpu_check import __main__ as command
-from benchmarks.gpu_check import engine, stack, steps
+from benchmarks.gpu_check import stack, steps
 from benchmarks.pages import as_csv
-from fspo.markdown import markdown_table
+from fspo.table import TableWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = steps.SIZES["cpu"]
@@ -66,21 +62,6 @@ def test_the_first_two_steps_need_torch_and_transformers_alone() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     check(json.loads(done.stdout.splitlines()[-1]))
-
-
-@pytest.mark.parametrize(
-    ("driver", "says"), [("575.57.08", ("no device", "575.57.08", str(steps.DRIVER))), (None, ("no device", "none"))]
-)
-def test_an_old_driver_fails_only_where_no_kernel_runs(
-    monkeypatch: pytest.MonkeyPatch, driver: str | None, says: tuple[str, ...]
-) -> None:
-    monkeypatch.setattr(steps, "driver", lambda: driver)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(steps, "kernel_error", lambda: "no device")
-    with pytest.raises(steps.Failed, match=holds(*says)):
-        steps.versions(SIZE, "cuda")
-    monkeypatch.setattr(steps, "kernel_error", lambda: None)
-    assert (str(steps.DRIVER) in steps.versions(SIZE, "cuda").get("note", "")) == (driver is not None)
 
 
 FLOOR, METRICS = "fspo/noise_floor/", dict.fromkeys(
@@ -140,48 +121,53 @@ def test_the_random_models_responses_end_and_its_tokens_are_characters(tmp_path:
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
-def test_gpu_smoke_has_what_the_8b_job_has(gpus: int) -> None:
-    smoke, job = composed(*stack.smoke_on(gpus)), composed("experiment=qwen3_8b")
-    for path in (
-        "model.use_remove_padding",
-        "model.enable_gradient_checkpointing",
-        "model.override_config",
-        "actor.use_dynamic_bsz",
-        "actor.ppo_max_token_len_per_gpu",
-        "actor.fsdp_config.param_offload",
-        "actor.fsdp_config.optimizer_offload",
-        "actor.entropy_from_logits_with_chunking",
-        "ref.fsdp_config.param_offload",
-        "ref.fsdp_config.model_dtype",
-        "rollout.dtype",
-    ):
-        ours, its = (OmegaConf.select(config.actor_rollout_ref, path, throw_on_missing=True) for config in (smoke, job))
-        assert ours == its is not None, path
-    assert smoke.actor_rollout_ref.rollout.tensor_model_parallel_size == gpus
-    assert smoke.actor_rollout_ref.actor.ulysses_sequence_parallel_size == gpus
-    bucket = smoke.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes << 20
+def test_what_the_steps_start_composes(gpus: int) -> None:
+    assert composed(*stack.SHAPED_ON_A_CPU).actor_rollout_ref.actor.fsdp_config.param_offload
+    smoke = composed(*stack.smoke_on(gpus)).actor_rollout_ref
+    assert smoke.rollout.tensor_model_parallel_size == smoke.actor.ulysses_sequence_parallel_size == gpus
+    bucket = smoke.rollout.checkpoint_engine.update_weights_bucket_megabytes << 20
     for vocabulary, width, *_ in (stack.WIDE, stack.NARROW):
         assert 4 * vocabulary * width > bucket, "the way of weights larger than a bucket is not taken"
-    assert stack.WIDE[1] == json.loads((ROOT / "recipe/runner/plan/models/Qwen3-8B.json").read_text())["hidden_size"]
+    for name, dtype in (("fp32", "float32"), ("bf16", "bfloat16")):
+        for job, precision in ((stack.LEARN, stack.PRECISIONS), (stack.ON_A_CPU, stack.PRECISIONS_ON_A_CPU)):
+            assert composed(*job, *precision[name]).actor_rollout_ref.rollout.dtype == dtype
 
 
-def test_each_peak_of_the_engine_has_a_plan_beside_it(tmp_path: Path) -> None:
-    """Only a GPU has peaks; a phase that the planner does not know would count as nothing."""
-    shutil.copy(ROOT / "recipe/runner/plan/models/Qwen3-8B.json", tmp_path / "config.json")
-    peaks = {"log_probs": 1.0, "update": 1.0, "save": 1.0}
-    numbers = engine.compared(composed(*stack.smoke_on(1, 8192)), tmp_path, peaks)
-    planned = [value for name, value in numbers.items() if "planner" in name]
-    assert len(planned) == len(peaks) and min(map(float, planned)) > 0
+def test_learning_is_told_from_its_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the run's own files: rows whose S spreads like sqrt(L), and validations of 256 problems."""
+    draw = np.random.default_rng(0)
+    length = np.exp(draw.uniform(np.log(8), np.log(256), 4000)).astype(int)
+    audit = TableWriter(tmp_path / "responses", {"loss": "fspo"}, run="run")
+    for step in range(20):
+        part = slice(200 * step, 200 * (step + 1))
+        rows = {"S": 0.02 * np.sqrt(length[part]) * draw.normal(size=200), "L": length[part], "A": 1.0}
+        audit.append(rows | {"step": step + 1, "update": step + 1, "minibatch": 1})
+    audit.close()
+    of_step = METRICS | {"critic/rewards/mean": 0.5, "timing_s/step": 3.0}
+    numbers = stack.learned(tmp_path, [{}, of_step, of_step])
+    pairs = str(numbers["std of S, by mean length"]).split("; ")
+    lengths, stds = np.array([pair.split(": ") for pair in pairs], float).T
+    assert stds == pytest.approx(0.02 * np.sqrt(lengths), rel=0.2) and lengths[-1] > 8 * lengths[0]
+    assert 0.4 < float(str(numbers["S spreads like L to the"]).split()[0]) < 0.6
+    assert numbers["a step, s (median)"] == 3.0 and numbers["half-width of the band over the noise"] == "no noise"
 
+    def run_of(after: float) -> None:
+        ends = [{"val-core/fspo/remainder/acc/mean@1": value} for value in (0.4, after)]
+        monkeypatch.setattr(stack, "train", lambda *_: [ends[0], of_step, of_step | ends[1]])
 
-def test_what_a_cpu_starts_composes() -> None:
-    assert composed(*stack.SHAPED_ON_A_CPU).actor_rollout_ref.actor.fsdp_config.param_offload
+    monkeypatch.setattr(stack, "learned", lambda *_: {})
+    run_of(0.6)
+    assert stack.learn(tmp_path, "cuda")["bf16: held-out accuracy after"] == "0.600 [0.539, 0.658]"
+    run_of(0.5)
+    with pytest.raises(steps.Failed, match="fp32 and bf16") as failure:
+        stack.learn(tmp_path, "cuda")
+    assert failure.value.numbers["fp32: held-out accuracy before"] == "0.400 [0.342, 0.461]"
 
 
 def test_a_passed_step_is_not_repeated_and_a_failed_one_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verdicts = {"versions": "passed", "engine": "failed", "noise": "passed"}
+    verdicts = {"versions": "passed", "smoke": "failed", "noise": "passed"}
     ran: list[str] = []
 
     def run(step: str, *_: Any) -> dict[str, Any]:
@@ -192,15 +178,15 @@ def test_a_passed_step_is_not_repeated_and_a_failed_one_is(
     monkeypatch.setattr(command, "run", run)
     arguments = ["--device", "cpu", "--out", str(tmp_path / "out"), "--steps", *verdicts]
     assert command.main(arguments) == 1
-    assert ran == ["versions", "engine", "noise"]
-    verdicts["engine"] = "passed"
+    assert ran == ["versions", "smoke", "noise"]
+    verdicts["smoke"] = "passed"
     assert command.main([*arguments, "--again", "noise"]) == 0
-    assert ran[3:] == ["engine", "noise"]
+    assert ran[3:] == ["smoke", "noise"]
     printed = unpadded(capsys.readouterr().out)
     assert "versions: passed before" in printed
-    assert "engine: passed (1 s): ms: 1,234; why | how: engine, with | a bar" in printed
-    assert f"| {command.STEPS['engine']} | passed | 1 |" in printed
-    assert f"| {command.STEPS['vllm']} | {command.NOT_RUN} |" in printed
+    assert "smoke: passed (1 s): ms: 1,234; why | how: smoke, with | a bar" in printed
+    assert f"| {command.STEPS['smoke']} | passed | 1 |" in printed
+    assert f"| {command.STEPS['learn']} | {command.NOT_RUN} |" in printed
     monkeypatch.setattr(command, "machine", lambda *_: "another machine")
     with pytest.raises(SystemExit):
         command.main(arguments)
@@ -219,11 +205,10 @@ def test_results_of_a_machine_become_the_record_and_its_tables_and_no_others(
     with pytest.raises(SystemExit):
         command.main(["--write", "--out", str(tmp_path)])
     assert f"{tmp_path}/results.json" in capsys.readouterr().err
-    row = {"seconds": 61.0, "log": "vllm.log", "verdict": "passed", "commit": "abc"}
-    on_cpus = {"device": "cpu", "machine": "cpu", "steps": {"vllm": {**row, "numbers": {"start, s": 20.0}}}}
+    row = {"seconds": 61.0, "log": "noise.log", "verdict": "passed", "commit": "abc"}
+    on_cpus = {"device": "cpu", "machine": "cpu", "steps": {"noise": {**row, "numbers": {"layers": 20.0}}}}
     failed = {**row, "verdict": "failed", "reason": "no memory"}
-    on_a_gpu = {"device": "cuda", "machine": "1 x H100", "steps": {"vllm": {**failed, "numbers": {"start, s": 95.25}}}}
-    assert command.not_planned({"cpu": on_cpus})[2] == ["vLLM's start, s", "20", "not run"]
+    on_a_gpu = {"device": "cuda", "machine": "1 x H100", "steps": {"noise": {**failed, "numbers": {"layers": 95.25}}}}
     record, tables = tmp_path / "record.json", {}
     record.write_text(json.dumps({"cpu": on_cpus}))
     (tmp_path / "results.json").write_text(json.dumps(on_a_gpu))
@@ -233,32 +218,20 @@ def test_results_of_a_machine_become_the_record_and_its_tables_and_no_others(
     assert command.main(["--write", "--out", str(tmp_path)]) == 0
     assert json.loads(record.read_text()) == {"cpu": on_cpus, "cuda": on_a_gpu}
     assert tables["gpu-check"][0] == ["step", "number", "on CPUs", "on a GPU"]
-    for cells in (["", "machine", "cpu", "1 x H100"], [command.STEPS["vllm"], "verdict", "passed", "failed"]):
+    for cells in (["", "machine", "cpu", "1 x H100"], [command.STEPS["noise"], "verdict", "passed", "failed"]):
         assert cells in tables["gpu-check"]
-    assert [command.STEPS["vllm"], "reason", "", "no memory"] in tables["gpu-check"]
-    assert ["real stack, demo model", "verdict", "not run", "not run"] in tables["gpu-check"]
-    assert "| vLLM's start, s | 20 | 95.2 |" in unpadded(capsys.readouterr().out)
+    assert [command.STEPS["noise"], "reason", "", "no memory"] in tables["gpu-check"]
+    assert [command.STEPS["learn"], "verdict", "not run", "not run"] in tables["gpu-check"]
     later = on_a_gpu | {"steps": {"smoke": {**row, "numbers": {"step, s": 127.0}}}}
-    for machine, steps_of_both in (("1 x H100", {"vllm", "smoke"}), ("1 x H200", {"smoke"})):
+    for machine, steps_of_both in (("1 x H100", {"noise", "smoke"}), ("1 x H200", {"smoke"})):
         (tmp_path / "results.json").write_text(json.dumps(later | {"machine": machine}))
         assert command.main(["--write", "--out", str(tmp_path)]) == 0
         assert json.loads(record.read_text())["cuda"]["steps"].keys() == steps_of_both
 
 
-def test_the_tables_of_the_pages_are_those_of_the_record() -> None:
+def test_the_table_of_the_pages_is_that_of_the_record() -> None:
     record = json.loads(command.RECORD.read_text(encoding="utf-8"))
-    tables = ROOT / "docs/tables"
-    assert (tables / "gpu-check.csv").read_text(encoding="utf-8") == as_csv(command.table(record))
-    heads, *cells = command.not_planned(record)
-    assert markdown_table(heads, cells) in (ROOT / "docs/performance.md").read_text(encoding="utf-8")
-
-
-def test_the_page_plans_every_step_in_the_order_of_the_program() -> None:
-    page = (ROOT / "docs/clusters.md").read_text(encoding="utf-8")
-    table = page.split("| step | needs | minutes planned |")[1].split("\n\n")[0]
-    rows = [row.split("|")[1:4] for row in table.splitlines()[2:]]
-    assert [step for steps, *_ in rows for step in steps.strip("` ").split()] == list(command.STEPS)
-    assert all(int(minutes) > 0 for _, _, minutes in rows)
+    assert (ROOT / "docs/tables/gpu-check.csv").read_text(encoding="utf-8") == as_csv(command.table(record))
 
 
 @pytest.mark.slow
@@ -270,22 +243,6 @@ def test_a_step_that_breaks_leaves_its_reason_and_the_next_one_runs(tmp_path: Pa
     assert {step: row["verdict"] for step, row in rows.items()} == {"versions": "failed", "noise": "skipped"}
     assert "runs no kernel" in rows["versions"]["reason"] and "torch sees no GPU" in rows["noise"]["reason"]
     assert "torch" in rows["versions"]["numbers"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", ["engine", "vllm"])
-def test_each_engine_alone_on_a_cpu(step: str, tmp_path: Path) -> None:
-    arguments = ["--device", "cpu", "--out", str(tmp_path), "--steps", step]
-    subprocess.run([sys.executable, "-m", "benchmarks.gpu_check", *arguments], cwd=ROOT, check=True, timeout=600)
-    row = json.loads((tmp_path / "results.json").read_text())["steps"][step]
-    assert row["verdict"] == "passed"
-    if step == "engine":
-        assert row["numbers"]["largest |S| of the first mini-batch"] == 0 and row["numbers"]["save, GB/s"] > 0
-    else:
-        assert row["numbers"]["model runner"].startswith("vllm.v1.worker.cpu_model_runner")
-        assert row["numbers"]["front end alone, tokens/s"] > row["numbers"]["tokens/s"] > 0
-        assert 0 < row["numbers"][engine.APART] < 0.05
-        assert 0 < row["numbers"]["S between them / sqrt(L), rms"] < 0.1
 
 
 def test_a_run_that_ends_by_itself_is_not_taken_for_a_preempted_one(
@@ -304,46 +261,3 @@ def test_without_flash_attn_the_stack_gets_sdpa(monkeypatch: pytest.MonkeyPatch)
     }
     monkeypatch.setattr(stack.importlib.util, "find_spec", lambda name: object())
     assert stack.attention() == ()
-
-
-@pytest.mark.slow
-def test_a_call_of_a_loan_keeps_its_parts_and_the_last_one_runs_the_steps(tmp_path: Path) -> None:
-    """The same words in every call; packages that only the parts bring are imported, from bytecode compiled once."""
-    site, copy, keep, out = (tmp_path / name for name in ("site", "copy", "keep", "out"))
-    (site / "only_in_the_parts").mkdir(parents=True)
-    (site / "only_in_the_parts/__init__.py").write_text("here = 1\n")
-    (site / "random.bin").write_bytes(np.random.default_rng(0).bytes(20_000))
-    out.mkdir()
-    for folder in ("benchmarks", "fspo", "recipe", "requirements"):
-        copy.mkdir(exist_ok=True)
-        (copy / folder).symlink_to(ROOT / folder)
-    scripts = {"LOAN": ROOT / "benchmarks/gpu_check/loan.sh", "BUNDLE": ROOT / "requirements/bundle.sh"}
-    pack = ["bash", str(scripts["BUNDLE"]), "pack", str(site), str(tmp_path / "parts")]
-    subprocess.run(pack, check=True, env=os.environ | {"PART_BYTES": "12000"}, capture_output=True)
-    parts = sorted((tmp_path / "parts").glob("part-*"))
-    assert len(parts) > 1
-
-    def call(*words: str, **variables: str) -> str:
-        words = ("bash", str(copy / "benchmarks/gpu_check/loan.sh"), "abc", str(keep), *words)
-        variables = os.environ | {"PYTHON": sys.executable, "OUT": str(out), "PYTHONDONTWRITEBYTECODE": "1"} | variables
-        done = subprocess.run(words, cwd=copy, env=variables, capture_output=True, text=True, timeout=300)
-        return done.stdout + done.stderr
-
-    def carried(*paths: Path) -> None:
-        shutil.rmtree(copy / "runs/gpu_slim", ignore_errors=True)
-        (copy / "runs/gpu_slim").mkdir(parents=True)
-        for path in paths:
-            shutil.copy(path, copy / "runs/gpu_slim")
-
-    carried(parts[0], tmp_path / "parts/parts.sha256", tmp_path / "parts/files.sha256")
-    assert "not here yet: part-0001" in call()
-    assert json.loads((keep / "check/results.json").read_text())["steps"]["noise"]["verdict"] == "skipped"
-    shutil.rmtree(keep / "check")
-    carried(*parts[1:])
-    assert "unpacked" in call("versions", DEVICE="cpu")
-    assert (keep / "site/random.bin").read_bytes() == (site / "random.bin").read_bytes()
-    assert list((keep / "site/only_in_the_parts/__pycache__").iterdir())
-    results = json.loads((keep / "check/results.json").read_text())["steps"]["versions"]
-    assert results["verdict"] == "passed" and results["commit"] == "abc"
-    with tarfile.open(out / "gpu_check.tgz") as archive:
-        assert "check/results.json" in archive.getnames()

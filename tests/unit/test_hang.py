@@ -19,7 +19,7 @@ from recipe.runner.faults import hang
 from recipe.runner.faults.errors import Failure
 from recipe.runner.faults.hang import HangLimit, Snapshot, snapshots_of
 from recipe.runner.faults.phase import FIRST_SYNC, PHASES, Phase, write_phase
-from recipe.runner.faults.processes import Process, Processes
+from recipe.runner.faults.processes import Process, Processes, log_of
 from recipe.runner.launch.progress import Progress
 
 Begin = Callable[[str, str], "subprocess.Popen[bytes]"]
@@ -39,7 +39,7 @@ def snapshots(run_id: str) -> list[Snapshot]:
     return snapshots_of(processes)
 
 
-def test_every_process_is_seen_as_it_is(run_id: str, begin: Begin, tmp_path: Path) -> None:
+def test_every_process_is_seen_as_it_is(run_id: str, begin: Begin) -> None:
     stopped, waits = begin("ray::TaskRunner", WAITS).pid, begin("ray::WorkerDict", LISTENS + WAITS).pid
     os.kill(stopped, signal.SIGSTOP)
     seen = {snapshot.process.pid: snapshot for snapshot in snapshots(run_id)}
@@ -47,7 +47,6 @@ def test_every_process_is_seen_as_it_is(run_id: str, begin: Begin, tmp_path: Pat
         stopped: f"the trainer (process {stopped}) is stopped",
         waits: f"the FSDP worker (process {waits})",
     }
-    assert f"    wait ({tmp_path}/WorkerDict.py:" in seen[waits].stacks and "no stack" in seen[stopped].stacks
 
 
 class Watched:
@@ -75,12 +74,9 @@ def test_a_run_without_progress_is_warned_of_and_then_ended(
     warning = watched.lines[0]
     for part in ("warning: no progress ", "during start-up", "no process is stopped", "hang_after_s"):
         assert part in warning
-    assert f"{tmp_path}/hang.txt" in warning
-    stacks = (tmp_path / "hang.txt").read_text()
-    assert f"wait ({tmp_path}/RewardLoopWorker.py:" in stacks and f"(process {trainer})\n  no stack" in stacks
+    log = Path(log_of(reward) or "")
+    wait_until(lambda: "in wait" in log.read_text())
     os.kill(trainer, signal.SIGSTOP)
-    (tmp_path / "hang.txt").unlink()
-    (tmp_path / "hang.txt").mkdir()  # as on a full disk: the hang must end the run all the same
     write_phase(tmp_path, Phase(3, "generation", queue="3 responses finished"))
     wait_until(lambda: len(watched.lines) == 3)
     assert watched.lines[1].startswith("note: the run goes on") and watched.failure is None
@@ -114,7 +110,7 @@ def test_a_shorter_limit_holds_for_the_first_weight_sync_too(tmp_path: Path) -> 
 
 
 def test_a_process_elsewhere_is_named_with_its_node(tmp_path: Path) -> None:
-    there = Snapshot(Process("vLLM engine", 7, node="b"), True, "")
+    there = Snapshot(Process("vLLM engine", 7, node="b"), True)
     watched = Watched(lambda: [there], tmp_path, 0.1)
     wait_until(lambda: watched.failure)
     assert "the vLLM engine (process 7 on b) is stopped" in watched.failure.sentence

@@ -201,7 +201,7 @@ def test_a_save_after_a_warning_does_not_depend_on_vllm(monkeypatch: pytest.Monk
 def test_a_stop_in_the_first_validation_saves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine = Machine()
     first = ("trainer.val_before_train=true",)
-    train(monkeypatch, tmp_path, "sync", machine, "validation 0", *first, ends="before the first step")
+    train(monkeypatch, tmp_path, "sync", machine, "validation 0", *first, ends="nothing saved")
     assert machine.calls == ["wake"]
 
 

@@ -27,27 +27,23 @@ LAYERS: dict[str, set[str]] = {
         *("recipe.runner.cpu", "recipe.runner.faults", "recipe.runner.verl_patches", "recipe.runner.checkpoints"),
         *("recipe.runner.ranks", "recipe.runner.ray_worker"),
     },
-    "recipe.runner.plan": {
-        *("recipe.runner.launch", "recipe.runner.checkpoints", "recipe.runner.verl_patches", "recipe.runner.ranks"),
-    },
 }
 #: What the other packages of the recipe may import of the library, each besides itself. The runner: files, texts, a run
 #: folder's records and table. The task: files, texts, intervals. So neither knows the other, or the method.
 MAY: dict[str, tuple[str, ...]] = {
     "recipe.runner": (
-        *("fspo.files", "fspo.names", "fspo.reading", "fspo.records", "fspo.row_files", "fspo.table"),
+        *("fspo.files", "fspo.reading", "fspo.records", "fspo.row_files", "fspo.table"),
         *("fspo.when_imported", "fspo.wording"),
     ),
-    "recipe.math": (
-        *("fspo.fairness.bootstrap", "fspo.files", "fspo.markdown", "fspo.names", "fspo.records", "fspo.row_files"),
-        "fspo.wording",
-    ),
+    "recipe.math": (*("fspo.fairness.bootstrap", "fspo.files", "fspo.markdown", "fspo.wording"),),
 }
 #: What of recipe.fspo may import the runner: commands, a run's trainers, rules in a driver, verl's entry point (for the
 #: CPU platform). Trainer, worker and losses work in verl's own command.
 WITH_THE_RUNNER = tuple(
-    f"recipe.fspo.{name}" for name in ("main", "job", "compare", "plan", "in_runner", "rules", "plugin")
+    f"recipe.fspo.{name}" for name in ("main", "job", "compare", "in_runner", "rules", "plugin", "import_hook")
 )
+#: The modules of the library that know a trainer; nothing in it imports them.
+OPTIONAL = ("fspo.trl", "fspo.verl")
 Graph = dict[str, set[str]]
 
 
@@ -89,10 +85,8 @@ def breaches(graph: Graph) -> Iterator[str]:
     for module, imported in graph.items():
         for other in imported:
             if inside(module, "fspo"):
-                allowed = not inside(
-                    other, "recipe", "benchmarks", "verl", "ray", "vllm", "hydra", "omegaconf", "fspo.trl"
-                )
-                allowed &= module == "fspo.trl" or not inside(other, "trl")
+                allowed = not inside(other, "recipe", "benchmarks", "ray", "vllm", "hydra", "omegaconf", *OPTIONAL)
+                allowed &= all(module == f"fspo.{trainer}" or not inside(other, trainer) for trainer in ("trl", "verl"))
             else:
                 allowed = inside(module, "benchmarks") or not inside(other, "benchmarks")
             if inside(module, "recipe.fspo") and inside(other, "recipe.runner"):
@@ -173,18 +167,16 @@ absent("math_verify", "sympy", "torch", "verl", "ray", "transformers", "datasets
 import fspo.calibration, fspo.diagnostics, fspo.losses, fspo.records
 absent("scipy")
 
-for name in modules_of("fspo", "fspo.report", "fspo.trl"):
+for name in modules_of("fspo", "fspo.report", "fspo.trl", "fspo.verl"):
     importlib.import_module(name)
 absent("verl", "ray", "vllm", "hydra", "omegaconf", "transformers", "matplotlib")
 for name in modules_of("fspo.report"):
     importlib.import_module(name)
 absent("verl", "ray", "vllm", "hydra", "omegaconf", "transformers")
 
-import recipe.fspo.compare, recipe.fspo.main, recipe.fspo.plan
+import recipe.fspo.compare, recipe.fspo.job, recipe.fspo.main
+recipe.fspo.job.compose(["experiment=qwen3_8b"])
 absent("verl", "ray", "vllm", "transformers")
-with contextlib.redirect_stdout(io.StringIO()):
-    assert recipe.fspo.plan.main(recipe.fspo.plan.JOB, "", ["experiment=qwen3_8b"]) == 0
-absent("verl", "ray", "vllm")
 """
 
 ON_CPUS = {"VERL_PLATFORM": "cpu"}

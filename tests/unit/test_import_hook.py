@@ -20,7 +20,7 @@ from recipe.fspo.job import JOB
 from recipe.runner.launch.compose import parsed
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
-TYPED = f"{LOSS}._target_=recipe.fspo.config.SequencePolicyLossConfig"
+TYPED = f"{LOSS}._target_=fspo.verl.SequencePolicyLossConfig"
 N = "actor_rollout_ref.rollout.n"
 NO_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=false"
 CORRECTED = (
@@ -169,7 +169,6 @@ MEASURED = "trainer.v1.trainer_mode=fspo"
         ("fspo", "_target_ +exponent=3", ("exponent=3",)),
         ("fspo", "+c_low=0.05", ("_target_=verl.", "'c_low'", TYPED)),
         ("fspo", "_target_ +c_lwo=0.05", ("_target_=", "'c_lwo'")),
-        ("fsop", "", ("loss_mode=fsop ", "did you mean fspo?")),
         ("fspo_2", "actor_rollout_ref.model.external_lib=my_losses", ()),  # registered in the workers
         ("fspo_2", "actor_rollout_ref.actor.policy_loss._target_=my_losses.Config", ()),
         ("fspo", "_target_ +exponent=0.43 +c_low=0.04 +c_high=0.04", ()),
@@ -224,6 +223,13 @@ def test_weights_and_probabilities_that_are_not_the_trainer_s_are_refused(
         return
     with pytest.raises(ValueError, match=holds(*says)):
         ask(*overrides, mode=mode)
+
+
+def test_another_release_refuses_our_trainers_and_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recipe.fspo.import_hook.version", lambda package: "0.9.0")
+    assert ask(TYPED, f"+{LOSS}.c_low=-1.0", mode=PLAIN) == {"env_vars": {}}, "the class refuses it by itself"
+    with pytest.raises(ValueError, match=holds("trainer_mode=fspo ", "verl 0.9.1", "0.9.0 is installed")):
+        ask()
 
 
 def test_a_folder_for_an_audit_that_cannot_be_written_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,49 +123,13 @@ def own_file(tmp_path: Path, *truths: object, source: str = "own") -> str:
 TESTS = '{"inputs": ["1"], "outputs": ["2"]}'
 
 
-def test_truths_on_which_no_response_can_earn_anything_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (problem,) = problems(own_file(tmp_path, *[TESTS] * 12))
-    says = holds(f"{FUNCTION}.path='pkg://recipe.math.reward'", "data_source=own", "row 0 of ", "own.parquet", "inputs")
-    assert re.search(says, problem), problem
-    capsys.readouterr()
-    for truths, noted in (([TESTS, "18"], True), (["18", r"\frac{1}{2}", '["15"]'], False)):
-        assert problems(own_file(tmp_path, *truths)) == []
-        error = capsys.readouterr().err
-        assert ("note: " in error) == noted and ("data_source=own: on 1 of 2 rows" in error) == noted
-    assert problems(own_file(tmp_path, *["Alice, Bob, Carol, and Dave"] * 2)) == []  # only these words earn
-    error = capsys.readouterr().err
-    assert "note: " in error and "data_source=own: on 2 of 2 rows" in error and "row 0 of " in error
-
-
-def test_a_few_rows_on_which_no_response_can_earn_anything_are_a_note(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prompt = [{"role": "user", "content": "1"}]
-    for sources, is_refused in ((["own", "rare"], False), (["rare", "other"], True)):
-        truths = ["18" if source == "own" else TESTS for source in sources]
-        rows = [
-            {"data_source": source, "prompt": prompt, "reward_model": {"ground_truth": truth}}
-            for source, truth in zip(sources, truths, strict=True)
-        ]
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "own.parquet")
-        both = [f"data.{name}_files={tmp_path}/own.parquet" for name in ("train", "val")]
-        refused = problems(*both, "data.train_batch_size=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2")
-        notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-        text = "\n".join(refused if is_refused else notes)
-        assert bool(refused) == is_refused, refused
-        row = sources.index("rare")
-        assert re.search(holds(f"{FUNCTION}.path", "data_source=rare", f"row {row} of ", "inputs"), text), text
-
-
 def test_a_manager_of_the_users_judges_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reward_trial, "asked", answered_here.of_rewards)
     (tmp_path / "managers.py").write_text(FILES["managers.py"])
     own = f"{MANAGER}.source=importlib", f"{MANAGER}.module.path={tmp_path}/managers.py", f"{MANAGER}.name=Mine"
     (tmp_path / "reward.py").write_text("def other(a):\n    raise ValueError\n")
     unread, number = own_file(tmp_path, TESTS), [f"{FUNCTION}.path={tmp_path}/reward.py", f"{FUNCTION}.name=other"]
-    for function in ([], [f"{FUNCTION}.path=null"], number):
+    for function in ([f"{FUNCTION}.path=null"], number):
         assert problems(unread, *own, *function) == []
         assert len(problems(unread, *function)) == 1
     assert problems(own_file(tmp_path, 18), *own) == []  # no text

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
+from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 #: In place of srun: notes its arguments, and the step ends at once with a reason in its output.
@@ -158,13 +162,13 @@ def test_the_log_that_has_the_reason_is_named_and_a_mount_is_absolute(tmp_path: 
     assert "cpus of a step: all" in noted and "variables of a step: ALL" in noted
 
 
-#: In place of srun: Ray runs until $CALLS.stop is there. The command saves if it is told to ($SAVE) and ends with the
-#: status $COMMAND.
+#: In place of srun: Ray runs until launch.sh ends it. The command saves if it is told to ($SAVE) and ends with status
+#: $COMMAND.
 STEPS = """\
 #!/bin/bash
 echo "$*" >>"$CALLS"
 case "$*" in
-    *node.sh\\ ray) printf a:1 >"$FSPO_LOG_DIR/ray_address"; until [[ -e $CALLS.stop ]]; do sleep 0.1; done ;;
+    *node.sh\\ ray) printf a:1 >"$FSPO_LOG_DIR/ray_address"; until [[ -s $FSPO_LOG_DIR/end ]]; do sleep 0.1; done ;;
     *resources*) until [[ -s $FSPO_LOG_DIR/ray_address ]]; do sleep 0.1; done ;;
     *node.sh\\ run\\ true) [[ -z ${SAVE:-} ]] || rm "$FSPO_UNSAVED"; [[ $RAY_ADDRESS == a:1 ]] && exit "$COMMAND" ;;
 esac
@@ -172,7 +176,6 @@ esac
 #: The process of launch.sh, from one that it has started.
 UP = 'p=$PPID; while ps -o args= -p "$(ps -o ppid= -p $p)" | grep -q launch.sh; do p=$(ps -o ppid= -p $p); done'
 WAIT_FOR_STOP = "until [[ -e $FSPO_STOP ]]; do sleep 0.1; done"
-STOP = '#!/bin/sh\ntouch "$CALLS.stop"\n'
 
 
 #: In place of squeue: the end of the job's time.
@@ -182,25 +185,18 @@ SCONTROL = '#!/bin/sh\n[ "$1" != requeue ] || echo "$2" >>"$CALLS.requeued"\nech
 
 def launch(
     folder: Path,
-    scancel: str = STOP,
     steps: str = STEPS,
     scontrol: str = SCONTROL,
     squeue: str = SQUEUE,
     **variables: str,
 ) -> tuple[int, str, list[str]]:
     """launch.sh's exit status and what it says, and the requeues that it has asked the stubs above for."""
-    install(folder, srun=steps, scontrol=scontrol, scancel=scancel, squeue=squeue)
+    install(folder, srun=steps, scontrol=scontrol, squeue=squeue)
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     calls = {"CALLS": str(folder / "calls"), "FSPO_RUN_DIR": str(folder / "run"), "COMMAND": "75", "PATH": path}
-    (folder / "calls.stop").unlink(missing_ok=True)
     done = bash("launch.sh", "true", **SLURM | calls | variables)
     requeued = folder / "calls.requeued"
     return done.returncode, done.stdout + done.stderr, requeued.read_text().split() if requeued.exists() else []
-
-
-def test_a_busy_slurm_keeps_no_job_from_being_requeued(tmp_path: Path) -> None:
-    status, output, requeued = launch(tmp_path, scancel='#!/bin/sh\n(sleep 2; touch "$CALLS.stop") &\nexit 1\n')
-    assert (status, requeued) == (75, ["7"]), output
 
 
 def test_a_warning_during_the_checksums_requeues(tmp_path: Path) -> None:
@@ -209,13 +205,23 @@ def test_a_warning_during_the_checksums_requeues(tmp_path: Path) -> None:
     assert (status, requeued) == (75, ["7"]), output
 
 
-def test_a_warning_reaches_the_command_as_a_file(tmp_path: Path) -> None:
-    steps = STEPS.replace('&& exit "$COMMAND" ;;', f"&& {UP}; kill -USR1 $p; {WAIT_FOR_STOP}; exit 75 ;;")
+@pytest.mark.parametrize(
+    ("signal", "requeues"),
+    [("USR1", ["7"]), ("USR2", ["7"]), ("XCPU", ["7"]), ("TERM", []), ("HUP", [])],
+)
+def test_a_signal_reaches_the_command_as_a_file(tmp_path: Path, signal: str, requeues: list[str]) -> None:
+    """After TERM, of scancel or a preemption, the job is not requeued: SLURM itself requeues what it preempts."""
+    steps = STEPS.replace('&& exit "$COMMAND" ;;', f"&& {UP}; kill -{signal} $p; {WAIT_FOR_STOP}; exit 75 ;;")
     assert steps != STEPS
     status, output, requeued = launch(tmp_path, steps=steps)
-    assert (status, requeued) == (75, ["7"]), output
+    assert (status, requeued) == (75, requeues), output
     assert (tmp_path / "run/slurm/7-restart-0/stop").exists()
-    assert launch(tmp_path, COMMAND="0", SLURM_RESTART_COUNT="1")[::2] == (0, ["7"]), "the next start has no warning"
+
+
+def test_the_next_start_has_no_warning(tmp_path: Path) -> None:
+    launch(tmp_path)
+    (tmp_path / "run/slurm/7-restart-0/stop").touch()
+    assert launch(tmp_path, COMMAND="0", SLURM_RESTART_COUNT="1")[::2] == (0, ["7"])
 
 
 @pytest.mark.parametrize(
@@ -245,14 +251,60 @@ def test_starts_that_nobody_can_count_are_ten(tmp_path: Path) -> None:
 
 
 def test_a_job_that_is_cancelled_while_it_ends_is_not_requeued(tmp_path: Path) -> None:
-    cancel = f'{STOP}kill -TERM "$(ps -o ppid= -p "$PPID")"\n'  # timeout's parent is launch.sh
-    status, output, requeued = launch(tmp_path, scancel=cancel)
+    steps = STEPS.replace("do sleep 0.1; done ;;\n    *res", f"do sleep 0.1; done; {UP}; kill -TERM $p ;;\n    *res")
+    assert steps != STEPS
+    status, output, requeued = launch(tmp_path, steps=steps)
     assert (status, requeued) == (143, []), output
 
 
 def test_a_refused_requeue_is_no_success(tmp_path: Path) -> None:
     status, output, _ = launch(tmp_path, scontrol='#!/bin/sh\n[ "$1" != requeue ] || exit 1\necho node1\n')
-    assert status == 1 and "by hand" in output, output
+    assert status == 1 and f"FSPO_RUN_DIR={tmp_path}/run" in output, output
+
+
+def test_an_array_is_no_way_to_train_one_run(tmp_path: Path) -> None:
+    array = SLURM | {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_JOB_ID": "6", "SLURM_JOB_NAME": "x"}
+    done = bash("train.sh", "experiment=demo", **array)
+    assert done.returncode == 2 and "FSPO_RUN_DIR" in done.stderr and "compare.sh" in done.stderr
+    done = bash("train.sh", **array, SLURM_JOB_NUM_NODES="1", FSPO_RUN_DIR=str(tmp_path), PATH="/usr/bin:/bin")
+    assert "compare.sh" not in done.stderr
+
+
+#: In place of Ray, whose processes have handlers of their own.
+RAY = """
+import signal, subprocess, sys
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, lambda *_: sys.exit(3))
+raylet = subprocess.Popen(["sleep", "60"])
+print("begun", flush=True)
+raylet.wait()
+"""
+
+
+def test_ray_outlives_slurm_s_signals_and_ends_by_a_file(tmp_path: Path) -> None:
+    install(tmp_path, ray=f"#!{sys.executable}\n{RAY}")
+    (tmp_path / "ray_address").write_text("10.0.0.1:20000")
+    environment = os.environ | {
+        "FSPO_ROOT": str(tmp_path), "FSPO_LOG_DIR": str(tmp_path), "SLURM_JOB_ID": f"test{os.getpid()}",
+        "SLURMD_NODENAME": "node2", "SLURM_NODEID": "1", "SLURM_CPUS_ON_NODE": "1", "FSPO_VENV": "",
+        "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }  # fmt: skip
+    log = tmp_path / "ray-node2.log"
+    step = subprocess.Popen(["bash", str(ROOT / "slurm/node.sh"), "ray"], env=environment, start_new_session=True)
+    try:
+        wait_until(lambda: log.exists() and "begun" in log.read_text(), 60)
+        processes = psutil.Process(step.pid).children(recursive=True)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # to all processes of the step
+            os.killpg(step.pid, number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            step.wait(2)
+        (tmp_path / "end").write_text("now")
+        assert step.wait(60) == 0, log.read_text()
+        assert not [process for process in processes if process.is_running()]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(step.pid, signal.SIGKILL)
+        step.wait()
 
 
 def test_one_task_of_an_array_is_requeued_alone(tmp_path: Path) -> None:
@@ -277,7 +329,7 @@ def test_a_fourth_requeue_without_a_new_checkpoint_is_refused(tmp_path: Path) ->
         assert (status, len(requeued)) == ((75, restart + 1) if restart < 3 else (1, 3)), output
     assert "4 starts" in output and "job 7 is not requeued" in output
     assert "--time" in output and "--signal" in output and f"FSPO_RUN_DIR={tmp_path}/run" in output
-    assert all(f"restart {restart}: " in output for restart in range(4)) and output.count("warned") >= 4
+    assert all(f"restart {restart}: " in output for restart in range(4)) and output.count("another start") >= 4
     # SLURM requeues a job that it has preempted without a warning: that start ends at once.
     status, output, requeued = launch(tmp_path, SLURM_RESTART_COUNT="4")
     assert (status, len(requeued)) == (1, 3) and "job 7 is not requeued" in output and "Ray is up" not in output

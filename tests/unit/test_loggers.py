@@ -9,7 +9,7 @@ import pytest
 from composing import composed
 
 from recipe.runner.launch import loggers
-from recipe.runner.launch.loggers import chosen, problems, run_name
+from recipe.runner.launch.loggers import problems, run_name
 from recipe.runner.launch.values import MachineProblem
 
 METRICS = {"critic/rewards/mean": 0.5, "val-core/mine/acc/mean@1": 0.25, "fspo/accept/bin_00": 0.9, "actor/mine": 2.0}
@@ -24,31 +24,20 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_clean")
-@pytest.mark.parametrize(
-    ("log", "names"),
-    [
-        ("headline", {"critic/rewards/mean", "val-core/mine/acc/mean@1"}),
-        ("[headline,actor/*]", {"critic/rewards/mean", "val-core/mine/acc/mean@1", "actor/mine"}),
-        ("all", set(METRICS)),
-    ],
-)
-def test_tensorboard_of_a_run_is_in_its_folder_and_holds_what_is_chosen(
-    tmp_path: Path, log: str, names: set[str]
-) -> None:
+def test_tensorboard_of_a_run_is_in_its_folder(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from verl.utils.tracking import Tracking
 
-    config = composed(f"run.dir={tmp_path}/run", f"run.log={log}")
+    config = composed(f"run.dir={tmp_path}/run")
     loggers.point_into(config.run.dir)  # from here on as FSPOTrainer and verl's do it
     tracking = Tracking("fspo", run_name(config), ["tensorboard"], config={"trainer": {}})
-    tracking.logger = {name: loggers.Chosen(logger, chosen(config)) for name, logger in tracking.logger.items()}
     for step in (1, 2):
         tracking.log(METRICS, step)
     tracking.finish()
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "nothing elsewhere"
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
-    assert set(events.Tags()["scalars"]) == names
+    assert set(events.Tags()["scalars"]) == set(METRICS)
     assert [event.step for event in events.Scalars("critic/rewards/mean")] == [1, 2]
 
 

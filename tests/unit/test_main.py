@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from composing import composed
 from hydra import compose as hydra_compose
-from hydra.errors import HydraException
 from messages import holds
 from omegaconf import DictConfig, OmegaConf
 
@@ -21,7 +20,6 @@ from recipe.fspo.job import choices, compose
 from recipe.fspo.main import main, usage
 from recipe.runner.launch import compose as runner
 from recipe.runner.launch.compose import Refused
-from recipe.runner.launch.old_keys import OLD_KEYS, OTHER_NAMES
 
 
 def test_every_choice_is_named_and_every_named_key_exists() -> None:
@@ -65,7 +63,7 @@ def test_ctrl_c_while_the_program_is_imported_is_a_sentence(tmp_path: Path) -> N
         rest = process.stderr.read()
     assert process.returncode == 130
     assert [line for line in rest.splitlines() if not line.startswith("import time:")] == [
-        "interrupted before the run began"
+        "interrupted before the run began: nothing saved"
     ]
     assert not list(tmp_path.iterdir())
 
@@ -150,62 +148,6 @@ def test_the_configuration_of_a_gpu_run_is_printed_on_any_machine(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("override", "not_meant"),
-    [
-        ("critic.model.fsdp_cfg.param_offload=true", "actor_rollout_ref"),
-        ("actor_rollout_ref.actor.tensor_model_parallel_size=2", "rollout.tensor"),
-        ("actor_rollout_ref.actor.model_engine=megatron", "did you mean"),
-        ("actor_rollout_ref.rollout.use_kl_loss=true", "actor.use_kl_loss"),
-        ("actor_rollout_ref.rollout.learning_rate=1", "did you mean"),
-        ("actor_rollout_ref.actor.optim.no_such_name=1", "did you mean"),
-        # of forks of verl, whose next key has another meaning
-        ("actor_rollout_ref.rollout.max_tokens=512", "did you mean"),
-        ("actor_rollout_ref.rollout.top_q=1", "did you mean"),
-        ("algorithm.rounds_ctrl.type=x", "did you mean"),
-        ("algorithm.rounds_ctrl.kl_coef=x", "did you mean"),
-        ("algorithm.rollout_is_mode=x", "did you mean"),
-        ("data.max_obs_length=8", "did you mean"),
-        ("data.min_prompt_length=8", "did you mean"),
-        ("reward_model.megatron.param_offload=true", "did you mean"),
-        ("reward_model.ulysses_sequence_parallel_size=1", "did you mean"),
-        ("gspo=3", "did you mean"),
-        ("actor_rollout_ref.rollout.agents=3", "did you mean"),  # agent is a group
-        ("loss_mode=fspo", "distillation"),
-        ("fspo.loss_mode=fspo", "distillation"),
-        ("fspo.type=fixed", "kl_ctrl"),
-        ("run.seed=3", "data.seed"),
-        ("enable=true", "did you mean"),
-        ("actor_rollout_ref.rollout.tp=2", "mtp"),
-        ("actor_rollout_ref.rollout.nothing_like_it=1", "would add"),  # verl's class refuses it
-    ],
-)
-def test_no_suggestion_is_another_setting(override: str, not_meant: str) -> None:
-    with pytest.raises(HydraException) as error:
-        compose([override])
-    assert not_meant not in str(error.value)
-
-
-def test_no_old_key_is_one_of_verls_today() -> None:
-    config = composed()
-    assert [key for key in OLD_KEYS if OmegaConf.select(config, key, default=re) is not re] == []
-
-
-def test_other_names_are_those_of_keys() -> None:
-    config = composed()
-    groups = ("", "actor_rollout_ref.", "actor_rollout_ref.actor.")
-    places = [[f"{group}{name}" for group in groups] for name in OTHER_NAMES.values()]
-    assert [of for of in places if all(OmegaConf.select(config, key, default=re) is re for key in of)] == []
-
-
-def test_all_keys_of_a_group_that_has_gone_have_one_line() -> None:
-    keys = [f"actor_rollout_ref.actor.megatron.{name}" for name in ("grad_offload", "use_mbridge")]
-    with pytest.raises(HydraException) as error:
-        compose([f"{keys[0]}=true", "trainer.nnodes=2", f"+{keys[1]}=true"])
-    (line,) = str(error.value).splitlines()
-    assert re.search(holds(*keys, "Megatron is not served"), line)
-
-
 def test_all_problems_are_named_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Unknown keys and options, and what is wrong with the rest."""
     wrong = ("algo=fsop", "trainer.n_gpus=1", "seed=1,2", "evaluate=ture", "mode=null", "actor_rollout_ref.rollout.n=0")
@@ -225,12 +167,12 @@ def test_a_folder_of_the_users_adds_to_verls(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_a_dry_run_plans_on_any_machine_and_writes_nothing(
+def test_a_dry_run_ends_on_any_machine_and_writes_nothing(
     new: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # what it sets is undone
-    settings = ["experiment=qwen3_8b", "algo=gspo", "actor_rollout_ref.rollout.gpu_memory_utilization=0.98"]
+    settings = ["experiment=qwen3_8b", "algo=gspo"]
     begun = {"status": "failed", "versions": {}, "overrides": settings}
     if not new:
         (tmp_path / "run.json").write_text(json.dumps(begun))
@@ -238,42 +180,11 @@ def test_a_dry_run_plans_on_any_machine_and_writes_nothing(
         (tmp_path / "config.yaml").write_text(text)
     before = sorted(tmp_path.iterdir())
     command = [*settings, f"run.dir={tmp_path}"] if new else [f"resume={tmp_path}"]
-    monkeypatch.setattr(sys, "argv", ["main", *command, "++dry_run=full" if new else "dry_run=full"])
+    monkeypatch.setattr(sys, "argv", ["main", *command, "++dry_run=true" if new else "dry_run=true"])
     main()
     printed = capsys.readouterr().out
-    for part in (
-        "loss_mode: seq_gspo",
-        f"dir: {tmp_path}",
-        "GiB per GPU",
-        "does not fit GPUs of 79.2 GiB, which the plan assumes",
-        "not checked on this machine: data.train_files",
-    ):
-        assert part in printed
+    assert "not checked on this machine: data.train_files" in printed
     assert sorted(tmp_path.iterdir()) == before
-
-
-def test_a_dry_run_says_what_matters_in_few_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    settings = ["experiment=qwen3_8b", "actor_rollout_ref.rollout.n=8", "data.val_files=[a.parquet,b.parquet]"]
-    settings += [f"hydra.searchpath=[{tmp_path}]", "hydra.job.name=mine"]
-    monkeypatch.setattr(sys, "argv", ["main", *settings, "dry_run=true"])
-    main()
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 60 and "dry_run=full" in lines[-1]
-    at = [next(i for i, line in enumerate(lines) if line.startswith(part)) for part in ("GiB per GPU", "not checked")]
-    assert at == sorted(at)
-    assert not [line for line in lines if line.startswith(("given actor_rollout_ref.rollout.n=", "given hydra."))]
-
-
-def test_a_dry_run_says_why_there_is_no_plan(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    monkeypatch.setattr(sys, "argv", ["main", "experiment=demo", "dry_run=true"])
-    main()
-    assert "not planned: trainer.device=cpu" in capsys.readouterr().out
 
 
 def test_a_dry_run_lists_what_the_machine_decides(

@@ -213,7 +213,7 @@ def test_one_update_a_rollout_batch_leaves_the_published_values_and_says_why() -
     ("overrides", "clip_values"),
     [
         *((f"algo={algo}", "measured") for algo in ("fspo", "fspo_v1", "gspo", "rloo", "luspo")),
-        *((f"algo={algo}", "published") for algo in ("unclipped", "fspo_quantile", "gspo_verl", "grpo")),
+        *((f"algo={algo}", "published") for algo in ("unclipped", "gspo_verl", "grpo")),
         ("fspo.clip_values=published", "published"),
         (f"{CLIP}=0.05", "published"),
         ("evaluate=true", "published"),

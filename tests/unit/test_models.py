@@ -1,4 +1,4 @@
-"""``python -m benchmarks.models``: the models that the package carries, how they are made, and data."""
+"""``python -m benchmarks.models``: the model that the package carries, how it is made, and SmolLM2's data."""
 
 from __future__ import annotations
 
@@ -11,46 +11,33 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.models import __main__ as command
+from benchmarks.models import demo_model
 from benchmarks.models.char_tokenizer import build_tokenizer
-from benchmarks.models.demo_model import (
-    CHECKSUMS,
-    CONTEXT,
-    RECIPES,
-    TASKS,
-    Recipe,
-    accuracy,
-    checksums,
-    shipped_model,
-    train,
-)
-from recipe.math.data.offline_task import distinct
+from benchmarks.models.demo_model import CHECKSUMS, CONTEXT, Recipe, accuracy, checksums, draw, shipped_model, train
+from recipe.math.data.offline_task import VOCABULARY, distinct, score_answer
 
-#: Around the shipped models (0.355 and 0.475, 0.400 and 0.755) and other seeds of their recipes (two: 0.45 to 0.46 and
-#: 0.56 to 0.61; six: 0.28 to 0.56 and 0.62 to 0.84). A machine that rounds otherwise is like another seed.
-SAMPLED_ACCURACY = {"remainder": (0.25, 0.6), "words": (0.25, 0.6)}
-GREEDY_ACCURACY = {"remainder": (0.35, 0.65), "words": (0.5, 0.95)}
+#: Around the shipped model (0.355 and 0.475) and six other seeds of its recipe (0.28 to 0.56). A machine that rounds
+#: otherwise is like another seed.
+SAMPLED_ACCURACY, GREEDY_ACCURACY = (0.25, 0.6), (0.35, 0.65)
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_shipped_files_match_their_checksums_and_are_small(task: str) -> None:
-    folder = shipped_model(task)
+def test_shipped_files_match_their_checksums_and_are_small() -> None:
+    folder = shipped_model()
     lines = (folder / CHECKSUMS).read_text().splitlines()
     listed = {name: digest for digest, name in (line.split("  ") for line in lines)}
     assert listed == checksums(folder)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 5_000_000
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_shipped_tokenizer_is_the_recipes_and_knows_every_problem(name: str) -> None:
-    task, shipped = TASKS[name], AutoTokenizer.from_pretrained(shipped_model(name))
-    built = build_tokenizer(task.vocabulary, CONTEXT)
+def test_shipped_tokenizer_is_the_recipes_and_knows_every_problem() -> None:
+    shipped, built = AutoTokenizer.from_pretrained(shipped_model()), build_tokenizer(VOCABULARY, CONTEXT)
     assert shipped.get_vocab() == built.get_vocab()
     assert shipped.chat_template == built.chat_template
-    for problem in distinct(task.draw, 300, 1, "train"):
+    for problem in distinct(draw, 300, 1, "train"):
         text = f"{problem.question}={problem.working}"
         assert shipped.decode(shipped.encode(text)) == text
         assert shipped.unk_token_id not in shipped.encode(text)
-        assert task.score_answer(problem.working, problem.answer) == 1.0
+        assert score_answer(problem.working, problem.answer) == 1.0
         assert problem.working not in [problem.slip(place) for place in problem.slips]
 
 
@@ -67,28 +54,18 @@ def test_a_recipe_is_reproducible() -> None:
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("task", TASKS)
-def test_the_recipe_still_gives_a_like_model(task: str) -> None:
-    model, tokenizer, losses = train(RECIPES[task])
+def test_the_recipe_still_gives_a_like_model() -> None:
+    model, tokenizer, losses = train(Recipe())
     assert losses["skill"] < 0.05
-    problems = distinct(TASKS[task].draw, 200, 0, "test")
-    for temperature, (low, high) in ((1.0, SAMPLED_ACCURACY[task]), (0.0, GREEDY_ACCURACY[task])):
-        assert low < accuracy(model, tokenizer, problems, temperature, task=task) < high
-
-
-def test_demo_data_writes_both_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "SIZES", {"train": 12, "test": 5})
-    for task, source in (("remainder", "fspo/remainder"), ("words", "fspo/words")):
-        assert command.main(["demo-data", "--task", task, "--out", str(tmp_path / task)]) == 0
-        train, test = (pq.read_table(tmp_path / task / f"{split}.parquet").to_pylist() for split in ("train", "test"))
-        assert (len(train), len(test)) == (12, 5)
-        assert {row["data_source"] for row in train + test} == {source}
+    problems = distinct(draw, 200, 0, "test")
+    for temperature, (low, high) in ((1.0, SAMPLED_ACCURACY), (0.0, GREEDY_ACCURACY)):
+        assert low < accuracy(model, tokenizer, problems, temperature) < high
 
 
 def test_demo_model_is_trained_saved_and_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(RECIPES, "remainder", TINY)
+    monkeypatch.setattr(demo_model, "Recipe", lambda: TINY)
     monkeypatch.setattr(command, "distinct", lambda draw, count, *where: distinct(draw, 4, *where))
     out = tmp_path / "model"
     assert command.main(["demo-model", "--out", str(out)]) == 0

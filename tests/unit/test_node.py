@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from composing import composed
@@ -26,18 +25,6 @@ def test_a_folder_too_long_for_sockets_is_named(socket: str, room: int) -> None:
     assert list(node.socket_problems(folder, socket, "TMPDIR=x")) == []
     (problem,) = node.socket_problems(folder.with_name("é" * (room // 2 + 1)), socket, "TMPDIR=x")
     assert problem.startswith("TMPDIR=x: ") and "107" in problem and "shorter" in problem
-
-
-def test_a_folder_without_execution_is_named_with_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    local, real = tmp_path / "local", os.statvfs
-    local.mkdir()
-
-    def statvfs(path: Path) -> SimpleNamespace:  # only an administrator can mount one
-        return SimpleNamespace(f_flag=real(path).f_flag | os.ST_NOEXEC * (path == local))
-
-    monkeypatch.setattr(os, "statvfs", statvfs)
-    (problem,) = node.kernel_problems((tmp_path, "TMPDIR"), (local / "not" / "there", "FSPO_RAY_TMP"))
-    assert problem.startswith("set FSPO_RAY_TMP to ") and f"{local} is mounted noexec" in problem
 
 
 def test_gpus_in_exclusive_mode_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

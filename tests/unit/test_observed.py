@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 import torch
 from verl.trainer.ppo import core_algos
+from verl.utils.import_utils import import_external_libs
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
+import fspo.verl
+from fspo.types import BandState
 from recipe.fspo import policy_loss
 from recipe.fspo.recorder import MiniBatch, Recorder
 
@@ -33,6 +36,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setattr(policy_loss, "POLICY_LOSS_REGISTRY", registry)
     recorder = Recorder()
     monkeypatch.setattr(policy_loss, "RECORDER", recorder)
+    monkeypatch.setattr(fspo.verl, "recorder", recorder)
     policy_loss.observe_losses()
     recorder.enable(40)
     recorder.begin_update(None, step=1)
@@ -160,13 +164,14 @@ def ours(registry: dict[str, Callable[..., Any]], name: str = "fspo") -> Any:
 
 
 def test_a_loss_of_ours_records_nothing_by_itself_and_once_in_the_wrapper(recorder: Recorder) -> None:
-    value, metrics = ours({**core_algos.POLICY_LOSS_REGISTRY})
-    assert recorder.audit is not None and recorder.audit.micro_batches == 0 and metrics.output.valid_B.sum() == 64
+    value, _ = ours({**core_algos.POLICY_LOSS_REGISTRY})
+    output = recorder.pop_output()
+    assert recorder.audit is not None and recorder.audit.micro_batches == 0 and output is not None
     recorder.begin_mini_batch()
     again, _ = ours(policy_loss.POLICY_LOSS_REGISTRY)
     assert torch.equal(again, value)
     recorded = only(recorder)
-    assert recorded.rows["inside"].tolist() == metrics.output.accepted_B.tolist()
+    assert recorded.rows["inside"].tolist() == output.accepted_B.tolist()
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -179,11 +184,28 @@ def test_a_loss_that_calls_another_one_is_recorded_and_scaled_once(keeps: bool, 
 
     registry["calling"] = calling
     policy_loss.observe_losses()
+    plain, _ = ours({**core_algos.POLICY_LOSS_REGISTRY})
     recorder.begin_update(None, step=1, loss_scale=0.5)
     recorder.begin_mini_batch()
     value, _ = ours(registry, "calling")
-    torch.testing.assert_close(value, 0.5 * ours({**core_algos.POLICY_LOSS_REGISTRY})[0])
+    torch.testing.assert_close(value, 0.5 * plain)
     assert len(only(recorder).rows["S"]) == 64
+
+
+def test_the_factor_on_the_gradient_acts_once_on_a_loss_of_ours_and_whoever_imports_it_again_changes_nothing(
+    recorder: Recorder,
+) -> None:
+    """``external_lib=fspo.verl`` beside a trainer of this recipe."""
+    plain, _ = ours(policy_loss.POLICY_LOSS_REGISTRY)
+    before = dict(core_algos.POLICY_LOSS_REGISTRY)
+    import_external_libs("fspo.verl")
+    assert before == core_algos.POLICY_LOSS_REGISTRY
+    recorder.begin_update(BandState(clip_scale=1e-3), step=1, loss_scale=0.5)
+    recorder.begin_mini_batch()
+    ours(policy_loss.POLICY_LOSS_REGISTRY)
+    assert only(recorder).rows["inside"].sum() < 8, "the measured band acts"
+    recorder.begin_update(BandState(), step=1, loss_scale=0.5)
+    torch.testing.assert_close(ours(policy_loss.POLICY_LOSS_REGISTRY)[0], 0.5 * plain)
 
 
 @pytest.mark.parametrize("name", [*CLIPS, "fspo"])

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 from verl.utils.config import omega_conf_to_dataclass
 
+import fspo.verl
 from fspo.losses import sequence_policy_loss
 from fspo.types import SequenceLossOutput, SequenceLossSettings
 from recipe.fspo import compare
@@ -25,6 +26,7 @@ from recipe.fspo import rules as method
 from recipe.fspo.compare import parse
 from recipe.fspo.config import scales_with_length
 from recipe.fspo.job import JOB, choices, compose
+from recipe.fspo.recorder import Recorder
 from recipe.runner.launch import run_folder, trial
 from recipe.runner.launch.compose import parsed
 from recipe.runner.launch.prepare import on_this_machine
@@ -52,9 +54,15 @@ def outcome(config: DictConfig) -> tuple[torch.Tensor, Any, SequenceLossOutput]:
     )
     inputs = batch()
     inputs["log_prob"].requires_grad_()
-    loss, metrics = get_policy_loss_fn("fspo_power")(**inputs, loss_agg_mode="token-mean", config=actor)
+    recorder = Recorder()
+    recorder.enable(max_response_length=300)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fspo.verl, "recorder", recorder)
+        loss, _ = get_policy_loss_fn("fspo_power")(**inputs, loss_agg_mode="token-mean", config=actor)
     loss.backward()
-    return loss.detach(), inputs["log_prob"].grad, metrics.output
+    output = recorder.pop_output()
+    assert output is not None
+    return loss.detach(), inputs["log_prob"].grad, output
 
 
 def batch() -> dict[str, torch.Tensor]:

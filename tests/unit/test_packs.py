@@ -33,10 +33,14 @@ def mini_batches_of_ranks(ranks: int) -> list[list[list[int]]]:
     """Rows of each mini-batch on each rank, from verl's rollout batch to where verl's worker updates."""
     from transfer_queue import KVBatchMeta
     from verl.protocol import BatchData
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
     from verl.utils import tensordict_utils as tu
     from verl.workers.engine_workers import TrainingWorker
 
-    from recipe.runner.trainer import RunnerTrainer
+    from recipe.runner.hooks import RunnerHooks
+
+    class RunnerTrainer(RunnerHooks, PPOTrainerSync):
+        verl_mode = "sync"
 
     sizes = (f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH // 8}", "actor_rollout_ref.rollout.n=8")
     with pytest.MonkeyPatch.context() as patch:  # of the whole process

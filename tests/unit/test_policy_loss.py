@@ -13,10 +13,10 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
+import fspo.verl
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.types import BandState
-from recipe.fspo import policy_loss
-from recipe.fspo.config import SequencePolicyLossConfig
+from fspo.verl import SequencePolicyLossConfig
 from recipe.fspo.recorder import Recorder
 
 
@@ -46,8 +46,9 @@ NEED_STATE = [name for name, settings in ALGORITHMS.items() if settings.needs_st
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """As it is in plain verl: no trainer sends a state."""
-    monkeypatch.setattr(policy_loss, "RECORDER", Recorder())
-    return policy_loss.RECORDER
+    recorder = Recorder()
+    monkeypatch.setattr(fspo.verl, "recorder", recorder)
+    return recorder
 
 
 @pytest.mark.parametrize(

@@ -26,35 +26,9 @@ from recipe.runner.faults.preemption import (
     tell_of_save,
     time_left_s,
 )
+from recipe.runner.faults.processes import is_alive
 
 SLURM = Path(__file__).resolve().parents[2] / "slurm"
-
-
-STOPPED = """
-import sys, time
-from recipe.runner.faults.phase import Phase, write_phase
-from recipe.runner.faults.preemption import *
-write_phase(sys.argv[1], Phase(3, "update"))
-stop_on_signals(sys.argv[1])
-print("ready", flush=True)
-while not stop_request(sys.argv[1]):
-    time.sleep(0.02)
-print("asked", flush=True)
-sys.stdin.read()
-sys.exit(75)
-"""
-
-
-def test_the_signal_asks_the_run_to_stop_and_does_no_harm_again(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", STOPPED, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdin is not None
-        for line in ("ready\n", "asked\n"):
-            assert process.stdout.readline() == line
-            process.send_signal(signal.SIGUSR1)
-        process.stdin.close()
-        assert process.wait(30) == 75
-    assert (tmp_path / "stop").read_bytes() == b""
 
 
 def test_a_request_of_before_the_start_is_removed_and_a_later_one_stays(tmp_path: Path) -> None:
@@ -122,38 +96,6 @@ def test_the_time_that_a_job_has_left_is_slurm_s(monkeypatch: pytest.MonkeyPatch
     assert 900 < time_left_s() <= 1000
 
 
-def interrupted(code: str, *waits: str) -> tuple[int, str]:
-    """Exit status and output of a program that gets SIGINT after each of these lines."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"import signal, sys, time\nfrom recipe.runner.faults.preemption import *\n{code}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        # A shell's background job ignores it, and this may be one.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    lines = []
-    with process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line)
-            if line.strip() in waits:
-                os.killpg(process.pid, signal.SIGINT)
-    return process.returncode, "".join(lines)
-
-
-IMPORT = """
-leave_on_ctrl_c()
-try:
-    print("importing", flush=True)
-    time.sleep(30)
-except BaseException:  # as some packages do
-    pass
-print("imported")
-"""
-
-
 @pytest.mark.parametrize("end", ["2026-11-27T19:00", "+3600", "1795806000000"])
 def test_an_end_of_a_job_that_is_no_time_is_said(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_END_TIME", end)
@@ -167,67 +109,132 @@ def test_a_time_at_which_a_job_ends_gets_no_word(end: str, monkeypatch: pytest.M
     assert end_note() is None
 
 
-def test_ctrl_c_during_an_import_is_a_sentence() -> None:
-    assert interrupted(IMPORT, "importing") == (130, "importing\ninterrupted before the run began\n")
-
-
-RUN = """
-import threading
+#: A launching process, with a child and a private folder; what it prints after "ready" is there when it may go on.
+LAUNCHER = """
+import subprocess, sys, time
+from pathlib import Path
+from recipe.runner.faults import preemption
 from recipe.runner.faults.phase import Phase, write_phase
-run = {run!r}
-write_phase(run, Phase(*{phase!r}))
-stop_on_signals(None)
-
-def say_when_asked():
-    while not stop_request(run):
-        time.sleep(0.02)
-    print("second", flush=True)
-
-try:
-    {save}
-    print("first", flush=True)
-    threading.Thread(target=say_when_asked, daemon=True).start()
-    time.sleep(20)
-except KeyboardInterrupt:
-    print("third", flush=True)
-    time.sleep(1)
-print("saved" if stop_request(run) else "at once", *(signum.name for signum in ENDED_BY))
+from recipe.runner.faults.preemption import ENDING, stop_request, take_signals
+run, phase, one_signal_s = sys.argv[1:]
+preemption._ONE_SIGNAL_S = float(one_signal_s)
+take_signals(ENDING.take)
+ENDING.folder = Path(run, "private")
+ENDING.folder.mkdir()
+child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+if phase != "imports":
+    write_phase(run, Phase(3, phase))
+    ENDING.run_dir = run
+print(child.pid, flush=True)
+while not stop_request(run):
+    time.sleep(0.02)
+print("asked", flush=True)
+print(sys.stdin.readline())
+child.kill()
 """
-SAVE = "stop_on_signals(run)"
+FIRST_OF_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 
 
-@pytest.mark.parametrize(
-    ("save", "phase", "waits", "ends"),
-    [
-        (SAVE, (3, "update"), ("first", "second", "third"), "saved SIGINT SIGINT"),
-        (SAVE, (3, "validation"), ("first", "second", "third"), "saved SIGINT SIGINT"),
-        (SAVE, (0, "validation"), ("first", "third"), "at once SIGINT"),
-        (SAVE, (3, "start-up"), ("first", "third"), "at once SIGINT"),
-        (SAVE, (3, "first weight sync"), ("first", "third"), "at once SIGINT"),
-        ("pass", (3, "update"), ("first", "third"), "at once SIGINT"),
-    ],
-)
-def test_a_first_ctrl_c_stops_the_next_ends_and_another_does_no_harm(
-    tmp_path: Path, save: str, phase: tuple[int, str], waits: tuple[str, ...], ends: str
-) -> None:
-    status, output = interrupted(RUN.format(save=save, phase=phase, run=str(tmp_path)), *waits)
-    lines = output.split("\n")
-    assert (status, [line for line in lines if "Ctrl-C once more" not in line]) == (0, [*waits, ends, ""])
-    assert len(lines) == len(waits) + 2 + ("second" in waits)
+def launcher(run: Path, phase: str, one_signal_s: float = 0.0, ignored: int = 0) -> subprocess.Popen[str]:
+    """Such a process; a shell's background job, as these tests may be, ignores Ctrl-C, and nohup another signal."""
 
+    def begin() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if ignored:
+            signal.signal(ignored, signal.SIG_IGN)
 
-def test_a_ctrl_c_that_cannot_be_written_down_ends_the_run_at_once(tmp_path: Path) -> None:
-    (tmp_path / "stop").symlink_to("/no/such/folder/stop")
-    status, output = interrupted(RUN.format(save=SAVE, phase=(3, "update"), run=str(tmp_path)), "first", "third")
-    assert status == 0 and str(tmp_path / "stop") in output and output.endswith("\nthird\nat once SIGINT SIGINT\n")
-
-
-def test_a_background_job_goes_on_ignoring_ctrl_c() -> None:
-    code = (
-        "signal.signal(signal.SIGINT, signal.SIG_IGN)\nleave_on_ctrl_c(); stop_on_signals(None); stop_on_signals('.')\n"
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(run), phase, str(one_signal_s)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=begin,
     )
-    status, output = interrupted(f"{code}print('ready', flush=True); time.sleep(1); print('done')", "ready")
-    assert (status, output) == (0, "ready\ndone\n")
+
+
+@pytest.mark.parametrize("number", FIRST_OF_ALL)
+def test_a_first_signal_asks_the_run_to_save_and_a_second_ends_it_at_once(tmp_path: Path, number: int) -> None:
+    with launcher(tmp_path, "update") as process:
+        assert process.stdout is not None and process.stderr is not None
+        child = int(process.stdout.readline())
+        process.send_signal(number)
+        assert process.stdout.readline() == "asked\n"
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+        assert "saving after the step in progress" in process.stderr.read()
+    assert not is_alive(child) and not (tmp_path / "private").exists()
+
+
+@pytest.mark.parametrize("phase", ["imports", "start-up", "first weight sync"])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR2, 75)])
+def test_before_the_first_step_a_first_signal_ends_at_once(
+    tmp_path: Path, phase: str, number: int, status: int
+) -> None:
+    with launcher(tmp_path, phase) as process:
+        assert process.stdout is not None and process.stderr is not None
+        child = int(process.stdout.readline())
+        process.send_signal(number)
+        assert process.wait(30) == status
+        assert "nothing saved" in process.stderr.read()
+    assert not is_alive(child) and not stop_request(tmp_path)
+
+
+def test_a_signal_that_comes_twice_within_a_second_is_one(tmp_path: Path) -> None:
+    """SLURM sends TERM so, at the end of the time limit and to what it preempts without a grace time."""
+    with launcher(tmp_path, "update", one_signal_s=1000) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "asked\n"
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        assert process.communicate("goes on\n", timeout=30)[0] == "goes on\n\n" and process.returncode == 0
+
+
+def test_a_signal_that_cannot_be_written_down_ends_the_run_at_once(tmp_path: Path) -> None:
+    (tmp_path / "stop").symlink_to("/no/such/folder/stop")
+    with launcher(tmp_path, "update") as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert str(tmp_path / "stop") in process.stderr.read()
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
+    with launcher(tmp_path, "imports", ignored=signal.SIGHUP) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGHUP)
+        ask_to_stop(tmp_path)
+        assert process.communicate("goes on\n", timeout=30)[0] == "asked\ngoes on\n\n" and process.returncode == 0
+
+
+def test_what_multiprocessing_starts_leaves_the_signals_blocked() -> None:
+    code = """
+import signal
+from multiprocessing import resource_tracker
+from recipe.runner.faults.preemption import SIGNALS, take_signals
+take_signals(print)
+resource_tracker.ensure_running()
+print(signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= set(SIGNALS) - {signal.SIGINT})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_a_command_that_begins_with_the_signals_blocked_takes_none() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "recipe.runner.faults.preemption",
+        "sh",
+        "-c",
+        "kill -TERM $$; kill -USR1 $$; echo on",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "on\n")
 
 
 def test_the_launcher_of_the_page_for_extending_stops_the_run_and_submits_again(tmp_path: Path) -> None:

@@ -6,10 +6,8 @@ import io
 import threading
 from pathlib import Path
 
-import pytest
 from waiting import wait_until
 
-from recipe.runner.faults.texts import KNOWN
 from recipe.runner.launch import start
 from recipe.runner.launch.progress import Progress, length, print_new
 
@@ -34,13 +32,6 @@ def test_only_what_is_new_is_printed_and_only_whole_lines(tmp_path: Path) -> Non
         file.write("ne\n")
     assert print_new(tmp_path, begin, out) == length(tmp_path) and out.getvalue().endswith("\nhalf a line\n")
     assert "earlier" not in out.getvalue()
-
-
-def test_a_secret_that_the_process_knows_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipe.runner.faults.texts.KNOWN", KNOWN | {"hunter2-hunter2"})
-    progress_in(tmp_path).say("error: hunter2-hunter2 at https://me:word@host/x")
-    written = (tmp_path / "progress.log").read_text()
-    assert "error: ***" in written and "hunter2" not in written and ":word@" not in written
 
 
 def test_a_full_disk_or_no_folder_does_not_end_the_run(tmp_path: Path) -> None:

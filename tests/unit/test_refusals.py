@@ -1,4 +1,4 @@
-"""What ``python -m recipe.fspo.main`` refuses, notes and takes: the tables of refusals.py, in dry runs."""
+"""What ``python -m recipe.fspo.main`` refuses and takes: the tables of refusals.py, in dry runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import answered_here
 import pyarrow as pa
@@ -20,9 +20,8 @@ from checking import check_all
 from data_rows import ROW
 from refusals import NOT_SERVED, Row
 
-from benchmarks.scripts import edited, remedies
 from recipe.fspo.main import main
-from recipe.runner.launch import agents, reward_trial
+from recipe.runner.launch import reward_trial
 from recipe.runner.launch.own_process import asked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,7 +119,6 @@ def say(
     """Gives a command to the program, which refuses it with status 2, or finishes, and writes nothing."""
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     monkeypatch.chdir(files)
-    monkeypatch.setattr(agents, "asked", answered_here.of_agents)
     monkeypatch.setattr(reward_trial, "asked", answered)
 
     def said(command: Command) -> Said:
@@ -172,63 +170,7 @@ def test_what_only_the_machine_can_settle_is_listed(say: Say, command: Command) 
     assert_one_holds(said.unsettled, command.rows[0][1:])
 
 
-@pytest.mark.parametrize("command", together(refusals.NOTED), ids=str)
-def test_one_note_names_what_changes_nothing(say: Say, command: Command) -> None:
-    said = say(command)
-    assert said.problems == []
-    (note,) = said.notes
-    keys = note.partition(" here: ")[2].partition(" (docs/settings.md#keys-without-effect)")[0].split(", ")
-    assert keys == [key for row in command.rows for key in row[1].split()]
-
-
-def test_an_added_key_that_no_code_has_is_noted(say: Say) -> None:
-    said = say(Command([(override,) for override in refusals.UNKNOWN]))
-    assert said.problems == []
-    (note,) = said.notes
-    assert all(override.lstrip("+") in note for override in refusals.UNKNOWN)
-
-
-def test_of_a_mistyped_key_that_is_added_the_note_says_which_is_meant(say: Say) -> None:
-    override, meant = refusals.MISTYPED
-    (note,) = say(Command([(override,)])).notes
-    assert override.lstrip("+") in note and meant in note
-
-
 @pytest.mark.parametrize("command", alone([(command,) for command in refusals.TAKEN]), ids=str)
 def test_what_works_gets_no_word(say: Say, command: Command) -> None:
     said = say(command)
     assert (said.problems, said.notes) == ([], [])
-
-
-#: Of each family one command is followed in every run.
-_NIGHTLY: Final = (pytest.mark.slow, pytest.mark.nightly)
-#: Rounds of remedies after which a command goes in a circle.
-_ROUNDS: Final = 6
-
-
-def refused_remedy(say: Say, words: list[str], which: int) -> str | None:
-    """What a remedy gave and a later one takes back, where the ``which``-th of each problem is done to the letter."""
-    gives: set[str] = set()
-    for _ in range(_ROUNDS):
-        problems = say(Command([(shlex.join(words),)])).problems
-        rest = edited(words, problems, which)
-        if rest == words:  # it passes, or a person has to judge
-            return None
-        if taken := gives - {*map(key_of, rest)}:
-            return f"{taken} after {problems}"
-        values = {word.partition("=")[2] for word in words}  # a value of the command's own, under today's key
-        gives |= {key_of(word) for word in {*rest} - {*words} if word.partition("=")[2] not in values}
-        words = rest
-    return f"{words} after {_ROUNDS} rounds"
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        *(pytest.param(c, marks=_NIGHTLY, id=str(c)) for c in alone(refusals.ALONE)),
-        *(pytest.param(c, id=str(c)) for table in refusals.TOGETHER for c in together(table)),
-    ],
-)
-def test_a_remedy_done_to_the_letter_is_not_refused(say: Say, command: Command) -> None:
-    offered = max(len(remedies(problem)) for problem in say(command).problems)
-    assert [refused_remedy(say, command.words, which) for which in range(offered)] == [None] * offered

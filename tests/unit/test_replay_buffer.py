@@ -57,7 +57,7 @@ def test_what_is_trained_on_counts_by_the_models_tokens() -> None:
     tag = {"response_len": 4, "global_steps": 1, "min_global_steps": 1, "max_global_steps": 2}
     batch = KVBatchMeta([*MASKS, "pad_0_0"], [tag] * 4 + [tag | {"is_padding": True}], "train")
     length_B = torch.tensor([sum(mask) for mask in MASKS.values()])
-    outcomes = Outcomes([*MASKS], length_B, length_B, [*MASKS], torch.zeros(4), ["math"] * 4, [{}] * 4)
+    outcomes = Outcomes([*MASKS], length_B, length_B, torch.zeros(4), ["math"] * 4, [{}] * 4)
     funnel = LengthFunnel()
     funnel.start(3)
     train_on(funnel, batch, outcomes, step=3)

@@ -1,4 +1,4 @@
-"""What stands beside the code: the page of settings, the release, the files of the repository's host, the examples."""
+"""What stands beside the code: the page of settings, the release, the examples."""
 
 from __future__ import annotations
 
@@ -8,23 +8,15 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
 import yaml
 
-from benchmarks.settings import FILES, PAGE, page, settings_of
+from benchmarks.settings import PAGE, page
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_page_of_settings_is_the_programs() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "python -m benchmarks.settings writes it"
-
-
-def test_a_setting_without_a_comment_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "base.yaml").write_text("fspo:\n  first: 1    # one\n  second: 2\n")
-    monkeypatch.setitem(FILES, "fspo", tmp_path / "base.yaml")
-    with pytest.raises(ValueError, match=r"base\.yaml: fspo\.second=2 .*write one"):
-        list(settings_of("fspo"))
 
 
 def test_the_version_has_one_place() -> None:
@@ -34,15 +26,6 @@ def test_the_version_has_one_place() -> None:
     changes = (ROOT / "CHANGELOG.md").read_text()
     released = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d{2}-\d{2}$", changes, re.M)[0]
     assert changes.index("## [Unreleased]") < changes.index(f"[{released}]") and released == version
-
-
-def test_the_workflow_calls_the_command_of_ci() -> None:
-    (job,) = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"].values()
-    commands = [step["run"] for step in job["steps"] if "run" in step]
-    assert commands == [".ci/run"] and (ROOT / ".ci/run").stat().st_mode & 0o100
-    for template in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.md"):
-        head = yaml.safe_load(template.read_text().split("---")[1])
-        assert {"name", "about"} <= head.keys(), template
 
 
 def test_the_own_loop_trains_and_is_audited(tmp_path: Path) -> None:

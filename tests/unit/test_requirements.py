@@ -40,13 +40,12 @@ def test_torch_for_cpus_has_a_sum_for_every_python_that_setup_takes() -> None:
 
 
 def test_every_installation_of_a_list_asks_for_its_sums() -> None:
-    for name in ("requirements/setup.sh", "requirements/install-gpu.sh", "requirements/bundle.sh", "Makefile"):
+    for name in ("requirements/setup.sh", "requirements/install-gpu.sh", "Makefile"):
         commands = re.sub(r"\\\n", " ", (ROOT / name).read_text(encoding="utf-8")).splitlines()
         of_lists = [
             c for c in commands if re.search(r"pip.* (install|download) ", c) and re.search(r" (-r|--requirement) ", c)
         ]
-        # A bundle has sums of its own, and a wheel that the user names is in no list.
-        without = ("--require-hashes", "/^ *--hash=/d", "$FLASH_ATTN_WHEEL")
+        without = ("--require-hashes", "$FLASH_ATTN_WHEEL")  # a wheel that the user names is in no list
         assert of_lists and not [c for c in of_lists if not any(word in c for word in without)], name
 
 

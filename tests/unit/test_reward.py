@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from recipe.math.data.offline_task import DATA_SOURCE, generate
-from recipe.math.reward import compute_score, settings_problem
+from recipe.math.reward import compute_score
 
 
 def call(source: str, text: str, truth: str, **kwargs: Any) -> dict[str, Any]:
@@ -41,27 +41,14 @@ def test_the_offline_task_has_its_own_verifier_and_the_same_keys() -> None:
 
 def test_shaping_changes_the_score_but_not_the_accuracy() -> None:
     info = {"response_length": 95}
-    shaping = {"format_weight": 0.1, "overlong_buffer": 20, "max_response_length": 100}
+    shaping = {"overlong_buffer": 20, "max_response_length": 100}
     shaped = call("aime24", r"\boxed{1}", "1", extra_info=info, reward_router_address="verl's", **shaping)
     assert shaped["acc"] == 1.0
-    assert shaped["score"] == pytest.approx(1.0 + 0.1 - 0.75)
+    assert shaped["score"] == pytest.approx(1.0 - 0.75)
     with pytest.raises(ValueError, match=r"reward_manager"):
         call("aime24", r"\boxed{1}", "1", overlong_buffer=20, max_response_length=100)
 
 
-@pytest.mark.parametrize(
-    ("settings", "parts"),
-    [
-        ({"time_limit_s": 2, "n_workers": None, "overlong_buffer": None, "normalise": False}, ()),
-        ({"time_limit": 2}, ("time_limit", "did you mean time_limit_s?")),
-        ({"time_limit_s": "2"}, ("time_limit_s=2", "a number")),
-        ({"n_workers": 1.5}, ("n_workers=1.5", "whole number", "null")),
-        ({"memory_limit_mb": True}, ("memory_limit_mb=True", "whole number")),
-        ({"normalise": 0}, ("normalise=0", "true")),
-        ({"memory_limit_mb": None}, ("memory_limit_mb=None", "whole number")),
-        ({"overlong_buffer": 20}, ("buffer_length=20", "max_response_length")),
-    ],
-)
-def test_settings_that_it_does_not_take_are_named(settings: dict[str, Any], parts: tuple[str, ...]) -> None:
-    problem = settings_problem(settings) or ""
-    assert bool(problem) == bool(parts) and all(part in problem for part in parts), problem
+def test_a_truth_that_is_no_text_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"ground_truth=34 \(int\).*text"):
+        call("aime24", r"\boxed{34}", 34)  # type: ignore[arg-type]

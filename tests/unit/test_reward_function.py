@@ -38,7 +38,6 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, name: str, keywords: l
 def test_packages_and_other_files() -> None:
     assert problem_of("pkg://recipe.math.reward", "compute_score", {"time_limit_s": 2}) is None
     assert problem_of("pkg://recipe/math/reward", "compute_score", {}, ["reward_router_address"]) is None
-    assert problem_of(f"{ROOT}/benchmarks/models/words.py", "compute_score", {}) is None  # of experiment=demo_words
     for path, what in (("/no/reward.py", "does not exist"), (str(ROOT), "is a folder"), (f"{ROOT}/Makefile", ".py")):
         problem = problem_of(path, "compute_score", {}) or ""
         assert path in problem and what in problem and "pkg://" in problem, problem

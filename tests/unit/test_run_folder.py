@@ -30,17 +30,16 @@ from omegaconf import DictConfig, OmegaConf
 from test_checkpoints import write_checkpoint
 
 from fspo.table import FOLDER, TableWriter
-from recipe.fspo.job import JOB, compose
+from recipe.fspo.job import JOB
 from recipe.fspo.main import main as main_of_fspo
 from recipe.math.data.offline_task import write_dataset
 from recipe.runner.checkpoints.integrity import Checkpoint, latest, resumed_from, step_folder
-from recipe.runner.faults import preemption
 from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.phase import Phase, write_phase
-from recipe.runner.faults.preemption import Preempted
+from recipe.runner.faults.preemption import ENDING, Preempted
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
-from recipe.runner.launch import commands, run_folder, run_settings, start
 from recipe.runner.launch import compose as runner
+from recipe.runner.launch import run_folder, run_settings, start
 from recipe.runner.launch.commands import launch_or_exit, next_commands
 from recipe.runner.launch.compose import Refused, parsed, quoted, text_of
 from recipe.runner.launch.inputs import write_offline_task
@@ -67,7 +66,7 @@ def given(*words: str) -> tuple[DictConfig, list[Override], Resume | None]:
     if (resume := resume_of(overrides, JOB)) is None:
         return composed(*words), overrides, None
     new = resume.new(overrides)
-    return runner.compose(JOB, new, (), resume.base), new, resume
+    return runner.compose(JOB, new, resume.base), new, resume
 
 
 def prepared(*words: str) -> Start:
@@ -141,7 +140,6 @@ NAMES = (
     "run.png",
     "launcher.log",
     "progress.log",
-    "code/mine.py",
     "stop",
 )
 
@@ -195,38 +193,6 @@ def test_a_group_of_the_run_may_be_named_again_and_no_other(tmp_path: Path) -> N
     assert len(refused.value.problems) == 1
     with pytest.raises(Refused, match=holds("algo=gspoo", "gspo")):
         given(f"run.dir={tmp_path}", "algo=gspoo")
-
-
-def test_a_former_clip_value_is_refused_where_it_stands(tmp_path: Path) -> None:
-    """Written without a plus, it reaches the rule that knows its unit; a folder of before cannot be resumed."""
-    key = "actor_rollout_ref.actor.policy_loss.clip_low"
-    config = compose(["algo=rloo", f"{key}=0.2"])
-    assert config.actor_rollout_ref.actor.policy_loss.clip_low == 0.2
-    assert any(key in problem and "c_low=0.223144" in problem for problem in JOB.problems(config))
-    folder = begun(tmp_path, "algo=rloo")
-    text = (folder / "config.yaml").read_text()
-    (folder / "config.yaml").write_text(text.replace("c_low: 0.22314355131420976", "clip_low: 0.2"))
-    before = contents(folder)
-    with pytest.raises(PreflightError, match=holds("config.yaml", "clip_low=0.2", "c_low=0.223144", "run.dir")):
-        launch(prepared(f"run.dir={tmp_path}", *SMALL_TASK, "algo=rloo"))
-    assert contents(folder) == before
-
-
-def test_a_run_with_a_setting_that_has_gone_is_refused_in_its_own_words(tmp_path: Path) -> None:
-    """Its recorded words could not be composed, and nobody could take them out of the command."""
-    folder = begun(tmp_path)
-    info = json.loads((folder / "run.json").read_text())
-    info["overrides"] += ["clip_values=measured", "match_scale=matched"]
-    (folder / "run.json").write_text(json.dumps(info))
-    for words in ([], ["evaluate=true"]):
-        with pytest.raises(PreflightError, match=holds("run.json", "clip_values=measured", "run.dir", "export")):
-            resume_of(parsed([f"resume={folder}", *words]), JOB)
-    info["overrides"] = info["overrides"][:-2]
-    (folder / "run.json").write_text(json.dumps(info))
-    text = (folder / "config.yaml").read_text()
-    (folder / "config.yaml").write_text(text.replace("fspo:\n", "fspo:\n  drop: stale\n"))
-    with pytest.raises(PreflightError, match=holds("config.yaml", "fspo.drop=stale", "run.dir", "export")):
-        prepared(f"resume={folder}")
 
 
 def test_another_exponent_is_another_run(tmp_path: Path) -> None:
@@ -395,14 +361,11 @@ def test_the_folder_alone_restores_the_settings(tmp_path: Path) -> None:
     assert changed_settings(on_this_machine(config)) == []
 
 
-def test_what_is_of_one_start_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_of_one_start_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     joined, leave = "++ray_kwargs.ray_init.address=auto", f"run.allow_changed=[{LR}]"
     monkeypatch.setenv(RUN_ID_VARIABLE, "one")
     begun(tmp_path, joined, leave, "algo=gspo")
     config = given(f"resume={tmp_path}", f"{LR}=1e-3")[0]
-    assert f"{joined} is not taken from {tmp_path}" in capsys.readouterr().err
     ray_init = config.ray_kwargs.ray_init
     assert (config.fspo.algo, ray_init.address, ray_init.num_cpus) == ("gspo", "local", 32), "of the experiment"
     with pytest.raises(PreflightError, match=holds(LR, "0.0001", "0.001", "run.allow_changed")):
@@ -419,7 +382,7 @@ def test_what_the_command_says_wins_over_what_the_folder_keeps(tmp_path: Path) -
     begun(tmp_path, *first[3:])
     config = given(f"resume={tmp_path}", longer, "data.mine=2")[0]
     assert (config.trainer.total_training_steps, config.data.mine) == (40, 2)
-    with pytest.raises(Refused, match=holds("trainer.total_steps", "did you mean")):
+    with pytest.raises(Refused, match=holds("trainer.total_steps", "no such key")):
         given(f"resume={tmp_path}", "trainer.total_steps=40")
     start = prepared(f"resume={tmp_path}", longer)
     assert [key for key, *_ in start.changed] == ["trainer.total_training_steps"]
@@ -516,7 +479,7 @@ LONGER, COSINE = "trainer.total_training_steps=99", "actor_rollout_ref.actor.opt
 @pytest.mark.parametrize(
     ("before", "change", "refused"),
     [
-        ([], [LONGER, "trainer.logger=[file]", "trainer.nnodes=2", "trainer.save_freq=1", "run.log=all"], ""),
+        ([], [LONGER, "trainer.logger=[file]", "trainer.nnodes=2", "trainer.save_freq=1"], ""),
         ([], [LONGER, f"{LR}=1e-5"], LR),
         ([], [LONGER, f"{LR}=1e-5", f"run.allow_changed=[{LR}]"], ""),
         ([], ["trainer.balance_batch=false"], "trainer.balance_batch"),
@@ -641,28 +604,21 @@ def test_a_run_ends_with_the_commands_that_are_true_for_it(tmp_path: Path) -> No
     assert len(next_commands(config, JOB, finished=True)) == 3, "another run that lies in the grid's folder"
 
 
-FIRST_STEP = (0, 0, 5, ("first step", "nothing to save"))
-OLDER_STEP = (3, 2, 2, ("after step 3", "of step 2"))
-
-
 @pytest.mark.parametrize(
-    ("ended", "steps", "saved", "every", "says"),
+    ("steps", "saved", "every", "says"),
     [
-        ("interrupted", *FIRST_STEP),
-        ("interrupted", 3, 0, 5, ("after step 3", "nothing is saved", "after step 5", "trainer.save_freq=5")),
-        ("interrupted", 3, 0, -1, ("after step 3", "nothing is saved", "trainer.save_freq=-1")),
-        ("interrupted", *OLDER_STEP),
-        ("interrupted", 4, 4, 2, ("after step 4", "is saved")),
-        ("interrupted", 3, 4, 2, ("after step 4", "is saved")),  # killed between the save and the line of the step
-        # The sentence does not depend on what ended the run, but for its first words.
-        *((ended, *how_far) for ended in ("saved", "SIGTERM") for how_far in (FIRST_STEP, OLDER_STEP)),
+        (0, 0, 5, ("first step", "nothing saved")),
+        (3, 0, 5, ("after step 3", "nothing is saved", "after step 5", "trainer.save_freq=5")),
+        (3, 0, -1, ("after step 3", "nothing is saved", "trainer.save_freq=-1")),
+        (3, 2, 2, ("after step 3", "of step 2")),
+        (4, 4, 2, ("after step 4", "is saved")),
+        (3, 4, 2, ("after step 4", "is saved")),  # killed between the save and the line of the step
     ],
 )
 def test_a_run_that_is_interrupted_says_once_how_far_it_came(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    ended: str,
     steps: int,
     saved: int,
     every: int,
@@ -672,24 +628,36 @@ def test_a_run_that_is_interrupted_says_once_how_far_it_came(
     (folder / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "metrics": {{}}}}\n' for n in range(steps + 1)))
     if saved:
         saved_by(folder, saved)
-    by = {"interrupted": None, "saved": signal.SIGINT, "SIGTERM": signal.SIGTERM}[ended]
-    monkeypatch.setattr(preemption, "ENDED_BY", [] if by is None else [by])
-    monkeypatch.setattr(commands, "ENDED_BY", preemption.ENDED_BY)
+    monkeypatch.setattr(ENDING, "signals", [signal.SIGINT])
 
     def interrupt(*_: object) -> None:
-        raise preemption.Preempted("by a first Ctrl-C") if ended == "saved" else KeyboardInterrupt
+        raise Preempted("by a first Ctrl-C")
 
     monkeypatch.setattr(start, "launch", interrupt)
-    before = signal.getsignal(signal.SIGINT)
     words = (f"run.dir={folder}", *SMALL_TASK, f"trainer.save_freq={every}", "run.allow_changed=[trainer.save_freq]")
     with pytest.raises(SystemExit) as left:
         launch_or_exit(composed(*words, "ray_kwargs.ray_init.address=auto"), JOB)
-    signal.signal(signal.SIGINT, before)
-    assert left.value.code == (143 if ended == "SIGTERM" else 130)
+    assert left.value.code == 130
     sentence, *rest = capsys.readouterr().err.splitlines()
-    assert sentence.startswith("ended by SIGTERM " if ended == "SIGTERM" else "interrupted ")
+    assert sentence.startswith("interrupted ")
+    assert ENDING.how_far().splitlines() == [sentence.removeprefix("interrupted "), *rest], "ended at once, the same"
     assert re.search(holds(*says), sentence), sentence
     assert [line for line in rest if f"resume={folder}" in line] and str(folder) not in sentence
+
+
+@pytest.mark.parametrize(("of_process", "steps", "status"), [(True, 1, 75), (True, 0, 1), (False, 1, 1)])
+def test_a_death_after_a_finished_step_is_worth_another_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_process: bool, steps: int, status: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise TrainingFailed("a process died", of_process)
+
+    monkeypatch.setattr(start, "launch", fail)
+    folder = begun(tmp_path, step=0)
+    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "metrics": {{}}}}\n' for n in range(steps + 1)))
+    with pytest.raises(SystemExit) as left:
+        launch_or_exit(composed(f"run.dir={folder}", *SMALL_TASK, "ray_kwargs.ray_init.address=auto"), JOB)
+    assert left.value.code == status
 
 
 @pytest.mark.parametrize("evaluate", [False, True])
@@ -770,7 +738,7 @@ def test_a_run_that_began_with_anothers_weights_continues(tmp_path: Path, monkey
     with pytest.raises(PreflightError, match=r"trainer\.resume_mode=.*run\.dir"):
         continues_from(monkeypatch, f"resume={run}", where[0], f"{where[1][:-2]}11")
     info = json.loads((run / "run.json").read_text())
-    assert info["status"] == "interrupted" and [entry["status"] for entry in info["starts"]] == ["interrupted"] * 7
+    assert info["status"] == "failed" and [entry["status"] for entry in info["starts"]] == ["failed"] * 7
 
 
 def test_a_dry_run_names_the_step_that_a_resume_would_begin_with(

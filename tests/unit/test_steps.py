@@ -37,7 +37,7 @@ def outcomes(rewards: list[float]) -> Outcomes:
     keys = [f"{prompt}_{i}_0" for prompt in "ab" for i in range(4)]
     length_B = torch.tensor([9, 2, 8, 7, 6, 3, 5, 4])
     info = [{"acc": reward} for reward in rewards]
-    return Outcomes(keys, length_B, length_B, keys, torch.tensor(rewards), ["math"] * N, info)
+    return Outcomes(keys, length_B, length_B, torch.tensor(rewards), ["math"] * N, info)
 
 
 def read(keys: list[str]) -> list[str]:
@@ -87,7 +87,7 @@ def test_a_run_notes_each_clip_value_when_it_is_set(tmp_path: Path, lines: list[
 @pytest.mark.parametrize(
     "overrides",
     [
-        *(("algo=fspo_v1",), ("algo=fspo_quantile",)),
+        ("algo=fspo_v1",),
         ("algo=luspo", "++actor_rollout_ref.actor.policy_loss.drift=kl"),
     ],
 )

@@ -96,16 +96,25 @@ class Watched:
     ) -> None:
         self.called: dict[str, float] = {}
         self.recorded: list[str] = []
-        monkeypatch.setattr(supervisor, "_leave", lambda: self._note("leave"))
+        self.statuses: list[int] = []
+        monkeypatch.setattr(supervisor, "_leave", self._leave)
         monkeypatch.setattr(supervisor, "GRACE_S", 0.3)
         monkeypatch.setattr(supervisor, "LEAVE_S", 0.3)
         write_phase(folder, phase)
         self.run_id = run_id
-        self.supervisor = Supervisor(run_id, folder, lambda: self._note("stop"), self.recorded.append, hang)
+        self.supervisor = Supervisor(run_id, folder, lambda: self._note("stop"), self._record, hang)
 
     def start(self, titles: set[str]) -> None:
         self.supervisor.start()
         wait_until(lambda: {process.role for process in self.supervisor.processes} == titles)
+
+    def _record(self, sentence: str) -> int:
+        self.recorded.append(sentence)
+        return 75
+
+    def _leave(self, status: int) -> None:
+        self.statuses.append(status)
+        self._note("leave")
 
     def _note(self, name: str) -> None:
         self.called[name] = time.monotonic()
@@ -142,6 +151,7 @@ def test_the_first_death_is_named_and_a_run_that_goes_on_is_ended(
     assert 0.2 < watched.called["leave"] - watched.called["stop"] < 2
     sentence = f"(process {failure.process.pid}) died during the update of step 3; its log: {tmp_path}/log.err"
     assert failure.sentence.endswith(sentence) and watched.recorded == [failure.sentence]
+    assert watched.statuses == [75]
 
 
 def test_a_stopped_process_explains_the_death_of_another(
@@ -166,9 +176,10 @@ def test_a_stopped_process_explains_an_error_of_ray(
     watched.start({"control service of Ray (gcs_server)"})
     control.send_signal(signal.SIGSTOP)
     wait_until(lambda: processes.is_stopped(control.pid))
-    failed = str(watched.supervisor.explain(RuntimeError("Ray is gone"), tmp_path / "launcher.log"))
+    failed = watched.supervisor.explain(RuntimeError("Ray is gone"), tmp_path / "launcher.log")
+    assert failed.of_process
     for part in (f"(process {control.pid}) is stopped", "during the update of step 3", f"{tmp_path}/launcher.log"):
-        assert part in failed
+        assert part in str(failed)
 
 
 def test_a_hang_ends_a_run_as_a_death_does(begin: Begin, watch: Callable[..., Watched], tmp_path: Path) -> None:
@@ -196,6 +207,7 @@ def test_a_run_that_ends_by_itself_is_left_alone(begin: Begin, watch: Callable[.
 
 LAUNCHER = """
 import os, sys, time
+from pathlib import Path
 from recipe.runner.faults.reaper import Reaper
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 os.environ[RUN_ID_VARIABLE] = sys.argv[1]
@@ -203,7 +215,7 @@ reaper = Reaper(sys.argv[1], sys.argv[2])
 if sys.argv[3] != "-":
     reaper.tell(sys.argv[3])
     if sys.argv[3] == "done":
-        reaper.bye()
+        reaper.bye(Path(sys.argv[2], "ray"))
 import subprocess
 subprocess.Popen(["/bin/sleep", "60"], start_new_session=True)
 print("ready", flush=True)
@@ -214,6 +226,7 @@ time.sleep(60)
 @pytest.mark.slow
 def test_the_reaper_speaks_for_a_killed_launcher_and_ends_what_it_left(tmp_path: Path) -> None:
     write_phase(tmp_path, Phase(2, "save"))
+    (tmp_path / "ray" / "session").mkdir(parents=True)
     says = {
         "-": "error: the launching process (process ",
         "the FSDP worker died": "error: the FSDP worker died",
@@ -237,6 +250,7 @@ def test_the_reaper_speaks_for_a_killed_launcher_and_ends_what_it_left(tmp_path:
             assert heard.startswith(says[last_words]) and bool(heard) == bool(says[last_words])
             if last_words == "-":
                 assert f"died during the save of step 2; its log: {tmp_path}/launcher.log" in heard
+        assert not (tmp_path / "ray").exists(), "it is left to the reaper"
     finally:
         for last_words, launcher in launchers.items():
             launcher.kill()

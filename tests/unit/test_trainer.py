@@ -23,7 +23,7 @@ from recipe.fspo.in_runner.trainer import RunTrainer
 from recipe.fspo.in_runner.worker import GuardedWorker
 from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
 from recipe.runner.faults.errors import ExplainedError
-from recipe.runner.trainer import RunnerTrainer
+from recipe.runner.hooks import RunnerHooks
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +66,10 @@ def test_the_problems_of_a_validation_are_counted_after_the_filter(
     assert json.loads((tmp_path / "run.json").read_text()) == {"validation_problems": {"a": 2, "b": 1}}
 
 
-class Loop(RunnerTrainer):
+class Loop(RunnerHooks, PPOTrainerSync):
     """verl's own loop around steps that do nothing; two steps an epoch."""
+
+    verl_mode = "sync"
 
     def __init__(self, *overrides: str) -> None:
         super().__init__(composed("run.dir=/nowhere", *overrides))

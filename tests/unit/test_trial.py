@@ -96,7 +96,7 @@ def test_an_estimator_of_the_users_is_left_to_him_and_a_typing_error_is_not(
     library = ("run.dir=/nowhere", "actor_rollout_ref.model.external_lib=my_estimator")
     assert list(estimator_problems(composed(*library, "algorithm.adv_estimator=mine"))) == []
     (problem,) = estimator_problems(composed(*library, "algorithm.adv_estimator=mien"))
-    assert "algorithm.adv_estimator=mien " in problem and "mine" in problem
+    assert "algorithm.adv_estimator=mien " in problem and "grpo" in problem
 
 
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"

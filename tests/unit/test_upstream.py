@@ -5,8 +5,6 @@ they have to look like, and why no public way serves. Installed sources are read
 test also says what moved when the new version cannot be imported here. What our files import needs no entry: it is read
 from their code. Public hooks that are overridden are listed too, marked ``PUBLIC``. verl is about to change its trainer
 and queue; its asynchronous modes override some of what is listed too.
-
-What only the tests of a release use (tests/unit/engine_trace.py, tests/unit/cuda_contract.py) fails there.
 """
 
 from __future__ import annotations
@@ -39,10 +37,8 @@ _WORKERS = "verl.workers.engine_workers"
 _ENGINE = "verl.workers.engine.fsdp.transformer_impl"
 _SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 _NAIVE = "verl.experimental.reward_loop.reward_manager.naive"
-_FACTORIALS = "sympy.functions.combinatorial.factorials"
 _MOE = "vllm.model_executor.layers.fused_moe.cpu_fused_moe"
 _SEPARATION = "verl.experimental.separation.engine_workers"
-_METRICS = "verl.trainer.ppo.metric_utils"
 _TRACKING = "verl.utils.tracking"
 _TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
 _MESSAGES = "transfer_queue.utils.zmq_utils"
@@ -84,7 +80,6 @@ NAMES: dict[str, dict[str, str]] = {
         "verl.single_controller.ray.base:RayWorkerGroup.workers": "each rank reads its own shards whole",
         "verl.single_controller.base.worker_group:WorkerGroup._dispatch_info": "which ranks get data of their own",
         "transfer_queue.metadata:KVBatchMeta.reorder": "order of a batch",
-        "verl.workers.rollout.replica:RolloutReplicaRegistry.register(name, loader)": PUBLIC,
         f"{_TRACKING}:Tracking.logger": "the run folder is added to verl's loggers",
     },
     "recipe/fspo/accounting/outcomes.py": {
@@ -92,13 +87,6 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "recipe/runner/response_watch.py": {
         f"{_BUFFER}:ReplayBuffer._wait_for_next_poll(partition_id, last_debug_time)": "notes progress; counts its rows",
-    },
-    "recipe/runner/verl_patches/front_end.py": {
-        f"{_SERVER}:vLLMHttpServer.generate(prompt_ids, sampling_params)": "what vLLM is asked for has no setting",
-        f"{_SERVER}:vLLMHttpServer._admitting": "replaced: an abort waits for first outputs, and there are none",
-        f"{_SERVER}:vLLMReplica.server_class": "which class a server has",
-        "vllm.v1.engine.async_llm:AsyncLLM.output_processor": "the requests that the engine has",
-        "vllm.v1.engine.output_processor:OutputProcessor.request_states": "the same",
     },
     "recipe/runner/verl_patches/weight_copies.py": {
         f"{_SEPARATION}:DetachActorWorker.copy_handler": "its copies on the host are the weights themselves",
@@ -170,7 +158,7 @@ NAMES: dict[str, dict[str, str]] = {
         f"{_BASE}:get_trainer_cls(name)": "wrapped: imports the trainers where one of them is asked for",
         "verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)": "what the driver asks for before it starts Ray",
     },
-    "recipe/fspo/policy_loss.py": {
+    "fspo/verl.py": {
         "verl.trainer.ppo.core_algos:register_policy_loss(name)": PUBLIC,
     },
     "recipe/fspo/sqrt_mask.py": {
@@ -179,9 +167,6 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "recipe/runner/reward_manager.py": {
         f"{_NAIVE}:NaiveRewardManager.run_single(data)": "verl keeps the response's length in tokens to itself",
-    },
-    "recipe/runner/verl_patches/validation.py": {
-        f"{_METRICS}:bootstrap_metric(data, subset_size, reduce_fns)": "replaced: resamples for minutes",
     },
     "recipe/runner/verl_patches/sockets.py": {
         f"{_TRANSFER}:BucketedWeightSender.__init__(zmq_handle) as BucketedWeightSender": "moved out of /tmp",
@@ -215,10 +200,8 @@ NAMES: dict[str, dict[str, str]] = {
     "recipe/runner/cpu/fork_server.py": {
         "ray._private.workers.default_worker:parser as ray._private.workers.default_worker": "imported before a fork",
     },
-    "recipe/runner/launch/agents.py": {
+    "recipe/runner/launch/checks.py": {
         f"{_AGENTS}:_agent_loop_registry": "the loops that a worker knows",
-        "verl.experimental.agent_loop.tool_parser:ToolParser._registry": "the parsers of tool calls",
-        "verl.tools.tool_registry:get_tool_class(cls_name)": "wrapped: names a class that cannot be imported",
     },
     "recipe/runner/agent_failures.py": {
         f"{_QUEUE}:logger": "a worker's log alone has what an agent loop raised",
@@ -230,18 +213,6 @@ NAMES: dict[str, dict[str, str]] = {
         "ray._private.worker:_global_node": "where this run's Ray keeps its logs",
         "ray._private.node:Node.get_logs_dir_path": "the same",
     },
-    "recipe/math/answers/limits.py": {
-        "math_verify.parser:normalize_latex|latex2sympy|parse_expr": "a response's text",
-        "sympy.core.numbers:Integer._eval_power": "powers",
-        "sympy.core.numbers:Rational._eval_power": "powers",
-        "sympy.core.evalf:mpf_pow|mpf_pow_int": "powers of floats",
-        f"{_FACTORIALS}:factorial.eval": "large arguments",
-        f"{_FACTORIALS}:factorial2.eval": "large arguments",
-        f"{_FACTORIALS}:binomial.eval": "large arguments",
-        "sympy.functions.combinatorial.numbers:harmonic.eval": "large arguments",
-        "sympy.concrete.summations:eval_sum_direct": "long sums",
-        "sympy.concrete.products:Product._eval_product_direct": "long products",
-    },
 }
 
 #: By our file, ``module: text``, text of a source upstream that our code looks for or a value that it repeats, and why.
@@ -250,10 +221,6 @@ TEXTS: dict[str, dict[str, str]] = {
         "ray.actor: def __ray_call__(": "asks an agent loop worker; Ray's DeveloperAPI",
         f"{_QUEUE}: exc_info=(type(error), error, error.__traceback__)": "what is logged of a session",
         f"{_AGENTS}: self.agent_loop_workers = []": "the workers' handles",
-    },
-    "recipe/runner/launch/agents.py": {
-        f"{_QUEUE}: default_agent_loop = config.agent.default_agent_loop": "rows without a name",
-        f"{_AGENTS}: _agent_loop_registry[agent_loop_config.name] = agent_loop_config": "what a YAML file adds",
     },
     "recipe/runner/hooks.py": {
         "ray.actor: def __ray_call__(": "runs a function in a rank's process, whatever its class; public in Ray",
@@ -276,9 +243,6 @@ TEXTS: dict[str, dict[str, str]] = {
     "recipe/runner/reward_manager.py": {
         "ray.actor: def __ray_call__(": "asks a reward worker; Ray's DeveloperAPI",
     },
-    "recipe/runner/verl_patches/validation.py": {
-        f"{_METRICS}: reduce_fns_best_worst = [np.max, np.min]": "what it asks of the resampling",
-    },
     "recipe/runner/cpu/patches.py": {
         f"{_ENGINE}: CPUOffloadPolicy(pin_memory=True)": "pinning needs an accelerator",
         "verl.utils.distributed: cpu:gloo": "names the device twice on a CPU",
@@ -298,12 +262,6 @@ TEXTS: dict[str, dict[str, str]] = {
         f'{_TRACKING}: os.environ.get("TENSORBOARD_DIR"': "where it writes",
         f'{_TRACKING}: os.environ.get("MLFLOW_TRACKING_URI"': "the same",
         f'{_TRACKING}: os.environ.get("SWANLAB_LOG_DIR"': "the same",
-        f"{_TRACKING}: .log(data=data, step=step)": "how it calls them",
-    },
-    "recipe/runner/verl_patches/front_end.py": {
-        f"{_SERVER}: SamplingParams(max_tokens=max_tokens, **sampling_params)": "what a caller asks for besides",
-        f"{_SERVER}: while self._admitting > 0:": "what an abort waits for",
-        f"{_SERVER}: self.engine.output_processor.request_states": "verl reads it, too",
     },
     "recipe/runner/verl_patches/server_slots.py": {
         f"{_SERVER}: max_concurrency=self.max_concurrency": "a server's slots",

@@ -36,7 +36,7 @@ def test_nothing_that_is_shipped_is_refused(experiment: str, mode: str, algo: st
 def test_a_reference_is_checked_by_what_it_refers_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LENGTH", "many")
     (problem,) = problems(f"{ROLLOUT}.response_length=${{oc.env:LENGTH}} data.max_prompt_length=${{oc.env:LENGTH}}")
-    assert problem.startswith("data.max_prompt_length=many ")
+    assert problem.startswith("data.max_prompt_length=${oc.env:LENGTH} "), "a value of the environment is not shown"
 
 
 def test_the_loss_of_a_user_is_typed_by_his_class(own_loss: Path) -> None:

@@ -1,8 +1,7 @@
 """Each departure of recipe.runner.verl_patches is still needed, and nothing is changed where no run of ours is.
 
 A failure of ``test_verl_still_...`` is good news: verl has changed, and the module can go. What the modules do is
-tested in test_packs.py, test_validation.py, test_server_slots.py, test_frames.py, test_sockets.py,
-test_stores.py, and in e2e test_front_end.py.
+tested in test_packs.py, test_server_slots.py, test_frames.py, test_sockets.py and test_stores.py.
 """
 
 from __future__ import annotations
@@ -20,10 +19,6 @@ from recipe.runner import verl_patches
 
 #: By module: the function of verl that it stands in for, and what is wrong in it, as its source has it.
 WRONG = {
-    "front_end": (
-        "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer.generate",
-        "SamplingParams(max_tokens=max_tokens, **sampling_params)",  # so: every token, with text
-    ),
     "packs": (
         "verl.workers.engine_workers:TrainingWorker.infer_batch",
         "output = self.engine.infer_batch(data, loss_function=loss_function)",  # the whole batch at once
@@ -39,7 +34,6 @@ WRONG = {
         "torch.distributed.rendezvous:_create_c10d_store",
         "timeout=timeout,\n            multi_tenant=True,\n            use_libuv=use_libuv,\n        )",  # no socket
     ),
-    "validation": ("verl.trainer.ppo.metric_utils:bootstrap_metric", "for boot_idx in range(n_bootstrap)"),
     "weight_copies": ("verl.utils.fsdp_utils:fsdp2_sharded_save_to_cpu", ".detach().cpu()"),
 }
 

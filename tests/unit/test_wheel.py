@@ -58,7 +58,6 @@ def outside(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Python:
 def test_the_wheel_holds_what_a_run_needs_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     conf = {"recipe/fspo/conf/fspo.yaml", "recipe/fspo/conf/experiment/demo.yaml", "recipe/runner/conf/run.yaml"}
-    conf |= {"recipe/fspo/no_effect.yaml", "recipe/runner/launch/no_effect.yaml"}
     assert conf <= names
     assert "fspo/py.typed" in names
     assert any(

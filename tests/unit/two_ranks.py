@@ -6,6 +6,7 @@ A process of its own, which forks: run by test_gpu_contract.py. flash-attn is re
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import os
 import sys
@@ -17,11 +18,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import transformers.modeling_flash_attention_utils as flash_attention
-from engine_trace import engine_of
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from tensordict import TensorDict
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from verl.utils import tensordict_utils
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from recipe.fspo.job import compose
 
@@ -40,6 +43,16 @@ def varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **named
 
 def dense(*_: Any, **__: Any) -> None:
     raise AssertionError("the sequences of the pack were not kept apart")
+
+
+def engine_of(config: Any, folder: str) -> Any:
+    """verl's FSDP engine of the actor, for the ``config.json`` in ``folder``, before anything is built."""
+    everything = copy.deepcopy(config.actor_rollout_ref)
+    OmegaConf.set_struct(everything, False)
+    everything.model.update(path=folder, hf_config_path=None, tokenizer_path=None, load_tokenizer=False)
+    everything.actor.fsdp_config.use_torch_compile = False
+    actor = omega_conf_to_dataclass(everything.actor)
+    return FSDPEngineWithLMHead(omega_conf_to_dataclass(everything.model), actor.engine, actor.optim, actor.checkpoint)
 
 
 def rank_of_two(rank: int, folder: str) -> None:

@@ -20,10 +20,11 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from fspo.diagnostics import LengthDiagnostics
-from fspo.records import RESPONSE_DIGEST
 
 #: The one column without tensors that verl's engines read.
 _IMAGES: Final = "multi_modal_inputs"
+#: What :mod:`recipe.runner.reward_manager` adds to each response; another's score may be another number.
+_OF_OUR_MANAGER: Final = {"score", "problem_id", "response_length"}
 #: Characters of a response in a warning: about two lines.
 _SHOWN: Final = 200
 
@@ -48,17 +49,6 @@ def _reward_info(extra_fields: Any) -> dict[str, Any]:
     return (fields.get("reward_extra_info") or {}) if isinstance(fields, dict) else {}
 
 
-def _distinct_share(keys: list[str], digest_B: list[str], correct_B: torch.Tensor | None) -> dict[str, float]:
-    """Distinct responses over responses, and the same among the right ones, counted within each prompt's group."""
-    responses = [(prompt_of(key), digest) for key, digest in zip(keys, digest_B, strict=True)]
-    shares = {"fspo/outcome/distinct": len(set(responses)) / len(responses)}
-    if correct_B is not None:
-        right = [responses[row] for row in (correct_B > 0).nonzero().flatten().tolist()]
-        if right:
-            shares["fspo/outcome/distinct_correct"] = len(set(right)) / len(right)
-    return shares
-
-
 @dataclass(frozen=True)
 class Outcomes:
     """The responses of one training batch and what became of them, without padding rows."""
@@ -66,7 +56,6 @@ class Outcomes:
     keys: list[str]  # in TransferQueue: ``{prompt}_{session}_{index}``
     length_B: torch.Tensor  # L, in tokens of the model's
     end_B: torch.Tensor  # position after the last token of the model's, 0 without one; see recorder.end_of_response
-    digest_B: list[str]  # of the tokens: equal for equal responses
     reward_B: torch.Tensor
     data_source_B: list[str]
     info_B: list[dict[str, Any]]  # what the reward function returned besides the score
@@ -112,15 +101,12 @@ def read_outcomes(batch: KVBatchMeta) -> Outcomes:
     data = read(["extra_fields", "data_source", "response_mask"])
     info_B = [_reward_info(value) for value in list(data["extra_fields"])]
     length_B, end_B = lengths_and_ends(data["response_mask"])
-    if all(RESPONSE_DIGEST in info and "score" in info for info in info_B):
+    if all(info.keys() >= _OF_OUR_MANAGER for info in info_B):
         reward_B = torch.tensor([float(info["score"]) for info in info_B])
-        digest_B = [str(info[RESPONSE_DIGEST]) for info in info_B]
     else:  # another reward manager than this recipe's
-        tokens = read(["rm_scores", "responses"])
-        reward_B = torch.tensor([float(scores.sum()) for scores in tokens["rm_scores"].unbind()])
-        digest_B = [row.numpy().tobytes().hex() for row in tokens["responses"].unbind()]
+        reward_B = torch.tensor([float(scores.sum()) for scores in read(["rm_scores"])["rm_scores"].unbind()])
     source_B = [str(source) for source in list(data["data_source"])]
-    return Outcomes(keys, length_B, end_B, digest_B, reward_B, source_B, info_B)
+    return Outcomes(keys, length_B, end_B, reward_B, source_B, info_B)
 
 
 class EqualRewardsWatch:
@@ -173,9 +159,8 @@ class EqualRewardsWatch:
                 f"warning: in step {step} all responses to one prompt have the same reward, whatever the prompt: none "
                 "has a gradient from it. Two responses:",
                 *shown,
-                "If one deserves another reward, correct reward.custom_reward_function (`python -m "
-                "recipe.runner.check_data FILE --reward PATH` tries it). If not, give problems that the model solves "
-                "sometimes, longer responses (data.max_response_length), or more of them "
+                "If one deserves another reward, correct reward.custom_reward_function. If not, give problems that the "
+                "model solves sometimes, longer responses (data.max_response_length), or more of them "
                 "(actor_rollout_ref.rollout.n)",
             ]
         )
@@ -211,18 +196,17 @@ def outcome_metrics(outcomes: Outcomes, diagnostics: LengthDiagnostics) -> dict[
     """Metrics of one training batch.
 
     Returns:
-        ``reward/status/*`` (shares of the responses whose reward reports a status), ``fspo/outcome/{reward,acc}/*``
-        (means by the length bins of the current window) and ``fspo/outcome/distinct*`` (diversity within a group).
+        ``reward/status/*`` (shares of the responses whose reward reports a status) and ``fspo/outcome/{reward,acc}/*``
+        (means by the length bins of the current window).
     """
     length_B, info = outcomes.length_B, outcomes.info_B
     metrics = diagnostics.outcome_metrics("reward", outcomes.reward_B, length_B)
-    acc_B = None
     if all("acc" in facts for facts in info):
         acc_B = torch.tensor([float(facts["acc"]) for facts in info])
         metrics |= diagnostics.outcome_metrics("acc", acc_B, length_B)
     if any("status" in facts for facts in info):
         metrics |= status_rates(facts.get("status") for facts in info)
-    return metrics | _distinct_share(outcomes.keys, outcomes.digest_B, acc_B)
+    return metrics
 
 
 def send_rows(batch: KVBatchMeta, outcomes: Outcomes, first_row: int) -> KVBatchMeta:

@@ -48,8 +48,6 @@ class RunHooks(RunnerHooks, FSPOHooks):
     def on_init_end(self) -> None:
         super().on_init_end()
         self.actor_rollout_wg.begin_run(self.config.run.dir)
-        # Runs of a comparison must begin with the same weights; this is how a reader can tell, of runs never resumed.
-        self.reporter.note(weights_at_start=self.actor_rollout_wg.parameter_norm())
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         # With shuffle, verl's mini-batches are drawn at random.

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from recipe.fspo.worker import FSPOWorker, RecordingTrainingWorker
 from recipe.runner.faults.nonfinite import guarded_update
 from recipe.runner.verl_patches.packs import SamePacksWorker
@@ -66,7 +65,7 @@ class RunTrainingWorker(RecordingTrainingWorker, GuardedWorker):
 
 
 class RunWorker(FSPOWorker):
-    """``FSPOWorker`` with a run folder, and the weights' fingerprint."""
+    """``FSPOWorker`` with a run folder."""
 
     actor_worker_cls = RunTrainingWorker
 
@@ -76,15 +75,6 @@ class RunWorker(FSPOWorker):
         self.actor.run_dir = Path(run_dir)
         # NCCL ends a rank that waits in a collective for half an hour, and writes what each rank has entered before.
         os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(Path(run_dir) / "collectives_rank")  # and the number of the rank
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def parameter_norm(self) -> float:
-        """Euclidean norm of this rank's parameter shards, in float64; changes whenever a weight does."""
-        total = 0.0
-        for parameter in self.actor.engine.module.parameters():
-            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-            total += float(local.detach().to(torch.float64).square().sum())
-        return total**0.5
 
 
 class RunDetachedWorker(RunWorker, CopyingWorker):

@@ -1,61 +1,78 @@
-"""Scoring math answers: `MathScorer`."""
+"""Scoring math answers: `MathScorer`, and the processes that judge for it."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
 import os
+import queue
+import re
+import select
+import subprocess
+import sys
 import threading
-from collections import OrderedDict
-from concurrent.futures import Future
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
 
-from recipe.math.answers.extraction import bounded, decide_exactly, sole_box
-from recipe.math.answers.pool import WorkerPool
+from recipe.math.answers.extraction import answer_of
 from recipe.math.answers.verdict import Status, Verdict
 
-_CACHE_SIZE = 65_536
+#: Wall-clock seconds beyond the time limit after which a silent worker is replaced; and while it imports math-verify.
+GRACE_S, START_LIMIT_S = 5.0, 120.0
+_INTEGER: Final = re.compile(r"-?[0-9]{1,18}")
+
+
+class WorkerStartError(RuntimeError):
+    """No process that judges answers comes up: a fault of the installation."""
+
+
+class _CrashedError(Exception):
+    """A verdict that is not kept: the worker may have been killed for another reason."""
 
 
 class MathScorer:
     r"""Scores responses against ground truths by math-verify, in worker processes: their crashes cannot end the caller.
 
-    The answer of a response is its last `\boxed{...}`, else its final answer or number. With `normalise` answer and
-    ground truth are read into kinds first (`reading`), and math-verify compares what has one; without it math-verify
-    judges the whole response alone. An integer in an only box is decided in the calling process, the pool judges all
-    others. The verdict on an only box is cached, since the responses of a group often have the same one.
-
-    It can be used from any number of threads, from Ray actors and from daemonic processes. Worker processes start with
-    the first answer that needs one. They end with `close()`, with the interpreter, or when the calling process dies.
+    Two integers are compared in the calling process; verdicts are cached, since the responses of a group often have
+    the same answer. It can be used from any number of threads, from Ray actors, daemonic and forked processes. Worker
+    processes start with the first answer that needs one. They end with `close()`, with the interpreter, or when the
+    calling process dies.
 
     Args:
         n_workers: number of worker processes; None takes half of the processors this process may use, at least 2 and
             at most 8.
-        time_limit_s: processor time an answer may use, in seconds. Ordinary answers take 1 to 50 ms.
+        time_limit_s: wall-clock time an answer may use in a worker, in seconds. Ordinary answers take 1 to 50 ms.
         memory_limit_mb: address space of a worker, in MiB.
-        normalise: False gives math-verify's own verdicts.
 
     Raises:
         ValueError: a limit that is not positive, or less memory than a worker needs to exist.
     """
 
-    def __init__(
-        self,
-        n_workers: int | None = None,
-        time_limit_s: float = 1.0,
-        memory_limit_mb: int = 1024,
-        normalise: bool = True,
-    ) -> None:
+    def __init__(self, n_workers: int | None = None, time_limit_s: float = 3.0, memory_limit_mb: int = 1024) -> None:
         if n_workers is None:
             n_workers = min(8, max(2, len(os.sched_getaffinity(0)) // 2))
-        if n_workers < 1:
-            raise ValueError(f"n_workers={n_workers}: give at least 1")
-        if not 0 < time_limit_s < 3600:
-            raise ValueError(f"time_limit_s={time_limit_s}: give a number of seconds between 0 and 3600")
-        if memory_limit_mb < 256:
-            raise ValueError(f"memory_limit_mb={memory_limit_mb}: a worker needs at least 256")
-        self._pool = WorkerPool(n_workers, time_limit_s, memory_limit_mb)
-        self._normalise = normalise
-        self._lock = threading.Lock()
-        #: The oldest first, by process (a fork does not finish what its parent began), answer and ground truth.
-        self._cache: OrderedDict[tuple[int, str, str], Future[Status]] = OrderedDict()
+        if n_workers < 1 or not 0 < time_limit_s < 3600 or memory_limit_mb < 256:
+            raise ValueError(
+                f"n_workers={n_workers}, time_limit_s={time_limit_s}, memory_limit_mb={memory_limit_mb}: give at least "
+                "1 worker, 0 to 3600 seconds and at least 256 MiB"
+            )
+        self._settings = n_workers, time_limit_s, memory_limit_mb
+        self._judged = functools.lru_cache(65_536)(self._in_worker)
+        self._start()
+
+    def _start(self) -> None:
+        n_workers, time_limit_s, memory_limit_mb = self._settings
+        self._pid = os.getpid()
+        self._workers = [_Worker(time_limit_s, memory_limit_mb) for _ in range(n_workers)]
+        idle = queue.SimpleQueue[_Worker]()
+        for worker in self._workers:
+            idle.put(worker)
+        # Callers wait in the order in which they came, and each of these threads has a worker of its own.
+        self._own = threading.local()
+        self._threads = ThreadPoolExecutor(n_workers, "judge", lambda: setattr(self._own, "worker", idle.get()))
 
     def score(self, response: str, ground_truth: str) -> Verdict:
         """Verdict on one response. It waits for the verdict; call it from several threads to use several workers.
@@ -63,48 +80,95 @@ class MathScorer:
         Raises:
             WorkerStartError: math-verify cannot be run at all on this machine.
         """
-        text, truth = bounded(response), ground_truth.strip()
-        if not text.strip():
+        answer, truth = answer_of(response), answer_of(ground_truth) or ground_truth.strip()
+        if answer is None:
             return Verdict.of(Status.NO_ANSWER)
-        content = sole_box(text) if self._normalise else None
-        if content is None:
-            return Verdict.of(self._pool.run(text, truth, self._normalise))
-        if (equal := decide_exactly(content, truth)) is not None:
-            return Verdict.of(Status.CORRECT if equal else Status.WRONG)
-        return Verdict.of(self._judged(content, truth))
-
-    def _judged(self, content: str, truth: str) -> Status:
-        """The pool's verdict on a box; equal ones are judged once, also while the first of them is in flight."""
-        key = (os.getpid(), content, truth)
-        with self._lock:
-            pending = self._cache.get(key)
-            if mine := pending is None:
-                pending = self._cache[key] = Future()
-        if not mine:
-            return pending.result()
-        keep = False
+        if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(truth):
+            return Verdict.of(Status.CORRECT if int(answer) == int(truth) else Status.WRONG)
         try:
-            status = self._pool.run(f"\\boxed{{{content}}}", truth, True)
-            # A crash or a refusal may have had another cause, so the same answer is judged again next time.
-            keep = status not in (Status.CRASHED, Status.REFUSED)
-            pending.set_result(status)
-            return status
-        except BaseException as error:
-            pending.set_exception(error)
-            raise
-        finally:
-            with self._lock:
-                if not keep:
-                    self._cache.pop(key, None)
-                elif len(self._cache) > _CACHE_SIZE:
-                    self._cache.popitem(last=False)
+            return Verdict.of(self._judged(answer, truth))
+        except _CrashedError:
+            return Verdict.of(Status.CRASHED)
+
+    def _in_worker(self, answer: str, truth: str) -> Status:
+        if self._pid != os.getpid():  # forked: the workers are the parent's
+            self._start()
+        return self._threads.submit(self._ask, answer, truth).result()
+
+    def _ask(self, answer: str, truth: str) -> Status:
+        worker: _Worker = self._own.worker
+        for _ in range(2):  # once more after a crash: the kernel may have killed it for another's memory
+            if (status := worker.ask(answer, truth)) is not Status.CRASHED:
+                return status
+        raise _CrashedError
 
     def close(self) -> None:
         """End the worker processes; they start again if the scorer is used again."""
-        self._pool.close()
+        for worker in self._workers:
+            worker.close()
 
     def __enter__(self) -> MathScorer:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class _Worker:
+    """A process of `worker`, started when it is first asked and after it has died; one thread at a time asks it."""
+
+    def __init__(self, time_limit_s: float, memory_limit_mb: int) -> None:
+        self._time_limit_s, self._memory_limit_mb = time_limit_s, memory_limit_mb
+        self._process: subprocess.Popen[str] | None = None
+        self._grace_s = START_LIMIT_S
+
+    def ask(self, answer: str, truth: str) -> Status:
+        """The worker's verdict; TIMEOUT if it stays silent, CRASHED if it dies."""
+        process = self._process = self._process or self._started()
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(json.dumps([answer, truth]) + "\n")
+            process.stdin.flush()
+            if not select.select([process.stdout], [], [], self._time_limit_s + self._grace_s)[0]:
+                self.close()
+                return Status.TIMEOUT
+            status = Status(process.stdout.readline().strip())
+            self._grace_s = GRACE_S
+            return status
+        except (OSError, ValueError) as error:  # it is dead, or closed by another thread
+            self.close()
+            if process.returncode == 1 and self._grace_s == START_LIMIT_S:
+                raise WorkerStartError(
+                    f"math-verify cannot be run, see its message above; `{sys.executable} -c 'import math_verify'` "
+                    "must work"
+                ) from error
+            return Status.CRASHED
+
+    def _started(self) -> subprocess.Popen[str]:
+        paths = str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH")
+        limits = map(str, (os.getpid(), self._time_limit_s, self._memory_limit_mb))
+        process = subprocess.Popen(  # -P: no module from the current folder; a session: Ctrl-C is the caller's
+            [sys.executable, "-P", "-m", "recipe.math.answers.worker", *limits],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        self._grace_s = START_LIMIT_S
+        weakref.finalize(self, _end, process)
+        return process
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        process, self._process = self._process, None
+        if process is not None:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()  # its child follows by PR_SET_PDEATHSIG
+    process.wait()
+    for stream in filter(None, (process.stdin, process.stdout)):
+        with contextlib.suppress(OSError):  # of what a dead process has not read
+            stream.close()

@@ -1,8 +1,6 @@
-"""Optional additions to the 0/1 score. Both are off by default."""
+"""An optional addition to the 0/1 score, off by default."""
 
 from __future__ import annotations
-
-from recipe.math.answers.extraction import closing_brace
 
 
 def soft_overlong_penalty(response_length: int, max_response_length: int, buffer_length: int) -> float:
@@ -20,13 +18,3 @@ def soft_overlong_penalty(response_length: int, max_response_length: int, buffer
         )
     free = max_response_length - buffer_length
     return min(0.0, max(-1.0, (free - response_length) / buffer_length))
-
-
-def format_reward(response: str) -> float:
-    r"""1.0 if the response has exactly one `\boxed{...}`, closed and not empty; else 0.0 (defined here)."""
-    start = response.find("\\boxed{")
-    if start < 0 or response.find("\\boxed", start + 1) >= 0:
-        return 0.0
-    opening = start + len("\\boxed")
-    end = closing_brace(response, opening)
-    return float(end is not None and bool(response[opening + 1 : end].strip()))

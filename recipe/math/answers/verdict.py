@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Status(StrEnum):
-    """Why an answer got its score. Only CORRECT scores 1.
-
-    All statuses after WRONG mean that no comparison was completed. More of them point to a fault, not to a weaker
-    policy.
-    """
+    """Why an answer got its score. Only CORRECT scores 1; those after WRONG mean that no comparison was completed."""
 
     CORRECT = "correct"
     WRONG = "wrong"
-    NO_ANSWER = "no_answer"  # the text has nothing that looks like an answer
-    PARSE_FAILED = "parse_failed"  # an answer was found but no expression could be read from it
-    COMPARE_FAILED = "compare_failed"  # both sides were read, but their comparison raised (division by zero, recursion)
-    REFUSED = "refused"  # not evaluated: beyond the limits (length, nesting, digits), or no room for a process
-    TIMEOUT = "timeout"  # used up its run time; the worker was replaced
-    CRASHED = "crashed"  # the worker died for another reason; it was replaced
+    NO_ANSWER = "no_answer"  # no box, no "answer is", or an empty one
+    PARSE_FAILED = "parse_failed"  # an answer was found, but no expression could be read from all of it
+    REFUSED = "refused"  # too long, too deep or too large to be evaluated
+    TIMEOUT = "timeout"  # the worker was replaced
+    CRASHED = "crashed"  # the worker died, out of memory say; it was replaced
     BAD_TRUTH = "bad_truth"  # the ground truth cannot be read: a defect of the data set
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Score of one answer: 1.0 if CORRECT, else 0.0, and the reason."""
 
     score: float
@@ -35,7 +29,7 @@ class Verdict:
 
     @classmethod
     def of(cls, status: Status) -> Verdict:
-        return cls(1.0 if status is Status.CORRECT else 0.0, status)
+        return cls(float(status is Status.CORRECT), status)
 
 
 def status_rates(statuses: Iterable[str | None]) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""`python -m recipe.math.data`: see `recipe.math.data.cli`."""
+"""`python -m recipe.math.data`: see `recipe.math.data.prepare`."""
 
 import sys
 
-from recipe.math.data.cli import main
+from recipe.math.data.prepare import main
 
 sys.exit(main())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fspo.wording import tokens
@@ -32,11 +31,10 @@ class Distinct:
     empty: int = 0
 
 
-def distinct(problems: Iterable[Problem], same: Callable[[str, str], bool] = operator.eq) -> Distinct:
+def distinct(problems: Iterable[Problem]) -> Distinct:
     """Keep the first of problems that are equal up to Unicode form and white space; drop those with several answers.
 
-    `same` tells whether two answers are one, such as 1/2 and 0.5. Only one copy of each problem is kept in memory:
-    DAPO-Math-17k has every prompt about a hundred times.
+    Only one copy of each problem is kept in memory: DAPO-Math-17k has every prompt about a hundred times.
     """
     kept: dict[str, Problem] = {}
     rows: Counter[str] = Counter()
@@ -48,8 +46,7 @@ def distinct(problems: Iterable[Problem], same: Callable[[str, str], bool] = ope
             continue
         key = " ".join(unicodedata.normalize("NFKC", problem.text).split())
         rows[key] += 1
-        first = kept.setdefault(key, problem).answer
-        if first != problem.answer and key not in doubtful and not same(first, problem.answer):
+        if kept.setdefault(key, problem).answer != problem.answer:
             doubtful.add(key)
     conflicting = sum(rows[key] for key in doubtful)
     result = [problem for key, problem in kept.items() if key not in doubtful]

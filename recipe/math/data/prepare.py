@@ -1,17 +1,18 @@
-"""Writes a published data set as a Parquet file in verl's schema, with a manifest of its content."""
+"""`python -m recipe.math.data prepare`: data sets as Parquet files in verl's schema, each with a manifest."""
 
 from __future__ import annotations
 
+import argparse
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from fspo.files import check_folder, check_replaceable, sha256_of, write_json, write_rows
-from recipe.math.answers import MathScorer
 from recipe.math.data.decontaminate import distinct, without_overlap
-from recipe.math.data.sources import SOURCES, Problem, Source, SourceError, columns_of, local_files, read_problems
+from recipe.math.data.sources import GROUPS, SOURCES, TEST_SETS, Source, local_files, own_source, read_problems
 
 TEMPLATE = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 """Qwen's request for a box."""
@@ -35,19 +36,15 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
     """
     name = source.name
     data, description = out / f"{name}.parquet", out / f"{name}.manifest.json"
-    read = [] if folder is None and source.path is None else local_files(source, folder)
-    if data.resolve() in (path.resolve() for path in read):
+    files = [] if folder is None and source.path is None else local_files(source, folder)
+    if data.resolve() in (path.resolve() for path in files):
         raise ValueError(f"{data} would be written over while it is read: give another --out or --name")
     check_folder(out)
     check_replaceable(data)
-    problems_read = _without_request(read_problems(source, folder))
-    with MathScorer(n_workers=1) as scorer:  # it starts no process before two answers to one problem differ
-        unique = distinct(problems_read, lambda one, other: scorer.score(f"\\boxed{{{one}}}", other).score == 1)
-    if unique.empty == unique.read:
-        columns = ", ".join(columns_of(source)) or "none"
-        raise SourceError(
-            f"{source.path}: no row has both columns {source.prompt!r} and {source.answer!r}; it has {columns}"
-        )
+    unique = distinct(
+        replace(problem, text=problem.text.removesuffix(_REQUEST).strip())  # which this has put there before
+        for problem in read_problems(source, folder)
+    )
     others = [SOURCES[other] for other in against if source.role == "train"]
     tests = {other.name: distinct(read_problems(other, folder)).problems for other in others}
     problems, overlaps = without_overlap(unique.problems, tests)
@@ -67,12 +64,21 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
         for index, problem in enumerate(problems)
     ]
     if not rows:
-        raise ValueError(f"{name}: no problem is left of {unique.read} rows after removing duplicates and overlap")
+        raise ValueError(
+            f"no problem is left of {unique.read} rows: {unique.empty} are without {source.prompt!r} or "
+            f"{source.answer!r}, {unique.conflicting} have conflicting answers, the others overlap with test sets"
+        )
     manifest = {
         "name": name,
         "role": source.role,
         "rows": len(rows),
-        "source": _origin(source, folder),
+        "source": {
+            "hub_id": source.hub_id,
+            "split": source.split,
+            "revision": source.revision,
+            "columns": [source.prompt, source.answer],
+            "files": [{"name": path.name, "sha256": sha256_of(path)} for path in files],
+        },
         "counts": {
             "read": unique.read,
             "duplicates": unique.duplicates,
@@ -92,12 +98,6 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
     return manifest
 
 
-def _without_request(problems: Iterator[Problem]) -> Iterator[Problem]:
-    """Problems without the request that :func:`prepare` has put behind them before."""
-    for problem in problems:
-        yield replace(problem, text=problem.text.removesuffix(_REQUEST).strip())
-
-
 def _prompt(problem: str) -> str:
     """A problem with a request for a box, its own if it has one."""
     return problem if _BOX_ASKED.search(problem) else TEMPLATE.replace("{problem}", problem)
@@ -107,25 +107,68 @@ def describe(manifest: Mapping[str, Any]) -> str:
     """One line for people: rows and what was removed."""
     counts = manifest["counts"]
     by_set = ", ".join(f"{name} {sum(overlap.values())}" for name, overlap in counts["overlap_with_tests"].items())
-    empty = f"{counts['without_answer']} without a problem or an answer, " if counts["without_answer"] else ""
     return (
-        f"{manifest['name']}: {counts['read']} rows read, {empty}{counts['duplicates']} duplicates, "
-        f"{counts['conflicting_answers']} with conflicting answers, {counts['dropped_for_overlap']} overlapping with "
-        f"tests ({by_set or 'not compared'}), {counts['written']} written"
+        f"{manifest['name']}: {counts['read']} rows read, {counts['without_answer']} without a problem or an answer, "
+        f"{counts['duplicates']} duplicates, {counts['conflicting_answers']} with conflicting answers, "
+        f"{counts['dropped_for_overlap']} overlapping with tests ({by_set or 'not compared'}), "
+        f"{counts['written']} written"
     )
 
 
-def _origin(source: Source, folder: Path | None) -> dict[str, Any]:
-    origin: dict[str, Any] = {"hub_id": source.hub_id, "split": source.split}
-    if source.path is not None:
-        origin, folder = {"columns": [source.prompt, source.answer]}, source.path.parent
-    elif folder is None:
-        return origin | {"revision": source.revision}
-    else:
-        # The revision of a local copy is not known; its checksums identify it.
-        origin |= {"revision": None, "expected_revision": source.revision}
-    files = [
-        {"name": str(path.relative_to(folder)), "bytes": path.stat().st_size, "sha256": sha256_of(path)}
-        for path in local_files(source, folder)
-    ]
-    return origin | {"files": files}
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m recipe.math.data", description="Data sets for training and tests.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add = commands.add_parser("prepare", help=__doc__, description=__doc__).add_argument
+    names = ", ".join((*SOURCES, *GROUPS))
+    add("names", nargs="+", metavar="NAME", help=f"of {names}; or your files, with --prompt and --answer")
+    add("--out", type=Path, required=True, metavar="DIR", help="folder for NAME.parquet and NAME.manifest.json")
+    add("--prompt", metavar="COLUMN", help="of your file: the column of problems; COLUMN.FIELD inside")
+    add("--answer", metavar="COLUMN", help="the column of answers: alone, in a last box, or behind a last ####")
+    add("--name", help="of your file: the data_source of its rows (default: the file's name)")
+    add("--role", choices=("train", "test"), default="train", help="of your file (default: train)")
+    add("--source", type=Path, metavar="DIR", help="read DIR/NAME.parquet or the copy DIR/NAME/, not the hub")
+    against = "test sets to keep out of training sets (default: a published set's own, none for yours; empty: none)"
+    add("--against", nargs="*", choices=TEST_SETS, metavar="NAME", help=against)
+    return parser
+
+
+def _sources(args: argparse.Namespace) -> Iterator[Source]:
+    """The sets that a command line names. Raises ValueError, with what to give, for a name that is none."""
+    if (args.prompt is None) != (args.answer is None) or (args.name and len(args.names) > 1):
+        raise ValueError("--prompt and --answer belong together, and --name to one file")
+    if args.prompt is None:
+        for name in dict.fromkeys(name for group in args.names for name in GROUPS.get(group, (group,))):
+            if name not in SOURCES:
+                raise ValueError(
+                    f"{name!r} is no published set: choose of {', '.join((*SOURCES, *GROUPS))}; a file of yours needs "
+                    "--prompt COLUMN and --answer COLUMN"
+                )
+            yield SOURCES[name]
+        return
+    written: set[str] = set()
+    for path in map(Path, args.names):
+        name = args.name or path.resolve().name.partition(".")[0]
+        if not re.fullmatch(r"[\w.-]+", name) or name in SOURCES or name in written:
+            raise ValueError(
+                f"{path}: {name!r} is another set's name or none: give one of letters, digits, - by --name"
+            )
+        written.add(name)
+        yield own_source(path, name, args.role, args.prompt, args.answer)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Exit status: 0; 1 if a set is left out, with why; 2 after a wrong command."""
+    args, failed = _parser().parse_args(argv), False
+    try:
+        sources = list(_sources(args))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for source in sources:
+        try:
+            against = source.tests if args.against is None else args.against
+            print(describe(prepare(source, args.out, args.source, against)), flush=True)
+        except (ValueError, OSError) as error:  # the other sets may still be whole
+            print(f"error: {source.name}: {error}", file=sys.stderr)
+            failed = True
+    return int(failed)

@@ -6,7 +6,7 @@ silent start from the beginning), and damaged files (an error minutes later, in 
 
 A file that was cut short lacks the directory at its end; that is all that is looked at before a start and before a
 save. Bytes that have changed within a file are found by whoever loads it (:func:`unsound`, :func:`damage_of_rank`),
-because only that process reads it whole anyway. They are noted in the checkpoint, and the next start passes it over.
+because only that process reads it whole anyway.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,12 +31,6 @@ _FOLDER = re.compile(r"global_step_(\d+)")
 _PREFIXES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
 #: What an asynchronous mode saves of TransferQueue: the prompts under way. Written last, but for the tracker.
 QUEUE = "transfer_queue"
-#: In a checkpoint: the damage that a start has seen while it loaded the files. The next save of the step removes it.
-DAMAGE_FILE = "damaged.txt"
-
-
-#: In place of damage: a file system may fail for a moment.
-UNREADABLE = "cannot be read"
 
 
 def step_folder(root: Path, step: int) -> Path:
@@ -61,7 +54,7 @@ def archive_damage(path: Path, whole: bool = False) -> str | None:
             with zipfile.ZipFile(file) as archive:
                 bad = archive.testzip()
     except OSError as error:
-        return f"{UNREADABLE} ({error})"
+        return f"cannot be read ({error})"
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         return f"is damaged ({error})"  # RuntimeError: also a compression or a cipher that torch does not write
     return f"is damaged (wrong checksum of {bad})" if bad else None
@@ -116,15 +109,6 @@ class Checkpoint:
         return sorted({int(match[1]) for match in matches if match})
 
     @cached_property
-    def noted(self) -> list[str]:
-        """What :meth:`note` has written, and what to do once the file is mended."""
-        with suppress(OSError):
-            damage = read_text(self.folder / DAMAGE_FILE).splitlines()
-            remedy = f"as a start saw that loaded it (remove {self.folder / DAMAGE_FILE} once it is mended)"
-            return [f"{sentence}, {remedy}" for sentence in damage]
-        return []
-
-    @cached_property
     def damage(self) -> dict[Path, str]:
         """What is wrong with each of its files of ``torch.save`` that is damaged; see :func:`archive_damage`."""
         return {path: damage for path in sorted(self._files) if (damage := archive_damage(path)) is not None}
@@ -141,8 +125,6 @@ class Checkpoint:
             ranks: FSDP ranks of the run that would resume it.
             contents: verl's ``actor.checkpoint.load_contents``, and ``QUEUE`` where prompts under way belong to it.
         """
-        if self.noted:
-            return self.noted
         if self.ranks and ranks not in self.ranks:
             return [
                 f"{self} was saved by {', '.join(map(str, self.ranks))} FSDP rank(s) and this run has {ranks}: use as "
@@ -155,21 +137,6 @@ class Checkpoint:
         if QUEUE in contents and not (self.folder / QUEUE / "metadata.json").is_file():
             damaged[self.folder / QUEUE] = "is missing"
         return [f"{path} {damage}" for path, damage in damaged.items() if damage]
-
-    def note(self, damage: Sequence[str]) -> bool:
-        """Write into it what is wrong with it: the next start looks for it.
-
-        Returns:
-            Whether it is noted; not where it cannot be written, nor where a file could not be read, which may pass.
-        """
-        if any(f" {UNREADABLE} (" in sentence for sentence in damage):
-            return False
-        try:
-            with atomic_path(self.folder / DAMAGE_FILE) as temporary:
-                temporary.write_text("".join(f"{sentence}\n" for sentence in damage), encoding="utf-8")
-        except OSError:
-            return False
-        return True
 
 
 def checkpoints(root: Path) -> list[Checkpoint]:
@@ -191,7 +158,7 @@ def remove_old(root: Path, step: int, keep: int) -> None:
     fail for a moment. ``root`` holds all checkpoints; ``keep`` is verl's ``max_actor_ckpt_to_keep``, at least 2.
     """
     old = [checkpoint for checkpoint in checkpoints(root) if checkpoint.step < step]
-    whole = [checkpoint for checkpoint in old if not (checkpoint.noted or checkpoint.damage)]
+    whole = [checkpoint for checkpoint in old if not checkpoint.damage]
     kept = (*whole[: keep - 1], latest(root))
     for checkpoint in old if whole else ():
         if checkpoint not in kept:
@@ -240,8 +207,7 @@ def name_latest(checkpoint: Checkpoint) -> None:
 
 
 def tracker_repair(trainer: DictConfig, contents: Sequence[str] | None) -> tuple[str, Checkpoint | None] | None:
-    """What a start does about a tracker file that is missing or unreadable, or that names a checkpoint whose damage a
-    start has noted. Writes nothing.
+    """What a start does about a tracker file that is missing or unreadable. Writes nothing.
 
     Args:
         trainer: verl's group of that name.
@@ -253,14 +219,9 @@ def tracker_repair(trainer: DictConfig, contents: Sequence[str] | None) -> tuple
     """
     root = Path(trainer.default_local_dir)
     tracker = root / TRACKER_FILE
-    if trainer.resume_mode != "auto":
+    if trainer.resume_mode != "auto" or tracked_step(root) is not None:
         return None
-    if tracked_step(root) is None:
-        why = f"{tracker} {'names no step' if tracker.exists() else 'is missing'} (a save was interrupted)"
-    elif (named := latest(root)) is not None and named.noted:
-        why = "; ".join(named.noted)
-    else:
-        return None
+    why = f"{tracker} {'names no step' if tracker.exists() else 'is missing'} (a save was interrupted)"
     newest = newest_complete(root, *_needs(trainer, contents))
     if newest is not None:
         return f"{why}: {tracker.name} names {newest.folder.name} again, the newest complete checkpoint", newest
@@ -306,8 +267,6 @@ def resume_problems(
     if not problems:
         return
     other = newest_complete(checkpoint.folder.parent, *needs) if checkpoint else None
-    if other and checkpoint and trainer.resume_mode == "auto" and checkpoint.noted:
-        return  # the tracker is repaired where the run starts
     remedy = (
         f"resume the newest complete one with trainer.resume_mode=resume_path trainer.resume_from_path={other}"
         if other

@@ -82,7 +82,7 @@ def start(modules: Sequence[str]) -> Callable[[], None]:
     def stop() -> None:
         global _py_executable
         _py_executable = None
-        server.terminate()
+        server.kill()  # SIGTERM may be blocked
         server.communicate()
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -17,7 +17,6 @@ import ray._private.worker as ray_worker
 
 from recipe.runner.faults.phase import Phase, during
 from recipe.runner.faults.processes import Ended, Process, role_by_title
-from recipe.runner.faults.texts import masking
 
 _LINES_OF_AN_ERROR = 12
 #: How Ray describes an actor whose process has gone: its class, and further lines of which one is the process.
@@ -37,7 +36,14 @@ class ExplainedError(RuntimeError):
 
 
 class TrainingFailed(RuntimeError):
-    """A process of the run failed or died; the message says which, and where its log is."""
+    """A process of the run failed or died; the message says which, and where its log is.
+
+    ``of_process``: it has died or hung, and might not do so again.
+    """
+
+    def __init__(self, message: str, of_process: bool = False) -> None:
+        super().__init__(message)
+        self.of_process = of_process
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ def explained(error: BaseException, log: Path, failure: Failure | None, phase: P
     ``failure`` is the first that was seen. The whole error is written to ``log``, that of the launching process.
     """
     with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:  # the disk may be full
-        traceback.print_exception(error, file=masking(file))
+        traceback.print_exception(error, file=file)
     reason = error  # Ray wraps what a task raised, once for each process on its way, in classes that derive from it
     while isinstance(inner := getattr(reason, "cause", None), BaseException):
         reason = inner
@@ -82,7 +88,7 @@ def explained(error: BaseException, log: Path, failure: Failure | None, phase: P
         if failure.process is not None and "running low on memory" in str(error):  # Ray's own monitor
             full = "its machine's memory is nearly used up (RAY_memory_usage_threshold); "
             failure = death(Ended(failure.process), phase, full)
-        return TrainingFailed(f"{failure.sentence}\nthe whole error: {log}")
+        return TrainingFailed(f"{failure.sentence}\nthe whole error: {log}", of_process=True)
     last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
     # A job of slurm/ copies the logs of all its nodes.
     logs = (

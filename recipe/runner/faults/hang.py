@@ -1,4 +1,4 @@
-"""A limit on the time without progress: a warning with the stacks of all processes, and then the end of the run.
+"""A limit on the time without progress: a warning, the stacks of all processes in their logs, then the end of the run.
 
 Progress is what the trainer writes into phase.json (a new phase, and in a generation or validation each response that
 has finished) and into progress.log; the times of both files tell. A step that is merely slow gets the same warning.
@@ -16,10 +16,8 @@ from typing import Final
 from recipe.runner.faults.errors import Failure
 from recipe.runner.faults.phase import FIRST_SYNC, PHASE_FILE, PROGRESS_FILE, Phase, read_phase
 from recipe.runner.faults.processes import Process, is_stopped
-from recipe.runner.faults.stacks import stacks_of
+from recipe.runner.faults.stacks import ask_for_stacks
 
-#: In the run folder: the stacks of a run that hangs.
-HANG_FILE: Final = "hang.txt"
 #: The run ends after so many times the limit at which it is warned of.
 _END = 1.75
 #: Or after so many seconds of the first weight sync, which takes seconds, and in verl 0.9.1 may never end.
@@ -37,27 +35,25 @@ _BEGINNING = Phase(0, "start-up", 0.0)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State and stacks of one process.
+    """State of one process.
 
     Attributes:
         process: Which.
         stopped: Whether a signal or a debugger has stopped it.
-        stacks: Of all its threads.
     """
 
     process: Process
     stopped: bool
-    stacks: str
 
     def __str__(self) -> str:
         return f"{self.process} is stopped" if self.stopped else str(self.process)
 
 
 def snapshots_of(processes: Iterable[Process]) -> list[Snapshot]:
-    """Of each of these processes of this machine."""
+    """Of each of these processes of this machine, which are asked for their stacks, too."""
     processes = list(processes)
-    stacks = stacks_of(process.pid for process in processes)
-    return [Snapshot(process, is_stopped(process.pid), text) for process, text in zip(processes, stacks, strict=True)]
+    ask_for_stacks(process.pid for process in processes)
+    return [Snapshot(process, is_stopped(process.pid)) for process in processes]
 
 
 def _written(path: Path) -> int:
@@ -75,7 +71,7 @@ class HangLimit:
 
     Args:
         after_s: The limit, in seconds.
-        run_dir: Of the run, where the stacks are written, as ``hang.txt``.
+        run_dir: Of the run.
         say: Called with a warning.
     """
 
@@ -108,17 +104,13 @@ class HangLimit:
         return None
 
     def _diagnose(self, phase: Phase, quiet_s: float, snapshots: Callable[[], list[Snapshot]]) -> str:
-        """Write the stacks of all processes, and say in one sentence which are stopped."""
+        """Ask all processes for their stacks, and say in one sentence which are stopped."""
         queue = f" ({phase.queue})" if phase.queue else ""
         what = f"no progress for {quiet_s:.0f} s {phase.words()}{queue}"
         why = "nothing is known of its processes"
         try:
             seen = snapshots()
             why = "; ".join(str(snapshot) for snapshot in seen if snapshot.stopped) or "no process is stopped"
-            stacks = "\n".join(f"{snapshot}\n{snapshot.stacks}" for snapshot in seen)
-            (self._folder / HANG_FILE).write_text(
-                f"{time.strftime('%F %T')}, {quiet_s:.0f} s without progress\n\n{stacks}"
-            )
-        except Exception as error:  # whatever it is, a full disk for one: the run must end
+        except Exception as error:  # whatever it is: the run must end
             return f"{what}: {why} ({error!r})"
-        return f"{what}: {why}; stacks of all processes: {self._folder / HANG_FILE}"
+        return f"{what}: {why}; each process has written its stacks to its log"

@@ -137,21 +137,6 @@ def socket_problems(folder: Path, socket: str, setting: str) -> Iterator[str]:
         )
 
 
-def kernel_problems(*folders: tuple[Path, str]) -> Iterator[str]:
-    """Folders on file systems without execution: a compiled kernel cannot be loaded from there.
-
-    Args:
-        folders: Each with the variable that gives another one.
-    """
-    for folder, variable in dict.fromkeys(folders):
-        place = next(path for path in (folder, *folder.parents) if path.exists())
-        if os.statvfs(place).f_flag & os.ST_NOEXEC:
-            yield (
-                f"set {variable} to a folder on a local disk without noexec: {place} is mounted noexec, "
-                f"and the kernels that Triton, Inductor and FlashInfer compile into {folder} could not be loaded"
-            )
-
-
 def gpu_problems() -> Iterator[str]:
     """GPUs that only one process may use, or none: the trainer's processes and vLLM's share each."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -172,7 +157,7 @@ def gpu_problems() -> Iterator[str]:
 
 
 def problems(ray_folder: Path, parent: Path, setting: str, has_gpus: bool = True) -> Iterator[str]:
-    """What keeps a run from starting here: paths of sockets; on GPUs file systems without execution, and GPUs.
+    """What keeps a run from starting here: paths of sockets, and GPUs.
 
     Args:
         ray_folder: That of the run's Ray.
@@ -186,7 +171,6 @@ def problems(ray_folder: Path, parent: Path, setting: str, has_gpus: bool = True
     if not (of_ray and is_same):
         yield from socket_problems(temporary, VLLM, f"TMPDIR={temporary}")
     if has_gpus:
-        yield from kernel_problems((parent, setting.partition("=")[0]), (temporary, "TMPDIR"))
         yield from gpu_problems()
 
 

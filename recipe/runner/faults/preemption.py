@@ -1,27 +1,39 @@
-"""The end of a run before its time: the file ``stop`` in its folder, Ctrl-C, and the signals that end it at once.
+"""The end of a run before its time: the file ``stop`` in its folder, and signals.
 
-Whoever wants a run to save and end writes ``RUN/stop``: a person, a job script, and at a first Ctrl-C this process.
-The trainer looks for it where a phase begins (:mod:`recipe.runner.hooks`). It finishes the step in progress, saves and
-raises :class:`Preempted`; the exit status is 75, or 130 after Ctrl-C. During the start-up there is nothing to save, and
-the launching process ends it (:mod:`recipe.runner.launch.start`).
+Whoever wants a run to save and end writes ``RUN/stop``: a person, a job script, and this process at a first signal. The
+trainer looks for it where a phase begins (:mod:`recipe.runner.hooks`). It finishes the step in progress, saves and
+raises :class:`Preempted`; the exit status is 75, or 130 after Ctrl-C. Before the first step there is nothing to save,
+and the launching process ends at once, with the same status. A second signal N ends it at once, with 128 + N.
+
+The signals are blocked, and one thread waits for them, because ``ray.init`` replaces handlers. What this process starts
+inherits the block: SLURM sends a signal to every process of a step, and Ray's must go on until the save is done.
+
+``python -m recipe.runner.faults.preemption COMMAND...`` runs a command with the signals blocked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NoReturn
 
 import psutil
 
 from recipe.runner.faults.phase import read_phase
+from recipe.runner.faults.processes import kill
 
-#: Exit status of a run that has saved its state and wants to be started again (EX_TEMPFAIL of sysexits.h).
+#: Exit status of a run that failed, and would fail again.
+FAILED: Final = 1
+#: Exit status of a run that is worth another start (EX_TEMPFAIL of sysexits.h).
 PREEMPTED = 75
 #: Exit status after Ctrl-C, as shells give it.
 INTERRUPTED = 128 + signal.SIGINT
@@ -41,7 +53,8 @@ class Preempted(Exception):
     """The run ended early because it was asked to, and can be continued."""
 
 
-NOTHING_TO_SAVE = "preempted before the first step: there was nothing to save"
+NOTHING_SAVED: Final = "before the end of the first step: nothing saved"
+NOT_BEGUN: Final = "before the run began: nothing saved"
 
 
 def ask_to_stop(run_dir: str | Path) -> None:
@@ -102,79 +115,101 @@ def end_note() -> str | None:
     )
 
 
-#: The signals that end this process's run, the last one for certain: Ray raises a KeyboardInterrupt of its own in place
-#: of another. SIGINT is here from the first Ctrl-C on, while the run goes on to its save.
-ENDED_BY: list[signal.Signals] = []
+#: What asks a run to save and end.
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+#: Signals within so many seconds are one: SLURM sends TERM twice, 5 ms apart, to what it preempts without a grace time.
+_ONE_SIGNAL_S: Final = 1.0
 
 
-def end_on_signals() -> None:
-    """Let SIGTERM, and SIGHUP of a closed terminal, end a run as Ctrl-C does, and note it in :data:`ENDED_BY`.
+def keep_blocked() -> None:
+    """Keep ``multiprocessing`` from unblocking SIGINT and SIGTERM in the thread that starts its resource tracker."""
+    resource_tracker._HAVE_SIGMASK = False  # type: ignore[attr-defined]
 
-    Call in the main thread, and again after ``ray.init``, which takes SIGTERM for a handler of its own that prints a
-    C++ stack trace.
 
-    Raises:
-        KeyboardInterrupt: in the main thread, once, when one of them comes.
+def take_signals(act: Callable[[signal.Signals], None]) -> None:
+    """Block the signals, but those that are ignored (below nohup, for one), and call ``act`` with each, in a thread.
+
+    To be called before any other thread is started, which would not have them blocked.
+    """
+    blocked = {signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN}
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    keep_blocked()
+
+    def wait() -> None:
+        last = -_ONE_SIGNAL_S
+        while True:
+            signum = signal.Signals(signal.sigwait(blocked))
+            if time.monotonic() - last >= _ONE_SIGNAL_S:
+                last = time.monotonic()
+                act(signum)
+
+    threading.Thread(target=wait, daemon=True, name="signals").start()
+
+
+def status_of(signals: list[signal.Signals]) -> int:
+    """Exit status of what was ended by these signals, in the order in which they came."""
+    if len(signals) > 1:
+        return 128 + signals[-1]
+    return INTERRUPTED if signals == [signal.SIGINT] else PREEMPTED
+
+
+class Ending:
+    """What a signal does in the launching process of a run.
+
+    Attributes:
+        signals: Those that came.
+        run_dir: Of the run, once its phase.json is of this start.
+        folder: Of the run's private files, which go with it.
+        how_far: What the run has done, the end of the last words.
+        let_go: Called before the end at once.
     """
 
-    def end(signum: int, _: object) -> None:
-        _end_by(signal.Signals(signum))
+    def __init__(self) -> None:
+        self.signals: list[signal.Signals] = []
+        self.run_dir: str | None = None
+        self.folder: Path | None = None
+        self.how_far: Callable[[], str] = lambda: NOT_BEGUN
+        self.let_go: Callable[[], None] = self._end_children
 
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(ending) is not signal.SIG_IGN:  # nohup
-            signal.signal(ending, end)
-
-
-def _end_by(signum: signal.Signals) -> None:
-    for ending in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(ending, signal.SIG_IGN)  # the end takes a few seconds, and is under way
-    ENDED_BY.append(signum)
-    raise KeyboardInterrupt
-
-
-def _on_ctrl_c(handler: Callable[[int, Any], object]) -> None:
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job
-        signal.signal(signal.SIGINT, handler)
-
-
-def leave_on_ctrl_c() -> None:
-    """Until the launch begins, let Ctrl-C end this process with a sentence, whatever it imports or composes meanwhile.
-
-    An import can swallow an exception, or turn it into another. Call in the main thread.
-    """
-
-    def leave(*_: object) -> None:
-        os.write(2, b"interrupted before the run began\n")
-        os._exit(INTERRUPTED)
-
-    _on_ctrl_c(leave)
-
-
-def stop_on_signals(run_dir: str | Path | None) -> None:
-    """Let SIGUSR1 and the next Ctrl-C ask the run in this folder to save and end. Call in the main thread.
-
-    During the start-up they end the launch at once, by a KeyboardInterrupt in the main thread; so they do without a
-    folder, whose phase.json may be an earlier start's. The second Ctrl-C ends the run at once, too, as the first does
-    where nothing can be written.
-    """
-
-    def stop(number: int, _: object) -> None:
-        signum = signal.Signals(number)
-        phase = read_phase(run_dir) if run_dir else None
-        if run_dir is None or phase is None or phase.is_start_up:
-            _end_by(signum)
-        if signum == signal.SIGINT:
-            _on_ctrl_c(lambda *_: _end_by(signum))
-            ENDED_BY.append(signum)
-            with contextlib.suppress(OSError):  # the terminal may be gone
-                os.write(2, b"interrupted (Ctrl-C once more ends the run at once): saving after the step in progress\n")
+    def take(self, signum: signal.Signals) -> None:
+        """Ask the run to save and end; or end it at once, if there is nothing to save, or this is a second signal."""
+        self.signals.append(signum)
+        phase = read_phase(self.run_dir) if self.run_dir else None
+        if not self.run_dir or phase is None or phase.is_start_up or len(self.signals) > 1:
+            self.leave()
         try:
-            ask_to_stop(run_dir)
+            ask_to_stop(self.run_dir)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.write(2, f"error: the run cannot be asked to stop: {error}\n".encode())
-            if signum == signal.SIGINT:
-                _end_by(signum)
+            _say(f"error: the run cannot be asked to save: {error}")
+            self.leave()
+        _say(f"{self.why()}: saving after the step in progress; another signal ends the run at once")
 
-    _on_ctrl_c(stop)
-    signal.signal(signal.SIGUSR1, stop)
+    def why(self) -> str:
+        """The first words about the end."""
+        return "interrupted" if self.signals[-1:] == [signal.SIGINT] else f"ended by {self.signals[-1].name}"
+
+    def leave(self) -> NoReturn:
+        """End this process at once."""
+        with contextlib.suppress(Exception):  # it ends, whatever keeps it from saying so
+            _say(f"{self.why()} {self.how_far()}")
+            self.let_go()
+        os._exit(status_of(self.signals))
+
+    def _end_children(self) -> None:
+        kill([child.pid for child in psutil.Process().children(recursive=True)])
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print(text, file=sys.stderr, flush=True)
+
+
+#: Of this process.
+ENDING: Final = Ending()
+
+
+if __name__ == "__main__":
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    os.execvp(sys.argv[1], sys.argv[1:])

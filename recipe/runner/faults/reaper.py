@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -39,9 +40,12 @@ class Reaper:
             start_new_session=True,
         )
 
-    def bye(self) -> None:
-        """This process ends by itself, and with it the reaper's input; it has said why."""
-        self.tell(_BYE)
+    def bye(self, folder: Path | None = None) -> None:
+        """This process ends by itself, and with it the reaper's input; it has said why.
+
+        If it leaves its run behind, ``folder`` is that of its Ray, which goes with the run.
+        """
+        self.tell(_BYE if folder is None else f"{_BYE} {folder}")
 
     def tell(self, sentence: str) -> None:
         """What to print as the reason if this process ends before it has said :meth:`bye`."""
@@ -53,7 +57,8 @@ class Reaper:
 def main(run_id: str, run_dir: str, launcher: str) -> None:
     """Wait for the end of the launching process (the end of the input), then see to what it has left."""
     *_, reason = ["", *sys.stdin.read().splitlines()]
-    if reason != _BYE:
+    word, _, folder = reason.partition(" ")
+    if word != _BYE:
         log = Path(run_dir) / "launcher.log"
         when = during(read_phase(run_dir))
         reason = reason or f"the launching process (process {launcher}) died{when}; its log: {log}"
@@ -70,6 +75,8 @@ def main(run_id: str, run_dir: str, launcher: str) -> None:
     while (left := processes_of(run_id)) and time.monotonic() < limit:
         kill(left)
         time.sleep(0.2)
+    if word == _BYE and folder:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

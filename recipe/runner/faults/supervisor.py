@@ -45,7 +45,8 @@ class Supervisor(threading.Thread):
         run_id: Of the run (:mod:`recipe.runner.faults.processes`).
         run_dir: Of the run.
         stop: Should make the launcher's call to Ray return; called if the run goes on ``GRACE_S`` after a failure.
-        record: Notes the sentence of a failure; this process ends then, ``LEAVE_S`` later if the run still goes on.
+        record: Notes the sentence of a failure and returns the exit status; this process ends with it ``LEAVE_S`` later
+            if the run still goes on.
         hang: The limit on the time without progress; None: there is none.
         other_nodes: Whether the run may have processes on other nodes.
 
@@ -60,7 +61,7 @@ class Supervisor(threading.Thread):
         run_id: str,
         run_dir: str | Path,
         stop: Callable[[], None],
-        record: Callable[[str], None],
+        record: Callable[[str], int],
         hang: HangLimit | None = None,
         other_nodes: bool = False,
     ) -> None:
@@ -100,9 +101,7 @@ class Supervisor(threading.Thread):
             return
         threading.Thread(target=self._stop_run, daemon=True).start()  # a call to a dead Ray may not return
         if not self.over.wait(LEAVE_S):
-            with contextlib.suppress(OSError):
-                self._record(failure.sentence)
-            _leave()
+            _leave(self._record(failure.sentence))  # the reaper prints the sentence and ends what is left
 
     def _phase(self) -> Phase | None:
         return read_phase(self._run_dir)
@@ -125,6 +124,11 @@ class Supervisor(threading.Thread):
         if self.failure is None:
             self.over.set()
 
+    def let_go(self, folder: Path | None) -> None:
+        """Leave to the reaper what there is of the run, and the folder of its Ray: this process ends now."""
+        self.stand_down()
+        self._reaper.bye(folder)
+
     def close(self) -> None:
         """End what there is of the run; it may have ended by itself."""
         self.stand_down()
@@ -135,8 +139,8 @@ class Supervisor(threading.Thread):
         self._reaper.bye()
 
 
-def _leave() -> None:
-    os._exit(1)  # the reaper prints the sentence and ends what is left
+def _leave(status: int) -> None:
+    os._exit(status)
 
 
 # ---------------------------------------------------------------- other nodes

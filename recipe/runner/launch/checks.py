@@ -2,8 +2,8 @@
 
 :data:`RULES` is the table. A rule is a function that yields one sentence a problem, with the key, the value and what to
 give instead; a command adds the rules of its method. What a setting must be by itself is a type
-(:mod:`recipe.runner.launch.values`), and what verl itself refuses before Ray starts has no rule. This module imports
-neither verl nor ray: the planner (:mod:`recipe.runner.plan`) uses the arithmetic too.
+(:mod:`recipe.runner.launch.values`), and what verl itself refuses before Ray starts has no rule. Importing this
+module imports neither verl nor ray.
 """
 
 from __future__ import annotations
@@ -20,17 +20,26 @@ from omegaconf import DictConfig, OmegaConf
 from fspo.files import existing_place, folder_problem
 from recipe.runner import SUPPORTED_VERL, ranks
 from recipe.runner.faults import node
-from recipe.runner.launch import adapters, agents, inputs, loggers, model_files, rewards, trial
+from recipe.runner.launch import inputs, loggers, model_files, rewards, trial
+from recipe.runner.launch.data_files import columns_and_rows, data_files, generated_files
 from recipe.runner.launch.machine import ray_folder, ray_parent, starts_ray
 from recipe.runner.launch.values import MachineProblem, PreflightError
 from recipe.runner.ray_worker import HOOK
-from recipe.runner.verl_patches import server_slots
 
 Rule = Callable[[DictConfig], Iterator[str]]
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _MODEL: Final = "actor_rollout_ref.model"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
+#: Files that verl's workers load, minutes after the start.
+_TOOLS: Final = tuple(f"{_ROLLOUT}.multi_turn.{name}" for name in ("tool_config_path", "function_tool_path"))
+_LOOPS: Final = f"{_ROLLOUT}.agent.agent_loop_config_path"
+_DATASET: Final = "data.custom_cls.path"
+_ADAPTER: Final = f"{_MODEL}.lora_adapter_path"
+#: Keys of paths that are made absolute: Ray's workers have another working folder.
+PATHS: Final = (*_TOOLS, _LOOPS, _ADAPTER)
+#: verl's agent loop that calls no tool.
+_ONE_TURN: Final = "single_turn_agent"
 #: The engines that the metrics by mini-batch, the export, the supervisor and the CPU platform support.
 _SERVED: Final = {"model_engine": ("dp",), f"{_ACTOR}.strategy": ("fsdp2", "fsdp"), f"{_ROLLOUT}.name": ("vllm",)}
 
@@ -50,7 +59,7 @@ def package_problems(config: DictConfig) -> Iterator[str]:
         ("vllm", True, "every run", "run `make setup`, or install requirements/gpu.txt"),
         ("transfer_queue", True, "every run", "pip install TransferQueue>=0.1.10"),
         # verl's own choice, too. The kernels are asked for: where they are not compiled, flash_attn may be its
-        # cross-entropy alone (requirements/bundle.sh).
+        # cross-entropy alone (requirements/install-gpu.sh).
         (
             "flash_attn_2_cuda",
             by_choice or (implementation is None and model.use_remove_padding),
@@ -103,6 +112,47 @@ def room_problems(config: DictConfig) -> Iterator[str]:
             f"run.dir={config.run.dir}: {free / 2**30:.1f} GiB are free in {place}, and {kept} checkpoint(s) "
             f"need {needed / 2**30:.1f} GiB{each}: make room, or give another folder{more}"
         )
+
+
+def path_problems(config: DictConfig) -> Iterator[str]:
+    """Files of the user's that are not there, of which the workers would say so minutes later."""
+    for key in (*PATHS, _DATASET):
+        path = OmegaConf.select(config, key)
+        if not path or "://" in path or (key == _ADAPTER and not model_files.looks_like_a_path(path)):
+            continue  # a module, or an adapter on the hub
+        if not Path(path).expanduser().exists():
+            yield MachineProblem(f"{key}={path} is not there: correct the path")
+
+
+def agent_problems(config: DictConfig) -> Iterator[str]:
+    """An agent loop that verl does not have, where no file could register it; tools that no response calls."""
+    agent, registers = config.actor_rollout_ref.rollout.agent, (*_TOOLS, _LOOPS, _DATASET, f"{_MODEL}.external_lib")
+    loop, default = str(agent.default_agent_loop), f"{_ROLLOUT}.agent.default_agent_loop"
+    given = [key for key in registers if OmegaConf.select(config, key)]
+    if agent.get("agent_loop_manager_class"):
+        return
+    if loop != _ONE_TURN and not given:
+        from verl.experimental.agent_loop.agent_loop import _agent_loop_registry as known
+
+        if loop not in known:
+            yield f"{default}={loop} is registered by nobody: give one of {', '.join(sorted(known))}, or {_LOOPS}=FILE"
+    tools = [key for key in given if key in _TOOLS]
+    if tools and loop == _ONE_TURN and _DATASET not in given and not _names_loops(config):
+        yield (
+            f"{tools[0]}={OmegaConf.select(config, tools[0])}: every response has one turn, in which no tool is "
+            f"called; give {default}=tool_agent, or a column agent_name in the data"
+        )
+
+
+def _names_loops(config: DictConfig) -> bool:
+    """Whether rows of the data name the agent loop that answers them; also if a file cannot be read here."""
+    files = {file for key in ("train_files", "val_files") for file in data_files(config.data, key)}
+    try:
+        return any(
+            "agent_name" in columns_and_rows(Path(file))[0].names for file in files - {*generated_files(config.data)}
+        )
+    except (OSError, ValueError):
+        return True
 
 
 def hook_problems(config: DictConfig) -> Iterator[str]:
@@ -171,7 +221,6 @@ def batch_problems(config: DictConfig) -> Iterator[str]:
             yield f"{_ROLLOUT}.nnodes=0 leaves {mode} no device that generates: give mode=separate_async"
     sizes = f"{_ROLLOUT}.tensor_model_parallel_size * data_parallel_size * pipeline_model_parallel_size"
     yield from _divides(name, number, sizes, ranks.of_replica(config))
-    yield from server_slots.problems(config)
 
 
 _POSITIONS: Final = "the model's max_position_embeddings"
@@ -225,7 +274,7 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
     """Settings that lose work or give wrong numbers in silence."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     val, keep, parts = rollout.val_kwargs, config.trainer.max_actor_ckpt_to_keep, ranks.ulysses(config)
-    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    actor, algorithm, optim = config.actor_rollout_ref.actor, config.algorithm, config.actor_rollout_ref.actor.optim
     checkpoint = actor.get("checkpoint") or {}
     attention = OmegaConf.select(config, f"{_MODEL}.override_config.attn_implementation")
     for wrong, setting, why in (
@@ -270,6 +319,34 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
             f"with {_ACTOR}.use_kl_loss=true: no penalty, but a pass of the reference model in every step. Set "
             "kl_loss_coef=0.001, or use_kl_loss=false",
         ),
+        # Another value than verl's own, which was therefore given.
+        (
+            actor.kl_loss_coef not in (0, 0.001) and not actor.use_kl_loss,
+            f"{_ACTOR}.kl_loss_coef={actor.kl_loss_coef}",
+            f"has no effect with use_kl_loss=false: leave it out, or give {_ACTOR}.use_kl_loss=true",
+        ),
+        (
+            algorithm.kl_ctrl.kl_coef not in (0, 0.001) and not algorithm.use_kl_in_reward,
+            f"algorithm.kl_ctrl.kl_coef={algorithm.kl_ctrl.kl_coef}",
+            "has no effect with use_kl_in_reward=false: leave it out, or give algorithm.use_kl_in_reward=true",
+        ),
+        (
+            optim.lr_warmup_steps_ratio > 0 and optim.lr_warmup_steps > 0,
+            f"{_ACTOR}.optim.lr_warmup_steps_ratio={optim.lr_warmup_steps_ratio}",
+            f"has no effect beside lr_warmup_steps={optim.lr_warmup_steps}: leave it out, or give "
+            f"{_ACTOR}.optim.lr_warmup_steps=-1 for a share of the run",
+        ),
+        (
+            optim.get("min_lr_ratio")
+            and {optim.lr_scheduler_type, optim.get("warmup_style") or "constant"} == {"constant"},
+            f"{_ACTOR}.optim.min_lr_ratio={optim.get('min_lr_ratio')}",
+            f"has no effect on a constant learning rate: leave it out, or give {_ACTOR}.optim.lr_scheduler_type=cosine",
+        ),
+        (
+            actor.grad_clip not in (1, optim.clip_grad),
+            f"{_ACTOR}.grad_clip={actor.grad_clip}",
+            f"has no effect: FSDP reads the optimizer's. Give it as {_ACTOR}.optim.clip_grad",
+        ),
         (
             algorithm.use_kl_in_reward and not algorithm.kl_ctrl.kl_coef,
             f"algorithm.kl_ctrl.kl_coef={algorithm.kl_ctrl.kl_coef}",
@@ -286,8 +363,8 @@ RULES: Final[tuple[Rule, ...]] = (
     package_problems,
     *inputs.MODEL_AND_DATA,
     rewards.reward_problems,
-    agents.agent_problems,
-    adapters.adapter_problems,
+    path_problems,
+    agent_problems,
     room_problems,
     hook_problems,
     node_problems,

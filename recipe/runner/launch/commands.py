@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -17,17 +16,23 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from fspo.records import METRICS_FILE, grid_of, numbered_steps
+from fspo.records import grid_of
 from recipe.runner.checkpoints.integrity import latest
-from recipe.runner.faults.preemption import ENDED_BY, PREEMPTED, Preempted, end_on_signals, stop_on_signals
+from recipe.runner.faults.preemption import (
+    ENDING,
+    FAILED,
+    INTERRUPTED,
+    NOT_BEGUN,
+    NOTHING_SAVED,
+    Preempted,
+    status_of,
+)
 from recipe.runner.launch.compose import parsed, quoted, text_of
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import forked_workers, private_run
-from recipe.runner.launch.run_settings import Resume, has_results
+from recipe.runner.launch.run_settings import Resume, has_results, last_steps, status_after_failure
 from recipe.runner.launch.values import PreflightError
 
-#: Exit status of a run that failed.
-FAILED: Final = 1
 #: Exit status for bad input, as ``argparse`` uses it.
 BAD_INPUT: Final = 2
 
@@ -174,16 +179,10 @@ def launch_or_exit(
         print(why, *commands(), sep="\n", file=sys.stderr)
         sys.exit(status)
 
-    def leave_by(ended: int) -> None:
-        status = PREEMPTED if ended == signal.SIGUSR1 else 128 + ended
-        how = "interrupted" if ended == signal.SIGINT else f"ended by {signal.Signals(ended).name}"
-        if not Path(config.run.dir).exists():
-            print(f"{how} before the run began", file=sys.stderr)
-            sys.exit(status)
-        leave(f"{how} {_how_far(config)}", status)
+    def how_far() -> str:
+        return "\n".join([_how_far(config), *commands()]) if Path(config.run.dir).exists() else NOT_BEGUN
 
-    end_on_signals()
-    stop_on_signals(None)
+    ENDING.how_far = how_far
     try:
         with private_run(config), forked_workers(config, job.modules):
             # Here, beside the workers: `start` imports verl, which must wait until the platform is exported.
@@ -196,7 +195,7 @@ def launch_or_exit(
                 config = start.config
                 launch(start)
             except TrainingFailed as failed:
-                leave(f"error: {failed}", FAILED)
+                leave(f"error: {failed}", status_after_failure(config) if failed.of_process else FAILED)
     except PreflightError as error:
         refuse(*error.problems)
     except OmegaConfBaseException as error:
@@ -207,11 +206,8 @@ def launch_or_exit(
     except OSError as error:  # once Ray runs, its errors say where they come from
         refuse(of_system(error))
     except Preempted as ended:
-        if signal.SIGINT in ENDED_BY:
-            leave_by(signal.SIGINT)
-        leave(str(ended), PREEMPTED)
-    except KeyboardInterrupt:
-        leave_by(ENDED_BY[-1] if ENDED_BY else signal.SIGINT)
+        status = status_of(ENDING.signals)
+        leave(f"interrupted {_how_far(config)}" if status == INTERRUPTED else str(ended), status)
     if after := commands(finished=True):
         print(*after, sep="\n", flush=True)
 
@@ -220,13 +216,9 @@ def _how_far(config: DictConfig) -> str:
     """How far a run came that was ended early, and what of it is saved: the end of a sentence."""
     if config.get("evaluate"):
         return "before the evaluation was complete"
-    checkpoint = latest(Path(config.trainer.default_local_dir))
-    saved = checkpoint.step if checkpoint else 0
-    metrics = Path(config.run.dir) / METRICS_FILE
-    # A validation has the number of the step before it; a step is logged after it has been saved.
-    done = max([saved, *(line["step"] for _, line in numbered_steps(metrics, []))])
+    saved, done = last_steps(config)
     if not done:
-        return "before the end of the first step: there was nothing to save"
+        return NOTHING_SAVED
     if saved == done:
         return f"after step {done}, which is saved"
     if saved:

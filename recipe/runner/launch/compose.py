@@ -24,9 +24,7 @@ from hydra.errors import ConfigCompositionException, MissingConfigException, Ove
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fspo.names import did_you_mean
 from recipe.runner.launch.job import Job
-from recipe.runner.launch.old_keys import OLD_KEYS, OTHER_NAMES
 
 #: Configuration files of the runner, for a job's defaults list.
 CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
@@ -34,19 +32,12 @@ CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
 SEARCH_PATH = "hydra.searchpath"
 _NESTS: Final = {**dict.fromkeys("[{(", 1), **dict.fromkeys("]})", -1)}
 _MAX_DEPTH: Final = 40
-_UNEXPECTED = re.compile(r"(?:(\w+)[.]__init__[(][)] got an )?unexpected keyword argument '(\w+)'")
 #: The end of what is wrong with an override that only adds what is there.
 _PLUS: Final = "already; leave the + out"
 #: What Hydra and OmegaConf raise for a command or a file.
 _REFUSALS: Final = (ConfigCompositionException, OmegaConfBaseException)
 #: Groups that hand on whatever they hold: to a function, a server, a model, Ray, an optimizer.
 HANDED_ON: Final = re.compile(r"_kwargs\.|override_\w*config\.|runtime_env\.|teacher_models\.|ray_init\.")
-
-_LOSS: Final = "actor_rollout_ref.actor.policy_loss."
-#: Groups of which verl makes classes that take no other key.
-_TYPED: Final = ("actor_rollout_ref.model", "actor_rollout_ref.rollout")
-#: verl's reward groups of before 0.7, which its own migration moves to ``reward``.
-_UNREAD: Final = ("custom_reward_function", "reward_model", "sandbox_fusion")
 
 
 def parsed(overrides: Iterable[str]) -> list[Override]:
@@ -132,29 +123,25 @@ class Refused(ConfigCompositionException):
 Base = Callable[[Sequence[Override]], tuple[DictConfig, list[str]]]
 
 
-def compose(
-    job: Job, overrides: Sequence[Override] = (), own: Collection[str] = (), base_of: Base | None = None
-) -> DictConfig:
+def compose(job: Job, overrides: Sequence[Override] = (), base_of: Base | None = None) -> DictConfig:
     """The configuration of a job with these overrides, in every form of Hydra's grammar but a sweep.
 
     Hydra puts the groups together once (or ``base_of`` does, where a run is resumed); the other overrides are looked up
-    in that, and applied to it one by one. ``own`` are settings of the command itself, which a mistyped key may have
-    been meant for.
+    in that, and applied to it one by one.
 
     Raises:
-        Refused: for unknown options of a group and unknown keys, with the choices and a suggestion; for a key of an
-            earlier verl, with the key to use instead; for a file of the user's that cannot be composed; for a group
-            that a run does not have.
+        Refused: for unknown options of a group, with the choices, and unknown keys; for a file of the user's that
+            cannot be composed; for a group that a run does not have.
         hydra.errors.HydraException: for a folder of configuration files that does not exist.
         Exception: any other comes from an error in a program, not from the command.
     """
-    good, problems = _without_old_keys(job, overrides)
+    good, problems = _without_named_groups(job, overrides)
     groups = of_groups(job, good)
     base, wrong = base_of(groups) if base_of else composed_groups(job, groups)
     problems += wrong
     config = copy.deepcopy(base)
     values = [override for override in good if override not in groups]
-    unknown = _wrong_keys(job, values, own, base)
+    unknown = _wrong_keys(values, base)
     for override in [*(one for one in values if text_of(one) not in unknown), *_without_plus(unknown)]:
         try:
             apply(override, config)
@@ -173,7 +160,7 @@ def apply(override: Override, config: DictConfig) -> None:
 
 def defaults(job: Job, overrides: Sequence[Override]) -> DictConfig:
     """The configuration of the groups that overrides choose, without the others. Not to be changed: it is cached."""
-    return composed_groups(job, of_groups(job, _without_old_keys(job, overrides)[0]))[0]
+    return composed_groups(job, of_groups(job, _without_named_groups(job, overrides)[0]))[0]
 
 
 def of_groups(job: Job, overrides: Sequence[Override]) -> list[Override]:
@@ -214,7 +201,7 @@ def _unknown_options(overrides: Sequence[Override], error: Exception) -> dict[st
     if not (isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file):
         return {}
     group, _, option = error.missing_cfg_file.rpartition("/")
-    why = f"there is no {group}={option}{did_you_mean(option, error.options)}: give one of {', '.join(error.options)}"
+    why = f"there is no {group}={option}: give one of {', '.join(error.options)}"
     return {text_of(override): why for override in overrides if key_of(override).partition("@")[0] == group}
 
 
@@ -242,22 +229,9 @@ def _culprit(job: Job, overrides: Sequence[Override], error: Exception) -> dict[
     return {}
 
 
-def old_key(job: Job, key: str) -> tuple[str, str] | None:
-    """The key of an earlier verl, or of an earlier recipe, that a key is or lies below, and what to give instead."""
-    olds = {**OLD_KEYS, **job.old_keys}
-    return next(((old, instead) for old, instead in olds.items() if is_below(key, [old])), None)
-
-
-def former_keys(job: Job, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Problems of settings that an earlier version has recorded: keys that no longer exist."""
-    for key, value in leaves(settings):
-        if value is not None and old_key(job, key):
-            yield f"{key}={value}: there is no such key any more"
-
-
-def _without_old_keys(job: Job, overrides: Sequence[Override]) -> tuple[list[Override], list[str]]:
-    """The overrides without old keys and groups named as settings, and the problems of the others."""
-    good, problems, by_old, folders = list[Override](), [], dict[tuple[str, str], list[str]](), _folders(job, overrides)
+def _without_named_groups(job: Job, overrides: Sequence[Override]) -> tuple[list[Override], list[str]]:
+    """The overrides without groups named as settings, and the problems of the others."""
+    good, problems, folders = list[Override](), list[str](), _folders(job, overrides)
     for override in overrides:
         key = key_of(override)
         if not _is_option(override) and _is_group(key, folders):
@@ -266,18 +240,12 @@ def _without_old_keys(job: Job, overrides: Sequence[Override]) -> tuple[list[Ove
             )
             options = ", ".join(choices(job, key.partition("@")[0], overrides)) or f"its settings, as {key}.NAME=VALUE"
             problems.append(f"{text_of(override)}: {key} is a group of settings; {wanted} {options}")
-        elif old := old_key(job, key):
-            by_old.setdefault(old, []).append(key)
-        elif key in job.former_keys and not override.is_delete():
-            good += parsed([f"++{text_of(override).lstrip('+')}"])
         else:
             good.append(override)
-    # One line for all keys of a group that has gone: a script of Megatron's has dozens.
-    lines = (f"{', '.join(keys)}: there is no {old}; {instead}" for (old, instead), keys in by_old.items())
-    return good, [*problems, *lines]
+    return good, problems
 
 
-def _wrong_keys(job: Job, overrides: Sequence[Override], own: Collection[str], base: DictConfig) -> dict[str, str]:
+def _wrong_keys(overrides: Sequence[Override], base: DictConfig) -> dict[str, str]:
     """Unknown keys, keys added with + that exist, and keys of groups and lists, each with its remedy."""
     added = [key_of(override) for override in overrides if override.is_add() or override.is_force_add()]
     wrong = {}
@@ -294,7 +262,8 @@ def _wrong_keys(job: Job, overrides: Sequence[Override], own: Collection[str], b
             if there and not isinstance(value, dict | list):
                 wrong[text] = f"{text}: there is {key} {_PLUS}"
         elif not has_key(base, key) and not is_below(key, added):
-            wrong[text] = _no_such(job, text, key, own, base)
+            way = "leave it out" if override.is_delete() else f"+{text} adds one that code of yours reads"
+            wrong[text] = f"{text}: there is no such key; {way}"
     return wrong
 
 
@@ -376,74 +345,6 @@ def _is_group(key: str, folders: Iterable[Path]) -> bool:
     return name.partition("/")[0] == "hydra" or (name != "" and any((folder / name).is_dir() for folder in folders))
 
 
-def _no_such(job: Job, text: str, key: str, own: Collection[str], defaults: DictConfig) -> str:
-    """That there is no such key, and what to write instead."""
-    if text.startswith("~"):
-        return f"{text}: there is no such key; leave it out"
-    for group, instead in job.instead.items():
-        if is_below(key, [group]):
-            return f"{key}: there is no such key; {instead}"
-    like = _like(job, key, own, defaults)
-    if HANDED_ON.search(key):
-        return f"{key}: there is no such key yet{like}; +{text} adds it"
-    if like:
-        return f"{key}: there is no such key{like}"
-    if is_below(key, _TYPED):
-        return f"{key}: there is no such key; leave it out"
-    return f"{key}: there is no such key; leave it out (+{text} would add it, for code of yours that reads it)"
-
-
-def _like(job: Job, key: str, own: Collection[str], defaults: DictConfig) -> str:
-    """A suggestion for a key that was mistyped, given without the groups above it, or given by another program's name.
-
-    Groups, and keys that nothing reads, are never suggested. Many of the actor's keys exist for the critic, too, and
-    verl uses many names twice: a key with other groups above it is another setting.
-    """
-    keys = [
-        other
-        for other, value in _keys(OmegaConf.to_container(defaults))
-        if not isinstance(value, dict) and not is_below(other, _UNREAD)
-    ]
-    parts = key.split(".")
-    part = ".".join(parts[: 2 if parts[0] == "actor_rollout_ref" else 1]) + "."
-    everywhere = [other for other in keys if parts[0] == "critic" or not other.startswith("critic.")]
-    beside = [other for other in keys if other.startswith(part)]
-    of_job = parts[0] in (job.name, "run")
-    if (len(parts) == 1 or of_job) and parts[-1] in own:
-        return f" (did you mean {parts[-1]}?)"
-    if same := [other for other in everywhere if _letters(other) == _letters(key)]:  # actor.optim_lr
-        return f" (did you mean {same[0]}?)"
-    # A setting of the loss or the data, as it seems.
-    further = [other for other in everywhere if _leaves_groups_out(parts[of_job:] or parts, other.split("."))]
-    of_loss = [other for other in further if other.startswith(_LOSS)]
-    if of_job:
-        further = of_loss or [other for other in further if other.startswith(("data.", "trainer."))]
-    for only in (further, of_loss):
-        if len(only) == 1:
-            return f" (did you mean {only[0]}?)"
-    options = [path.name for path in job.config.parent.iterdir() if path.is_dir()] if len(parts) == 1 else []
-    as_long = [other for other in everywhere if other.count(".") == key.count(".")]
-    if like := did_you_mean(key, [*(own if options else ()), *options, *as_long]):
-        return like
-    if name := OTHER_NAMES.get(parts[-1]):
-        is_general = len(parts) == 1 or (len(parts) == 2 and parts[0] in ("trainer", "data", "algorithm"))
-        for known in (beside, everywhere if is_general else ()):
-            if named := [other for other in known if f".{other}".endswith(f".{name}")]:
-                return f" (did you mean {named[0]}?)"
-    return ""
-
-
-def _letters(key: str) -> str:
-    """A key without what separates its names."""
-    return re.sub(r"[^a-z0-9]", "", key.lower())
-
-
-def _leaves_groups_out(parts: Sequence[str], of: Sequence[str]) -> bool:
-    """Whether a key's parts are those of a longer one, in its order and with its last, without some of its groups."""
-    rest = iter(of)
-    return parts[-1] == of[-1] and len(parts) < len(of) and all(part in rest for part in parts)
-
-
 def _words(overrides: Sequence[Override]) -> list[str]:
     """Hydra's arguments: the search path of all groups, and the overrides that choose among them."""
     path = search_path([f"file://{folder}" for folder in (verl_config_dir(), CONF_DIR)] + own_folders(overrides))
@@ -458,25 +359,6 @@ def _composed(job: Job, overrides: Sequence[Override]) -> DictConfig:
 def _compose(root: Path, words: tuple[str, ...]) -> DictConfig:
     with initialize_config_dir(config_dir=str(root.parent), version_base=None):
         return hydra_compose(root.stem, overrides=list(words))
-
-
-def _keys(values: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys and values of a group and of all groups in it, those groups themselves among them."""
-    for name, value in values.items() if isinstance(values, dict) else ():
-        yield f"{place}{name}", value
-        yield from _keys(value, f"{place}{name}.")
-
-
-def unexpected_key(config: DictConfig, message: str) -> str:
-    """The unknown key named in verl's error, with a suggestion; empty if the error is about something else."""
-    owner, name = match.groups() if (match := _UNEXPECTED.search(message)) else ("", "")
-    keys = dict(_keys(OmegaConf.to_container(config)))
-    groups = {key: keys[key.rpartition(".")[0]] for key in keys if name and key.endswith(f".{name}")}
-    # Another group may have the key rightly: that of the class which refuses it comes first.
-    key = max(groups, key=lambda key: str(groups[key].get("_target_")).endswith(f".{owner}"), default="")
-    beside = groups.get(key, {})
-    known = sorted(other for other, value in beside.items() if other != name and not isinstance(value, dict))
-    return f": {key}{did_you_mean(name, known) or '; leave it out'}" if key else ""
 
 
 def choices(job: Job, group: str, overrides: Sequence[Override] = ()) -> list[str]:

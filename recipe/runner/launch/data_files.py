@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omegaconf import DictConfig, ListConfig
 
-from fspo.names import did_you_mean
 from fspo.row_files import no_rows_in
-from recipe.runner.launch.reward_function import preparation
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,14 +25,6 @@ NO_ROWS: Final = "has no rows, and verl cannot read such a file: leave it out, o
 #: verl's columns of what only a model with a processor takes, by the keys of `data` that rename them.
 MEDIA: Final = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}
 #: Under which names other data sets have what verl's columns hold.
-_ALIASES: Final = {
-    "prompt": ("question", "problem", "messages", "conversations", "instruction", "query", "input", "text"),
-    "data_source": ("source", "dataset", "data_set", "task"),
-    "reward_model": (
-        *("answer", "final_answer", "ground_truth", "expected_answer", "gold", "target", "label", "solution", "output"),
-        *("response", "completion"),
-    ),
-}
 
 
 def data_files(data: DictConfig, key: str) -> list[str]:
@@ -62,8 +52,7 @@ def generated_files(data: DictConfig) -> dict[str, str]:
 def _readable(path: Path) -> Iterator[None]:
     """Raises ValueError or FileNotFoundError, with the file's name, for a file that verl does not read."""
     if what := no_rows_in(path):
-        way = f"; {_preparation((), 'prompt')}" if path.suffix in (".csv", ".tsv") else f" ({PAGE})"
-        raise (ValueError if path.exists() else FileNotFoundError)(f"{path} {what}{way}")
+        raise (ValueError if path.exists() else FileNotFoundError)(f"{path} {what} ({PAGE})")
     try:
         with _quiet_datasets():
             yield
@@ -197,13 +186,12 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def column_problems(schema: pa.Schema, prompt_key: str = "prompt", text_truth: bool = False) -> Iterator[str]:
+def column_problems(schema: pa.Schema, prompt_key: str = "prompt") -> Iterator[str]:
     """What of a file's columns would stop training: one that is missing, or whose type cannot be used.
 
     Args:
         schema: Of the file.
         prompt_key: ``data.prompt_key``.
-        text_truth: Whether the reward reads a ground truth that is text, as the recipe's own does.
     """
     import pyarrow as pa
 
@@ -218,8 +206,7 @@ def column_problems(schema: pa.Schema, prompt_key: str = "prompt", text_truth: b
         return texts or _is_json(kind.value_type)
 
     def has_truth(kind: pa.DataType) -> bool:
-        truth = fields(kind).get("ground_truth")
-        return _is_json(kind) or (truth is not None and (_is_text(truth) or not text_truth))
+        return _is_json(kind) or "ground_truth" in fields(kind)
 
     def is_record(kind: pa.DataType) -> bool:
         return bool(pa.types.is_null(kind) or pa.types.is_struct(kind) or _is_json(kind))
@@ -227,10 +214,8 @@ def column_problems(schema: pa.Schema, prompt_key: str = "prompt", text_truth: b
     types = {"extra_info": pa.null()} | {column.name: column.type for column in schema}
     absent = [column for column in (prompt_key, "data_source", "reward_model") if column not in types]
     if absent:
-        probable = {column: _probable(column, schema.names) for column in absent}
-        named = ", ".join(f"{column}{probable[column]}" for column in absent)
         have = ", ".join(schema.names) or "none"
-        yield f"has no column {named}; it has {have}. {_preparation(types, prompt_key)}"
+        yield f"has no column {', '.join(absent)}; it has {have} ({PAGE})"
     for column, is_right, right in (
         (prompt_key, is_messages, 'a list of messages, such as [{"role": "user", "content": TEXT}]'),
         ("data_source", _is_text, "text"),
@@ -238,24 +223,7 @@ def column_problems(schema: pa.Schema, prompt_key: str = "prompt", text_truth: b
         ("extra_info", is_record, "a record, or be left out"),
     ):
         if column not in absent and not is_right(types[column]):
-            texts = column in (prompt_key, "reward_model") and _is_text(types[column]) and not absent
-            way = f". {_preparation(types, prompt_key)}" if texts else ""
-            yield f"has a column {column} of type {types[column]}: it must be {right}{way}"
-
-
-def _probable(column: str, names: list[str]) -> str:
-    """The column that probably holds what a missing one should, in brackets; empty if none does."""
-    likely = [name for name in _ALIASES.get(column, ()) if name in names]
-    return f" (probably {likely[0]})" if likely else did_you_mean(column, names)
-
-
-def _preparation(names: Collection[str], prompt_key: str) -> str:
-    """The command that makes verl's columns of a file's two."""
-    prompt = next((name for name in (prompt_key, *_ALIASES["prompt"]) if name in names), "COLUMN")
-    answer = next((name for name in _ALIASES["reward_model"] if name in names), "COLUMN")
-    if "reward_model" in names:
-        answer = "reward_model.ground_truth"
-    return f"`{preparation(prompt, answer)}` writes verl's columns ({PAGE})"
+            yield f"has a column {column} of type {types[column]}: it must be {right} ({PAGE})"
 
 
 def join_problems(schemas: Mapping[str, pa.Schema]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The data of a run: where the files are, and what is wrong with them.
 
 Part of the checks before Ray starts (:mod:`recipe.runner.launch.checks`). Of Parquet files the columns are read and no
-rows: ``python -m recipe.runner.check_data`` does that. A JSON file has no columns without its rows, and is read whole.
+rows. A JSON file has no columns without its rows, and is read whole.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Where verl's loggers (``trainer.logger``) write: into the run folder, under the run's own name, a choice of metrics.
+"""Where verl's loggers (``trainer.logger``) write: into the run folder, under the run's own name.
 
-``metrics.jsonl`` holds every metric whatever is chosen here. The variables are those that ``verl.utils.tracking`` and
+The variables are those that ``verl.utils.tracking`` and
 the loggers themselves read; one that the user has set is left alone.
 """
 
@@ -8,29 +8,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.values import MachineProblem
 
-#: Metrics of ``run.log=headline``, as patterns, to which the job adds its own.
-HEADLINE: Final = (
-    "actor/entropy",
-    "actor/grad_norm",
-    "actor/kl_loss",
-    "actor/lr",
-    "critic/rewards/mean",
-    "perf/throughput",
-    "response_length/mean",
-    "timing_s/step",
-    "training/rollout_probs_diff_mean",
-    "val-core/*",
-)
 #: The package that a logger needs, where it has another name.
 _PACKAGES: Final = {"console": "verl", "file": "verl", "vemlp_wandb": "volcengine_ml_platform"}
 
@@ -52,30 +37,6 @@ def run_name(config: DictConfig) -> str:
     experiment, parts = str(config.trainer.experiment_name), Path(config.run.dir).parts[1:]
     after = parts[len(parts) - parts[::-1].index(experiment) :] if experiment in parts else ()
     return "/".join([experiment, *(after or parts[-3:])])
-
-
-def chosen(config: DictConfig) -> tuple[str, ...]:
-    """The metrics that ``run.log`` chooses, as patterns."""
-    log = config.run.log
-    words = OmegaConf.to_container(log) if OmegaConf.is_list(log) else [log]
-    named = {"headline": (*HEADLINE, *PROGRESS.headline), "all": ("*",)}
-    return tuple(pattern for word in words for pattern in named.get(word, (word,)))
-
-
-class Chosen:
-    """One of verl's loggers, which gets the metrics that match a pattern."""
-
-    def __init__(self, logger: Any, patterns: Sequence[str]) -> None:
-        self._logger, self._patterns = logger, patterns
-
-    def log(self, data: Mapping[str, Any], step: int) -> None:
-        """As the logger's own."""
-        shown = {name: data[name] for name in data if any(fnmatchcase(name, pattern) for pattern in self._patterns)}
-        if shown:
-            self._logger.log(data=shown, step=step)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._logger, name)
 
 
 def problems(config: DictConfig) -> Iterator[str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.runner.faults import node
-from recipe.runner.faults.preemption import Preempted
+from recipe.runner.faults.preemption import ENDING, Preempted
 from recipe.runner.faults.processes import RUN_ID_VARIABLE, own_run_id
 from recipe.runner.launch.values import PreflightError
 
@@ -163,7 +163,7 @@ def private_run(config: DictConfig) -> Iterator[None]:
         variables["RAY_AUTH_TOKEN"] = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
     if config.trainer.nnodes == 1:
         variables |= {name: os.environ.get(name) or value for name, value in LOOPBACK_ENVIRONMENT.items()}
-    folder = Path(tempfile.mkdtemp(prefix="", dir=private))
+    folder = ENDING.folder = Path(tempfile.mkdtemp(prefix="", dir=private))
     variables["TMPDIR"] = os.environ.get("TMPDIR") or str(folder)  # sockets of vLLM, locks of verl
     failed = True
     try:
@@ -175,7 +175,7 @@ def private_run(config: DictConfig) -> Iterator[None]:
         failed = False
         raise
     finally:
-        _ray_folder = _ray_parent = None
+        _ray_folder = _ray_parent = ENDING.folder = None
         if (ray := sys.modules.get("ray")) is not None:
             ray.shutdown()
         _remove(folder, keep_logs=failed)

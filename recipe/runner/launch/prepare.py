@@ -24,19 +24,17 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fspo.files import local_path
-from fspo.records import CONFIG_FILE
 from recipe.runner.checkpoints import integrity
 from recipe.runner.faults.preemption import end_note
 from recipe.runner.faults.resources import needs_of
-from recipe.runner.launch import adapters, agents, checks, masking, model_files, rewards, run_settings
-from recipe.runner.launch.compose import absolute_path, defaults, former_keys, unexpected_key
+from recipe.runner.launch import checks, model_files, rewards, run_settings, secrets
+from recipe.runner.launch.compose import absolute_path, defaults, key_of
 from recipe.runner.launch.data_files import data_files
 from recipe.runner.launch.end_of_turn import SETTING, add_stop_token
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import pass_to_ray_workers, starts_ray
-from recipe.runner.launch.no_effect import judged
 from recipe.runner.launch.run_folder import Start
-from recipe.runner.launch.run_settings import FORMER, Resume
+from recipe.runner.launch.run_settings import Resume
 from recipe.runner.launch.values import (
     MachineProblem,
     PreflightError,
@@ -59,18 +57,12 @@ def prepare(
 ) -> Start:
     """Make a start of the configuration that was composed with ``overrides``, on the settings of the run ``resume``.
 
-    Keys without effect are noted.
-
     Writes nothing but a tracker of the run's checkpoints that a killed save has left unreadable. With ``elsewhere`` the
     run will be on another machine: then not even that, and what only that machine can settle is no error.
 
     Raises:
         PreflightError: if the configuration, the machine or the folder cannot serve the run.
     """
-    if resume is not None:
-        former = [*former_keys(job, resume.settings), *job.recorded(resume.settings)]
-        if former:
-            raise PreflightError(*(f"{resume.folder / CONFIG_FILE}: {problem}; {FORMER}" for problem in former))
     references: dict[str, str] = {}
     overrides = resume.all_overrides(overrides) if resume else overrides
     of_groups = defaults(job, overrides)
@@ -85,7 +77,12 @@ def prepare(
     measured = resume if resume and resume.measured else None
     mended: integrity.Checkpoint | None = None
     with _beside(wrong):
-        refused, idle = judged(config, job, overrides, of_groups, measured.overrides if measured else ())
+        refused = []
+        given = any(key_of(override) == "trainer.resume_from_path" for override in overrides)
+        if given and trainer.resume_from_path and trainer.resume_mode != "resume_path":
+            # The run would begin with the model, or with what its own folder holds.
+            path = f"trainer.resume_from_path={trainer.resume_from_path}"
+            refused.append(f"{path} has no effect with resume_mode={trainer.resume_mode}: give resume_mode=resume_path")
         if resume is not None:
             contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
             if elsewhere or wrong:  # the tracker stays as it is
@@ -103,7 +100,7 @@ def prepare(
         run_settings.check_folder(Path(config.run.dir), trainer, goes_on, resume)
         refused += filter(None, [saves_elsewhere])
         notes, facts, unsettled = check(config, job, elsewhere, refused, checkpoint, references)
-    _note(*idle, end_note() or "")
+    _note(end_note() or "")
     if isinstance(note, MachineProblem):
         unsettled.append(note)
     else:
@@ -155,7 +152,7 @@ def on_this_machine(
     """The configuration with what only this machine knows: absolute paths and Ray's environment.
 
     With ``elsewhere`` the run will be on another machine, and what this one's platform would need is left out. What
-    :func:`recipe.runner.launch.masking.references` gives is added to ``references``. ``defaults`` are those of
+    :func:`recipe.runner.launch.secrets.references` gives is added to ``references``. ``defaults`` are those of
     :func:`recipe.runner.launch.values.value_problems`. Problems of values are added to ``wrong``, and the values are
     the defaults then, so that the other checks can be made.
 
@@ -181,7 +178,7 @@ def on_this_machine(
                 model[key] = absolute_path(folder) if Path(folder).expanduser().is_dir() else folder
         for key in ("train_files", "val_files"):
             config.data[key] = [absolute_path(file) for file in data_files(config.data, key)]
-        for key in (SETTING, *agents.FILES, adapters.PATH):
+        for key in (SETTING, *checks.PATHS):
             if (own := OmegaConf.select(config, key)) and Path(local_path(str(own))).expanduser().exists():
                 OmegaConf.update(config, key, absolute_path(local_path(str(own))))
         if config.trainer.resume_from_path:
@@ -202,9 +199,8 @@ def on_this_machine(
             for key in _ONLY_TO_START_RAY:
                 ray_init.pop(key, None)
     if references is not None:
-        references.update(masking.references(config))
+        references.update(secrets.references(config))
     OmegaConf.resolve(config)
-    masking.know(OmegaConf.to_container(config))
     if not elsewhere:
         pass_to_ray_workers(config)
     return config
@@ -250,9 +246,9 @@ def check(
         config: With what the machine and the run folder add.
         job: The kind of run.
         elsewhere: As for :func:`recipe.runner.launch.checks.check`.
-        refused: Problems that are known already: of keys without effect.
+        refused: Problems that are known already.
         checkpoint: What the run would resume.
-        references: To the environment, by key (:func:`recipe.runner.launch.masking.references`).
+        references: To the environment, by key (:func:`recipe.runner.launch.secrets.references`).
 
     Returns:
         What verl notes about the configuration; what ``run.json`` says of the method; and what only the machine of the
@@ -267,7 +263,7 @@ def check(
     def further(config: DictConfig) -> Iterator[str]:
         contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
         yield from integrity.resume_problems(config.trainer, contents, checkpoint)
-        yield from masking.printed_problems(config, references or {}, joins=not starts_ray(config))
+        yield from secrets.printed_problems(config, references or {}, joins=not starts_ray(config))
         yield from job.problems(config)
         if config.data.get("offline_task") and job.write_data is None:
             yield f"data.offline_task: {job.command} writes no data of its own; leave it out, and give data.train_files"
@@ -288,7 +284,7 @@ def check(
         # Hydra wraps what one of verl's dataclasses refuses, some without a word: then it names the dataclass.
         text = str(error.__cause__ or "") or str(error)
         if not (elsewhere and isinstance(error.__cause__, OSError)):
-            raise PreflightError(f"verl refuses the configuration: {text}{unexpected_key(config, text)}") from error
+            raise PreflightError(f"verl refuses the configuration: {text}") from error
         # It reads a model's files, a critic's for example, which may be on that machine only.
         unsettled.append(MachineProblem(f"verl's own checks, for want of a file: {text.splitlines()[0]}"))
     return notes.getvalue(), facts, unsettled

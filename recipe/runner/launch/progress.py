@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TextIO
 
 from recipe.runner.faults.phase import PROGRESS_FILE
-from recipe.runner.faults.texts import masked_text
 
 
 def say(text: str, out: TextIO) -> None:
@@ -35,8 +34,7 @@ class Progress:
     """What the trainer's process tells the person who watches."""
 
     def __init__(self) -> None:
-        #: What the job adds to the numbers that are shown.
-        self.headline: tuple[str, ...] = ()
+        #: What the job adds to the numbers of a step's line.
         self.columns: Columns = ()
         self._file: Path | None = None
         self._started = time.monotonic()
@@ -46,8 +44,8 @@ class Progress:
         self._file = Path(run_dir) / PROGRESS_FILE
 
     def say(self, text: str) -> None:
-        """Append a line, stamped with the seconds since this process began, without the secrets that it knows."""
-        line = masked_text(f"[{time.monotonic() - self._started:6.1f}s] {text}\n")
+        """Append a line, stamped with the seconds since this process began."""
+        line = f"[{time.monotonic() - self._started:6.1f}s] {text}\n"
         # A full disk does not end the run here. Opened anew each time: so NFS shows the line to other machines.
         with contextlib.suppress(OSError):
             if self._file is not None:

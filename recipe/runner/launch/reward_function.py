@@ -18,19 +18,8 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final
 
-from fspo.names import did_you_mean
-
 #: How verl passes the row and the response; every one of them, by keyword.
 ARGUMENTS: Final = ("data_source", "solution_str", "ground_truth", "extra_info")
-#: A module with a function of this name is asked what is wrong with the keywords of its reward function.
-SETTINGS_PROBLEM: Final = "settings_problem"
-#: A module with a function of this name reads ground truths that are text, and says what is wrong with each of a list:
-#: ``truth_problems([(data_source, ground_truth), ...], reward_kwargs)`` returns a list of sentences and None.
-TRUTH_PROBLEMS: Final = "truth_problems"
-#: How a sentence of :data:`TRUTH_PROBLEMS`, or of another process, begins that is no reason to stop.
-NOTE: Final = "note: "
-#: A command with {prompt} and {answer}, which makes a file in verl's schema of two columns of another file.
-PREPARATION: Final = "PREPARATION"
 _PACKAGE, _FILE = "pkg://", "file://"
 #: Why a reward may work in the main thread only, and what to do.
 IN_THREADS: Final = (
@@ -54,23 +43,6 @@ def load(path: str, name: str) -> Callable[..., Any]:
             traceback of the user's lines.
     """
     return _function(_module(path), name)
-
-
-def truth_reader(path: str) -> Callable[..., list[str | None]] | None:
-    """The function :data:`TRUTH_PROBLEMS` of the reward's module; None without one. Errors as :func:`load`."""
-    return getattr(_module(path), TRUTH_PROBLEMS, None)
-
-
-def recipes_reward() -> str:
-    """The ``pkg://`` path of the reward in the recipe that the runner is part of, whose name it does not know."""
-    modules = sorted(Path(__file__).resolve().parents[2].glob("*/reward.py"))  # other recipes may have one
-    module = next(module for module in modules if PREPARATION in module.read_text(encoding="utf-8"))
-    return f"{_PACKAGE}recipe.{module.parent.name}.reward"
-
-
-def preparation(prompt: str, answer: str) -> str:
-    """The recipe's command that makes verl's columns of two others (:data:`PREPARATION`)."""
-    return str(getattr(_module(recipes_reward()), PREPARATION)).format(prompt=prompt, answer=answer)
 
 
 def _module(path: str) -> ModuleType:
@@ -237,8 +209,8 @@ def problem_of(path: str, name: str, settings: Mapping[str, Any] | None, keyword
     Args:
         path: As for :func:`load`.
         name: Of the function.
-        settings: verl's ``reward_kwargs``. If the module has a function ``settings_problem``, that one is asked, too.
-            None where a reward manager of the user's calls the function as it likes: it is loaded only.
+        settings: verl's ``reward_kwargs``; None where a reward manager of the user's calls the function as it likes: it
+            is loaded only.
         keywords: Further keywords with which verl will call it.
     """
     try:
@@ -246,11 +218,9 @@ def problem_of(path: str, name: str, settings: Mapping[str, Any] | None, keyword
         function = _function(module, name)
         if settings is None:
             return None
-        problem = call_problem(function, [*settings, *keywords])
+        return call_problem(function, [*settings, *keywords])
     except BadReward as error:
         return str(error)
-    ask = getattr(module, SETTINGS_PROBLEM, None)
-    return problem if problem or ask is None else ask(settings)
 
 
 def class_problem(path: str, name: str) -> str | None:
@@ -267,10 +237,7 @@ def class_problem(path: str, name: str) -> str | None:
     have = sorted(key for key, value in vars(module).items() if _is_manager(value))
     if name in have:
         return None
-    return (
-        f"it has no class {name!r} with a method run_single, which verl calls{did_you_mean(name, have)}; it has "
-        f"{', '.join(have) or 'none'}"
-    )
+    return f"it has no class {name!r} with a method run_single, which verl calls; it has {', '.join(have) or 'none'}"
 
 
 def _is_manager(value: Any) -> bool:

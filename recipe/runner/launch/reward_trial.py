@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from recipe.runner.faults.texts import masked_text
 from recipe.runner.launch.data_files import columns_and_rows, read_table, record_of, rows_of
 from recipe.runner.launch.own_process import answer, asked
 from recipe.runner.launch.reward_function import (
@@ -40,8 +38,6 @@ ROWS: Final = 10
 LIMIT_S: Final = 60.0
 #: Of one call.
 CALL_LIMIT_S: Final = 60.0
-#: Shorter words of a setting are words like any other.
-_SHORTEST: Final = 6
 #: What the manager adds to a row's extra_info.
 _OF_A_RUN: Final = {"num_turns": 2, "rollout_reward_scores": {}}
 
@@ -181,71 +177,53 @@ def first_of_each(sources: Sequence[str], number: int = ROWS) -> list[int]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial of a reward shows, without the values of its settings.
+    """What a trial of a reward shows.
 
     Attributes:
         failure: How a call has failed; empty if none has.
         is_unknown: Whether that was NotImplementedError, which verl's own reward raises for an unknown data source.
         notes: What is not wrong, and strange.
-        scores: Place and data source of each row, with the scores of its ground truth and of an empty response.
     """
 
     failure: str = ""
     is_unknown: bool = False
     notes: Sequence[str] = ()
-    scores: Sequence[tuple[str, str, float, float]] = ()
 
 
-def tried(
-    function: Callable[..., Any], settings: Mapping[str, Any], rows: Sequence[TrialRow], judges_truths: bool = False
-) -> Outcome:
-    """Call a reward on the first rows of each source, of each until a call has failed.
-
-    A module that ``judges_truths`` itself says on which of them nothing can be earned.
-    """
+def tried(function: Callable[..., Any], settings: Mapping[str, Any], rows: Sequence[TrialRow]) -> Outcome:
+    """Call a reward on the first rows of each source, of each until a call has failed."""
     trial = Trial(function, settings)
     failures: dict[str, tuple[bool, str]] = {}
-    scores: list[tuple[str, str, float, float]] = []
+    scores: list[tuple[str, float, float]] = []
     notes: list[str] = []
     for row in first_rows(rows):
         if row.data_source in failures:
             continue
         try:
-            scores.append((row.place, row.data_source, *trial.scores(row)))
+            scores.append((row.data_source, *trial.scores(row)))
         except OutOfTimeError:
             break
         except BadReward as error:
             failures[row.data_source] = _is_unknown(error), str(error)
     is_unknown, failure = max(failures.values(), key=lambda pair: pair[0], default=(False, ""))
     if not failure:
-        tried_rows, earned = len(scores), {source for _, source, best, nothing in scores if best > nothing}
+        tried_rows, earned = len(scores), {source for source, best, nothing in scores if best > nothing}
         firsts: dict[str, TrialRow] = {}
         for row in first_rows(rows)[:tried_rows]:
             firsts.setdefault(row.data_source, row)
         try:
-            notes = [] if judges_truths else [trial.unearned(firsts[of]) for of in firsts if of not in earned]
+            notes = [trial.unearned(firsts[of]) for of in firsts if of not in earned]
         except BadReward as error:
             failure = str(error)
         if tried_rows < (number := len(first_rows(rows))):
             notes.append(f"{tried_rows} of {number} rows were tried: no call was begun after {LIMIT_S:.0f} s")
         if trial.seconds > 1:
             notes.append(f"a call took {trial.seconds:.1f} s, and a run calls it for every response")
-    failure, *notes = (masked_text(text, _words(settings)) for text in (failure, *notes))
-    return Outcome(failure, is_unknown, notes, scores)
+    return Outcome(failure, is_unknown, notes)
 
 
 def _is_unknown(error: BaseException | None) -> bool:
     return isinstance(error, NotImplementedError) or (error is not None and _is_unknown(error.__cause__))
-
-
-def _words(value: Any) -> set[str]:
-    """Each text of settings, at any depth, and its longer words: any of them may be from the environment."""
-    if isinstance(value, Mapping | list | tuple):
-        return set().union(*map(_words, value.values() if isinstance(value, Mapping) else value))
-    if not isinstance(value, str):
-        return set()
-    words = {*value.split(), *re.split(r"[^\w.+-]+", value)}
-    return {value} | {word for word in words if len(word) >= _SHORTEST} if len(value) > 3 else set()
 
 
 def rows_of_file(path: Path) -> list[TrialRow]:

@@ -8,16 +8,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fspo.names import did_you_mean
 from recipe.runner.launch.compose import absolute_path, leaves
-from recipe.runner.launch.data_files import PAGE, data_files, generated_files
-from recipe.runner.launch.reward_function import NOTE, BadReward, class_problem, problem_of, truth_reader
+from recipe.runner.launch.data_files import data_files, generated_files
+from recipe.runner.launch.reward_function import class_problem, problem_of
 from recipe.runner.launch.reward_trial import TrialRow, ask, first_rows, rows_of_file
 from recipe.runner.launch.values import PreflightError
 
@@ -87,8 +86,6 @@ def reward_problems(config: DictConfig) -> Iterator[str]:
     if path.startswith(_RECIPES):
         if problem := problem_of(path, name, settings if is_tried else None, further):
             yield f"{setting}: {problem}"
-        elif is_tried and (reader := truth_reader(path)) is not None:
-            yield from (f"{setting}: {text}" for text in _truth_problems(_rows_to_try(config), reader, settings))
         return
     problem, outcome = ask(path, name, further, (settings, _rows_to_try(config)) if is_tried else (None, []))
     if problem:
@@ -113,37 +110,11 @@ def _rows_to_try(config: DictConfig) -> list[TrialRow]:
     return first_rows(rows)
 
 
-def _truth_problems(rows: Sequence[TrialRow], reader: Callable[..., list[str | None]], settings: Any) -> Iterator[str]:
-    """Ground truths with which no response can earn anything, by data source, if the data has no others.
-
-    If it has others, those are a note. Truths that are no text have been named before.
-    """
-    rows = [row for row in rows if isinstance(row.ground_truth, str)]
-    problems = reader([(row.data_source, row.ground_truth) for row in rows], settings) if rows else []
-    told = [(row, why, why.startswith(NOTE)) for row, why in zip(rows, problems, strict=True) if why is not None]
-    bad = [row for row, _, is_note in told if not is_note]
-    for source, of_notes in dict.fromkeys((row.data_source, is_note) for row, _, is_note in told):
-        of_one = [(row, why) for row, why, is_note in told if (row.data_source, is_note) == (source, of_notes)]
-        row, why = of_one[0]
-        n_tried = sum(other.data_source == source for other in rows)
-        what = "the ground truth" if of_notes else "no response can earn anything, as the ground truth"
-        text = (
-            f"data_source={source}: on {len(of_one)} of {n_tried} rows {what} {why.removeprefix(NOTE)} "
-            f"({row.place}: {row.ground_truth!r:.100})"
-        )
-        if len(bad) == len(rows) and not of_notes:
-            yield f"{text}: write the answer alone, as text, or give {_REWARD}.path=FILE that reads this ({PAGE})"
-        else:
-            print(f"note: {_REWARD}.path: {text}", file=sys.stderr, flush=True)
-
-
 def reads_text(reward: DictConfig) -> str:
-    """The setting of the reward, if it reads ground truths that are text; else nothing. ``reward`` is verl's group."""
+    """The setting of the reward, if it is a recipe's, which reads ground truths that are text; else nothing."""
     path = reward.custom_reward_function.path or ""
-    with contextlib.suppress(BadReward):  # reward_problems says so
-        if path.startswith(_RECIPES) and not _judges_by_itself(reward.reward_manager) and truth_reader(path):
-            return f"{_REWARD}.path={path}"
-    return ""
+    is_read = path.startswith(_RECIPES) and not _judges_by_itself(reward.reward_manager)
+    return f"{_REWARD}.path={path}" if is_read else ""
 
 
 def _judges_by_itself(manager: DictConfig) -> bool:
@@ -161,9 +132,8 @@ def _manager_problem(manager: DictConfig) -> str | None:
     of_verl = f"{_MANAGER}.source=register {_MANAGER}.name=naive for verl's, or another of {verls}"
     if source == "register":
         if name not in REWARD_MANAGER:
-            like = did_you_mean(name, REWARD_MANAGER)
             return (
-                f"{named} with {_MANAGER}.source=register is none of verl's{like}: choose one of {verls}, or give "
+                f"{named} with {_MANAGER}.source=register is none of verl's: choose one of {verls}, or give "
                 f"{_MANAGER}.source=importlib for a class in {_MANAGER}.module.path={path}"
             )
     elif source != "importlib":

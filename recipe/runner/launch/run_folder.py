@@ -9,6 +9,7 @@ import json
 import math
 import platform
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -24,14 +25,13 @@ from fspo.files import atomic_path, write_json
 from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, append_records
 from recipe.runner.checkpoints.integrity import Checkpoint
 from recipe.runner.faults.phase import read_phase
-from recipe.runner.faults.texts import masked_text
 from recipe.runner.launch import end_of_turn
 from recipe.runner.launch.code_state import code_state
-from recipe.runner.launch.compose import SEARCH_PATH, key_of, own_folders, search_path
+from recipe.runner.launch.compose import SEARCH_PATH, key_of, own_folders, search_path, text_of
 from recipe.runner.launch.job import Job
-from recipe.runner.launch.masking import masked, masked_command_line, masked_override
 from recipe.runner.launch.progress import PROGRESS, step_line, validation_line
 from recipe.runner.launch.run_settings import has_results, run_info
+from recipe.runner.launch.secrets import as_given
 from recipe.runner.launch.values import PreflightError
 
 #: Settings that a resumed run changes: key, old and new value.
@@ -55,7 +55,7 @@ class Start:
         notes: What verl notes about the configuration.
         unsettled: Problems that only the machine of the run can settle.
         facts: What ``run.json`` says of its method, by :attr:`Job.complete`.
-        references: To the environment, by key (:func:`recipe.runner.launch.masking.references`).
+        references: To the environment, by key (:func:`recipe.runner.launch.secrets.references`).
         stop_tokens: ``eos_token_id`` of the run's own generation_config.json, if it gets one.
     """
 
@@ -73,9 +73,9 @@ class Start:
     stop_tokens: tuple[int, ...] = ()
 
     def written(self) -> dict[str, Any]:
-        """The configuration as files and loggers get it: without secrets."""
+        """The configuration as files and loggers get it: with its references to the environment."""
         plain = OmegaConf.to_container(self.config, resolve=True)
-        return masked(plain, references=self.references)  # type: ignore[no-any-return]
+        return as_given(plain, references=self.references)  # type: ignore[no-any-return]
 
     @property
     def step(self) -> int:
@@ -145,11 +145,9 @@ def begin(start: Start) -> None:
     earlier = run_info(folder) or {}
     folder.mkdir(parents=True, exist_ok=True)
     code = code_state()
-    if code.problem:
-        print(f"note: which code runs is not recorded: {code.problem}", flush=True)
-    before = earlier.get("code", {}).get("id")
-    if before not in (None, code.id) and has_results(folder):
-        changed = (*changed, ("code", before, code.id))
+    before = earlier.get("commit")
+    if before not in (None, code["commit"]) and has_results(folder):
+        changed = (*changed, ("commit", before, code["commit"]))
     for key, old, new in changed:
         print(f"note: {key} was {old!r}, from step {start.step + 1} on it is {new!r}", flush=True)
     changes = [{"after_step": start.step, "key": key, "old": old, "new": new} for key, old, new in changed]
@@ -159,8 +157,8 @@ def begin(start: Start) -> None:
         "status": "running",
         "experiment": config.trainer.experiment_name,
         "versions": _versions(start.job),
-        **code.facts(),
-        "command": masked_command_line(),
+        **code,
+        "command": sys.orig_argv,
         "overrides": _written(start.overrides),
         "resume_from_path": config.trainer.resume_from_path,
         "changed": [*earlier.get("changed", []), *changes],
@@ -171,13 +169,12 @@ def begin(start: Start) -> None:
         write_json(folder / end_of_turn.FILE, {"eos_token_id": list(start.stop_tokens)})
     with atomic_path(folder / CONFIG_FILE) as temporary:
         temporary.write_text(OmegaConf.to_yaml(start.written()), encoding="utf-8")
-    code.save(folder)  # last: without run.json the folder would not be that of a run
 
 
 def _written(overrides: Sequence[Override]) -> list[str]:
-    """The overrides as ``run.json`` lists them: without secrets, the user's folders absolute and last."""
+    """The overrides as ``run.json`` lists them: the user's folders absolute and last."""
     folders, task = own_folders(overrides), (one for one in overrides if key_of(one) != SEARCH_PATH)
-    return [*map(masked_override, task), *([search_path(folders)] if folders else [])]
+    return [*map(text_of, task), *([search_path(folders)] if folders else [])]
 
 
 def note(run_dir: str, **facts: Any) -> None:
@@ -196,7 +193,7 @@ def end(run_dir: str, status: str, error: str | None = None) -> None:
     folder = Path(run_dir)
     if not (info := run_info(folder)) or not info.get("starts"):
         raise FileNotFoundError(f"{folder / INFO_FILE} is not that of a run any more")
-    why = {"error": masked_text(error).splitlines()[0]} if error else {}
+    why = {"error": error.splitlines()[0]} if error else {}
     info["starts"][-1] |= {"ended": _now(), "status": status} | why
     write_json(folder / INFO_FILE, info | {"status": status}, allow_nan=True)
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,13 +24,14 @@ from fspo.reading import read_yaml
 from fspo.records import (
     CONFIG_FILE,
     INFO_FILE,
+    METRICS_FILE,
     STEP_FILES,
+    numbered_steps,
     read_info,
 )
 from fspo.table import FOLDER, holds_table
-from recipe.runner.checkpoints.integrity import is_checkpoint_of
-from recipe.runner.faults.preemption import STOP_FILE
-from recipe.runner.faults.texts import MASK
+from recipe.runner.checkpoints.integrity import is_checkpoint_of, latest
+from recipe.runner.faults.preemption import FAILED, PREEMPTED, STOP_FILE
 from recipe.runner.launch.compose import (
     SEARCH_PATH,
     apply,
@@ -41,25 +41,18 @@ from recipe.runner.launch.compose import (
     key_of,
     leaves,
     of_groups,
-    old_key,
     parsed,
     quoted,
     text_of,
 )
 from recipe.runner.launch.job import Job
-from recipe.runner.launch.masking import (
-    is_plain_variable,
-    is_reference,
-    is_secret,
-    is_variable,
-    masked,
-)
+from recipe.runner.launch.secrets import as_given, is_reference
 from recipe.runner.launch.values import PreflightError
 
 #: Files that a start replaces or appends to.
 _FILES: Final = (
-    *(CONFIG_FILE, INFO_FILE, *STEP_FILES, FOLDER, "launcher.log", "phase.json", "progress.log", "hang.txt", "run.png"),
-    *("code", "checkpoints/global_step_*", "global_step_*", "generation_config.json", STOP_FILE),
+    *(CONFIG_FILE, INFO_FILE, *STEP_FILES, FOLDER, "launcher.log", "phase.json", "progress.log", "run.png"),
+    *("checkpoints/global_step_*", "global_step_*", "generation_config.json", STOP_FILE),
 )
 #: Keys (and whatever lies below them) that may change when a run goes on: how long it runs, what it saves and logs, and
 #: the machine it runs on. None of them changes what a step computes.
@@ -83,11 +76,6 @@ _MAY_NOT: Final = ("trainer.balance_batch", "trainer.critic_warmup", "trainer.de
 PER_START: Final = ("ray_kwargs", "run.allow_changed", "trainer.resume_mode", "trainer.resume_from_path")
 #: A reference that no run writes: its settings are resolved, but for texts from the environment.
 _STRAY: Final = re.compile(r"\$\{(?!oc\.env:\w+\})")
-#: What to do with a run that was begun with settings that have another meaning now, or none.
-FORMER: Final = (
-    "take another run.dir, or go on in the checkout that began this run; its weights can be exported (python -m "
-    "recipe.runner.export)"
-)
 _RESTORE: Final = "restore it, or begin another run with another run.dir"
 #: Values of ``status`` in run.json.
 STATUSES: Final = ("running", "finished", "failed", "preempted", "interrupted", "killed")
@@ -101,6 +89,20 @@ def run_info(folder: Path) -> dict[str, Any] | None:
 
 def _of_recipe(info: dict[str, Any]) -> dict[str, Any] | None:
     return info if info.get("status") in STATUSES and {"versions", "overrides"} & info.keys() else None
+
+
+def last_steps(config: DictConfig) -> tuple[int, int]:
+    """The last step that a run has saved, and the last one that it has done; 0: none."""
+    checkpoint = latest(Path(config.trainer.default_local_dir))
+    saved = checkpoint.step if checkpoint else 0
+    metrics = Path(config.run.dir) / METRICS_FILE
+    # A validation has the number of the step before it; a step is logged after it has been saved.
+    return saved, max([saved, *(line["step"] for _, line in numbered_steps(metrics, []))])
+
+
+def status_after_failure(config: DictConfig) -> int:
+    """Exit status after a process of a run has died or hung: where a step was done, another start may do more."""
+    return PREEMPTED if last_steps(config)[1] else FAILED
 
 
 def has_results(folder: Path) -> bool:
@@ -127,7 +129,6 @@ class Resume:
         job: The kind of run.
         folder: The run's, absolute.
         settings: Those of its ``config.yaml``, nested, with the folder's present place.
-        hidden: Key and value of every secret among them, masked or a reference.
         checkpoint: The one that its last start was told to begin with.
         overrides: Those of its commands, as ``run.json`` lists them.
         measured: Whether a step, or a part of one, was recorded or saved; a run without one may change.
@@ -136,7 +137,6 @@ class Resume:
     job: Job
     folder: Path
     settings: Mapping[str, Any]
-    hidden: Mapping[str, Any]
     checkpoint: str | None
     overrides: tuple[Override, ...]
     measured: bool
@@ -153,18 +153,19 @@ class Resume:
         """
         if not self.measured:
             return self.all_overrides(in_folder(overrides, self.folder))
-        listed, again = set(map(text_of, self.overrides)), [*PER_START, *self.hidden]
+        listed = set(map(text_of, self.overrides))
         return [
             override
             for override in overrides
-            if key_of(override) != "resume" and (text_of(override) not in listed or is_below(key_of(override), again))
+            if key_of(override) != "resume"
+            and (text_of(override) not in listed or is_below(key_of(override), PER_START))
         ]
 
     def base(self, groups: Sequence[Override]) -> tuple[DictConfig, list[str]]:
         """The settings over the configuration of the run's groups, and what is wrong with the ``groups`` of a command.
 
-        Of the run's groups it has what is of one start, keys that are newer than the run, secrets that the environment
-        has, and the references between settings. Other secrets are null.
+        Of the run's groups it has what is of one start, keys that are newer than the run, and the references between
+        settings.
         """
         if not self.measured:
             return composed_groups(self.job, list(groups))
@@ -186,9 +187,7 @@ class Resume:
                 apply(override, merged)
         for key in PER_START:
             OmegaConf.update(merged, key, OmegaConf.select(config, key), merge=False)
-        for key in self.hidden:
-            OmegaConf.update(merged, key, None)
-        _refer_again(merged, config, self.hidden)
+        _refer_again(merged, config)
         OmegaConf.set_struct(merged, True)
         return merged, problems
 
@@ -209,10 +208,10 @@ class Resume:
         trainer.resume_mode = "auto" if saved or not trainer.resume_from_path else "resume_path"
 
 
-def _refer_again(settings: DictConfig, groups: DictConfig, hidden: Collection[str]) -> None:
+def _refer_again(settings: DictConfig, groups: DictConfig) -> None:
     """Give settings the references of their groups, wherever these stand for the same value; changes ``settings``.
 
-    So an override changes what refers to its key, too. A ``hidden`` setting gets its reference in any case.
+    So an override changes what refers to its key, too.
     """
 
     def value_of(key: str) -> Any:
@@ -224,11 +223,10 @@ def _refer_again(settings: DictConfig, groups: DictConfig, hidden: Collection[st
             continue
         value = value_of(key)
         OmegaConf.update(settings, key, reference, merge=False)
-        if key not in hidden:
-            with contextlib.suppress(OmegaConfBaseException):
-                if value_of(key) == value:
-                    continue
-            OmegaConf.update(settings, key, value, merge=False)
+        with contextlib.suppress(OmegaConfBaseException):
+            if value_of(key) == value:
+                continue
+        OmegaConf.update(settings, key, value, merge=False)
 
 
 def resume_of(overrides: Sequence[Override], job: Job) -> Resume | None:
@@ -236,7 +234,7 @@ def resume_of(overrides: Sequence[Override], job: Job) -> Resume | None:
 
     Raises:
         PreflightError: if ``resume`` names a folder without a run, or one of a run that ``job`` cannot go on with; if a
-            file of the run is damaged; or if the command lacks a secret of the run's.
+            file of the run is damaged.
     """
     new = {key_of(override): override for override in overrides}
     named = [new[key] for key in ("resume", "run.dir") if key in new]
@@ -262,7 +260,7 @@ def resume_of(overrides: Sequence[Override], job: Job) -> Resume | None:
         if problem.startswith(f"{folder / INFO_FILE}: overrides "):
             raise PreflightError(f"{problem}: mend it, or begin again with another run.dir")
         print(f"note: {problem}: left out", file=sys.stderr)
-    begun_with = _begun_with(folder, info, job)
+    begun_with = _begun_with(folder, info)
     measured = has_results(folder)
     try:
         settings: Any = read_yaml(folder / CONFIG_FILE)
@@ -274,58 +272,17 @@ def resume_of(overrides: Sequence[Override], job: Job) -> Resume | None:
         if not measured and not must_be:
             return None  # it was killed while it began: the command says what it is
         raise PreflightError(f"{folder / CONFIG_FILE} cannot be read ({error}): {_RESTORE}") from error
-    resume = Resume(job, folder, settings, _hidden(settings), str(checkpoint) or None, begun_with, measured)
-    if missing := list(_missing(resume, new)):
-        raise PreflightError(
-            f"{folder} keeps no secrets, and the run was given some: give them again, {'; '.join(missing)}"
-        )
-    return resume
+    return Resume(job, folder, settings, str(checkpoint) or None, begun_with, measured)
 
 
-def _begun_with(folder: Path, info: Mapping[str, Any], job: Job) -> tuple[Override, ...]:
-    """The overrides that ``run.json`` lists; PreflightError for damage, and for a key that there is no more."""
+def _begun_with(folder: Path, info: Mapping[str, Any]) -> tuple[Override, ...]:
+    """The overrides that ``run.json`` lists; PreflightError for damage."""
     try:
         overrides = parsed(info.get("overrides", ()))
     except HydraException as error:
         why = f"overrides cannot be read ({str(error).splitlines()[0]})"
         raise PreflightError(f"{folder / INFO_FILE}: {why}: mend it, or begin again with another run.dir") from error
-    for override in overrides:
-        if old := old_key(job, key_of(override)):
-            why = f"the run was begun with {text_of(override)}, and there is no {old[0]}"
-            raise PreflightError(f"{folder / INFO_FILE}: {why}; {FORMER}")
     return tuple(overrides)
-
-
-def _missing(resume: Resume, new: Mapping[str, Override]) -> Iterator[str]:
-    """What to give or set for every secret of the run that a command does not give; notes what else it may lack."""
-    for override in resume.overrides:
-        key, line, name = key_of(override), text_of(override), key_of(override).rpartition(".")[2]
-        if not is_below(key, ["ray_kwargs"]) or any(is_below(other, [key]) for other in new):
-            continue
-        if not is_variable(key) or is_plain_variable(key):
-            print(
-                f"note: {line} is not taken from {resume.folder}: give it again if this start needs it", file=sys.stderr
-            )
-        elif name not in os.environ:
-            yield f"set {name} in the environment"
-    if not resume.hidden:
-        return
-    groups = composed_groups(resume.job, of_groups(resume.job, resume.all_overrides(list(new.values()))))[0]
-    of_files = {key for key, value in leaves(OmegaConf.to_container(groups)) if is_reference(value)}
-    for key, value in resume.hidden.items():
-        if key in of_files:
-            continue  # the environment has it, under the name that the user's own file gives
-        if not is_below(key, new) and not any(is_below(other, [key]) for other in new):
-            yield shlex.quote(f"++{key}={quoted(value)}") if MASK not in str(value) else f"++{key}='${{oc.env:NAME}}'"
-
-
-def _hidden(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Key and value of every secret of a run's settings, masked or a reference; a list with one counts as a whole."""
-    return {
-        key: value
-        for key, value in leaves(settings)
-        if not is_below(key, PER_START) and (MASK in str(value) or (is_secret(key) and is_reference(value)))
-    }
 
 
 # ---------------------------------------------------------------- what a start changes
@@ -382,17 +339,15 @@ def changed_settings(
 ) -> list[tuple[str, Any, Any]]:
     """What a start would change of the settings of the run that it resumes: key, old, new value.
 
-    Secrets, and texts that come from the environment (``references``, by key), are not compared.
+    Texts that come from the environment (``references``, by key) are not compared.
     """
     if resume is None or not resume.measured:
         return []
-    differing = changes(
-        masked(resume.settings), masked(OmegaConf.to_container(config, resolve=True), references=references)
-    )
+    differing = changes(resume.settings, as_given(OmegaConf.to_container(config, resolve=True), "", references))
     return [
         (key, old, new)
         for key, old, new in differing
-        if not (is_below(key, PER_START) or MASK in (old, new) or is_reference(old) or is_reference(new))
+        if not (is_below(key, PER_START) or is_reference(old) or is_reference(new))
     ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import signal
 import sys
 import threading
@@ -22,22 +21,22 @@ from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.hang import HangLimit
 from recipe.runner.faults.phase import Phase, read_phase, write_phase
 from recipe.runner.faults.preemption import (
-    ENDED_BY,
-    NOTHING_TO_SAVE,
+    ENDING,
+    PREEMPTED,
     STOP_FILE,
     Preempted,
     remove_old_request,
-    stop_on_signals,
+    status_of,
     stop_request,
 )
 from recipe.runner.faults.processes import own_run_id
 from recipe.runner.faults.supervisor import Supervisor
-from recipe.runner.faults.texts import masking
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.inputs import write_offline_task
 from recipe.runner.launch.machine import ray_folder
 from recipe.runner.launch.progress import length, print_new, say
 from recipe.runner.launch.run_folder import Start
+from recipe.runner.launch.run_settings import status_after_failure
 from recipe.runner.launch.trainer_process import TrainerHandle
 from recipe.runner.ranks import only_generating
 
@@ -85,11 +84,15 @@ def _run(start: Start, run_id: str) -> None:
     config = start.config
     print(f"run folder: {config.run.dir}\nstarting Ray", flush=True)
     log = Path(config.run.dir) / "launcher.log"
-    ctrl_c = signal.getsignal(signal.SIGINT)
     trainer, over = TrainerHandle(start), threading.Event()
-    stop_on_signals(config.run.dir)
     supervisor = _supervisor(config, trainer, run_id)
     supervisor.start()
+
+    def let_go() -> None:
+        supervisor.let_go(ENDING.folder)
+        run_folder.end(config.run.dir, _how_ended())
+
+    ENDING.run_dir, ENDING.let_go = config.run.dir, let_go
     arguments = (config.run.dir, length(config.run.dir), over, sys.stdout)
     follower = threading.Thread(target=_follow, args=arguments, daemon=True)
     follower.start()
@@ -109,17 +112,11 @@ def _run(start: Start, run_id: str) -> None:
         if supervisor.failure is None and not of_run:
             raise
         if isinstance(preempted := getattr(error, "cause", None), Preempted):
-            status, why = "interrupted" if signal.SIGINT in ENDED_BY else "preempted", None
+            status, why = _how_ended(), None
             raise preempted from None
         failed = supervisor.explain(error, log)
         why = str(failed)
         raise failed from None
-    except KeyboardInterrupt:
-        status = "interrupted"
-        if signal.SIGUSR1 in ENDED_BY:
-            status = "preempted"
-            raise Preempted(NOTHING_TO_SAVE) from None
-        raise
     finally:
         supervisor.stand_down()  # while the follower still asks the trainer
         over.set()
@@ -129,8 +126,11 @@ def _run(start: Start, run_id: str) -> None:
             run_folder.end(config.run.dir, status, why)
         except (OSError, ValueError) as error:  # whoever requeues the run looks at its exit status
             _note(f"{INFO_FILE} does not say that the run is {status}: {error}")
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # else a second Ctrl-C is ending this process
-            signal.signal(signal.SIGINT, ctrl_c)  # there is nothing to save any more
+
+
+def _how_ended() -> str:
+    """What run.json says of a run that was ended before its time."""
+    return "preempted" if status_of(ENDING.signals) == PREEMPTED else "interrupted"
 
 
 def _follow(run_dir: str, printed: int, over: threading.Event, out: TextIO) -> None:
@@ -138,21 +138,20 @@ def _follow(run_dir: str, printed: int, over: threading.Event, out: TextIO) -> N
 
     Here, because the trainer is not there yet, or waits for the engines.
     """
-    is_over = stops = False
+    is_over = False
     while not is_over:
         is_over = over.wait(0.5)
         printed = print_new(run_dir, printed, out)
         phase = read_phase(run_dir)
-        if not (is_over or stops or phase is None or phase.ending) and phase.is_start_up and stop_request(run_dir):
-            stops = True
-            os.kill(os.getpid(), signal.SIGUSR1)  # its handler runs in the main thread
+        if not (is_over or phase is None or phase.ending) and phase.is_start_up and stop_request(run_dir):
+            ENDING.take(signal.SIGUSR1)
 
 
 @contextlib.contextmanager
 def _printed_to(path: Path) -> Iterator[None]:
     log = path.open("a", encoding="utf-8")
     try:
-        with contextlib.redirect_stdout(masking(log)):
+        with contextlib.redirect_stdout(log):
             yield
     finally:
         with contextlib.suppress(OSError):  # the disk may be full; whatever fails because of it says so
@@ -164,6 +163,11 @@ def _supervisor(config: DictConfig, trainer: TrainerHandle, run_id: str) -> Supe
     folder, after_s = config.run.dir, config.run.hang_after_s
     warn = functools.partial(say, out=sys.stdout)  # as it is now: it is soon redirected
     hang = None if after_s is None else HangLimit(after_s, folder, warn)
-    record = functools.partial(run_folder.end, folder, "failed")
+
+    def record(failure: str) -> int:
+        with contextlib.suppress(OSError):
+            run_folder.end(folder, "failed", failure)
+        return status_after_failure(config)
+
     nodes = config.trainer.nnodes > 1 or only_generating(config) > 0
     return Supervisor(run_id, folder, trainer.kill, record, hang, other_nodes=nodes)

@@ -12,8 +12,7 @@ import ray
 from omegaconf import DictConfig
 from verl.trainer.main_ppo import TaskRunnerV1
 
-from recipe.runner.faults.preemption import end_on_signals, job_variables
-from recipe.runner.faults.texts import KNOWN
+from recipe.runner.faults.preemption import job_variables
 from recipe.runner.launch.progress import PROGRESS, Columns
 from recipe.runner.launch.run_folder import Start
 from recipe.runner.verl_patches.shown import show_configuration
@@ -22,22 +21,19 @@ from recipe.runner.verl_patches.shown import show_configuration
 class TaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-defined]
     """verl's task runner with the job's trainer registered, whose lines for a person go to the run folder.
 
-    ``known`` are the secrets that the launching process knows, ``variables`` what its environment says of its job.
+    ``variables`` are what the launching process's environment says of its job.
     """
 
     def __init__(
         self,
         modules: tuple[str, ...],
-        headline: tuple[str, ...],
         columns: Columns,
         written: Mapping[str, Any],
-        known: set[str],
         variables: Mapping[str, str],
     ) -> None:
         super().__init__()
         self._modules, self._written = modules, written
-        PROGRESS.headline, PROGRESS.columns = headline, columns
-        KNOWN.update(known)
+        PROGRESS.columns = columns
         os.environ.update(variables)
 
     def run(self, config: DictConfig) -> None:
@@ -55,7 +51,7 @@ class TrainerHandle:
     def __init__(self, start: Start) -> None:
         self.handle: Any = None
         job = start.job
-        self._arguments = (job.modules, job.headline, job.columns, start.written(), KNOWN, job_variables())
+        self._arguments = (job.modules, job.columns, start.written(), job_variables())
         self._options: dict[str, Any] = {}
 
     def options(self, **options: Any) -> TrainerHandle:
@@ -65,7 +61,6 @@ class TrainerHandle:
 
     def remote(self) -> Any:
         """Start the actor."""
-        end_on_signals()  # Ray has been started
         runner = ray.remote(TaskRunner).options(num_cpus=1, **self._options)
         self.handle = runner.remote(*self._arguments)
         return self.handle

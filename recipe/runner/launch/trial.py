@@ -21,7 +21,6 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fspo.names import did_you_mean
 from recipe.runner.launch.attempt import INSTALL, attempt, in_words
 from recipe.runner.launch.compose import as_written
 from recipe.runner.launch.values import MachineProblem
@@ -141,7 +140,7 @@ def estimator_problems(config: DictConfig) -> Iterator[str]:
     if estimator not in REGISTRY:
         if is_broken:  # it may be the one that registers it
             return
-        wrong = f"is not known{did_you_mean(estimator, REGISTRY)}"
+        wrong = "is not known"
     elif (failure := _advantage_failure(config, estimator)) is None:
         return
     elif not str(inspect.unwrap(REGISTRY[estimator]).__module__).startswith(_CERTAIN):
@@ -217,7 +216,7 @@ def loss_problems(config: DictConfig) -> Iterator[str]:
     if loss_mode not in POLICY_LOSS_REGISTRY:
         known = sorted(POLICY_LOSS_REGISTRY)
         yield (
-            f"{_LOSS}={loss_mode} is registered by nobody{did_you_mean(str(loss_mode), known)}: name the module that "
+            f"{_LOSS}={loss_mode} is registered by nobody: name the module that "
             f"registers it in actor_rollout_ref.model.external_lib or _target_, or choose one of {', '.join(known)}"
         )
     elif has_class and settings is not None:
@@ -302,7 +301,7 @@ def _optimizer_problems(config: DictConfig) -> Iterator[str]:
     elif failure is not None:
         _note(named, failure)
     elif not hasattr(module, settings.optimizer):
-        yield f"{named}: the module has no such class{did_you_mean(settings.optimizer, dir(module))}; AdamW is verl's"
+        yield f"{named}: the module has no such class; AdamW is verl's"
     else:
         # Of a weight with two dimensions: some optimizers take no other.
         _, failure = attempt(lambda: build_optimizer([torch.nn.Parameter(torch.zeros(2, 2))], settings))

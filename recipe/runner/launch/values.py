@@ -20,7 +20,6 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from recipe.runner.launch.attempt import attempt
 from recipe.runner.launch.compose import HANDED_ON, has_key, is_group
-from recipe.runner.launch.masking import masked
 
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
@@ -43,7 +42,6 @@ _NEEDED: Final = {
     "data.train_files": "training data",
     "data.val_files": "validation data",
 }
-_ENDLESS: Final = 1000000  # trainer.total_epochs in conf/base.yaml
 
 
 class MachineProblem(str):
@@ -64,8 +62,6 @@ class RunSettings:
 
     dir: str
     hang_after_s: Annotated[float, Field(ge=10)] | None
-    log: Literal["headline", "all"] | list[str]
-    mean_response: Positive | None
     allow_changed: list[str]
 
 
@@ -175,8 +171,11 @@ def _target_types(target: str) -> dict[str, Any]:
     return types or {}
 
 
-def problem_of(key: str, value: Any, kind: Any) -> str | None:
-    """What is wrong with a value in plain containers that has to be of a type; None if nothing is."""
+def problem_of(key: str, value: Any, kind: Any, reference: str | None = None) -> str | None:
+    """What is wrong with a value in plain containers that has to be of a type; None if nothing is.
+
+    A value from a ``reference`` is shown as that.
+    """
     if value is None and any(fnmatchcase(key, pattern) for pattern in NULL_TOO):
         return None
     plain = value
@@ -190,7 +189,7 @@ def problem_of(key: str, value: Any, kind: Any) -> str | None:
             wanted = [f"a list of {', '.join(getattr(part, '__name__', str(part)) for part in get_args(kind))}"]
         switch = " (true or false)" if "a valid boolean" in wanted else ""
         group = f": {is_group(key)}" if kind is dict else ""
-        shown = "null" if value is None else masked(plain, key)
+        shown = "null" if value is None else plain if reference is None else reference
         return f"{key}={shown} must be {' or '.join(dict.fromkeys(wanted))}{switch}{group}"
     return None
 
@@ -217,6 +216,7 @@ def _walk(
     types = types_of(_OURS[place]) if place in _OURS else _target_types(str(target)) if target and classes else {}
     for name, value in values.items():
         key = f"{place}{name}"
+        reference = value if isinstance(value, str) and "${oc." in value else None
         if isinstance(value, str) and "${" in value:
             if defaults is None or _refers(defaults, key):
                 continue
@@ -226,7 +226,7 @@ def _walk(
             kind = _BY_DEFAULT.get(type(default), Any)
         # verl's engines have null where a hint forbids it.
         is_verls = value is None and default is None and name in types and key not in _BY_HAND
-        if value != "???" and not is_verls and (problem := problem_of(key, value, kind)):
+        if value != "???" and not is_verls and (problem := problem_of(key, value, kind, reference)):
             yield problem
         elif isinstance(value, dict):
             yield from _walk(config, value, defaults, classes, f"{key}.")
@@ -272,7 +272,7 @@ def kind_problems(config: DictConfig, defaults: DictConfig | None = None, classe
 
 
 def value_problems(config: DictConfig, defaults: DictConfig | None = None, classes: bool = True) -> Iterator[str]:
-    """Type and range of every value, and the run's end and folder.
+    """Type and range of every value, and the run's folder.
 
     Runs before all other checks, which do arithmetic with the values.
 
@@ -285,8 +285,6 @@ def value_problems(config: DictConfig, defaults: DictConfig | None = None, class
     yield from kind_problems(config, defaults, classes)
     if not OmegaConf.is_dict(config.trainer):
         return
-    if config.trainer.total_training_steps is None and config.trainer.total_epochs == _ENDLESS:
-        yield "trainer.total_training_steps=null: give it, or trainer.total_epochs; with neither the run has no end"
     for key, what in _NEEDED.items():
         if key.startswith("data.") and OmegaConf.select(config, "data.custom_cls.path"):
             continue  # a class of the user's reads what it likes

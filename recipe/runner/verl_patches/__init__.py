@@ -7,10 +7,8 @@ besides is :mod:`recipe.runner.cpu.patches`.
 
 | module | changes | for |
 |---|---|---|
-| ``front_end`` | verl's vLLM server | whole responses without text |
 | ``server_slots`` | ``RolloutReplica.max_concurrency`` | asynchronous modes with many requests |
 | ``packs`` | ``TrainingWorker.infer_batch``, the rows of each rank | old and new log-probabilities rounded alike |
-| ``validation`` | ``metric_utils.bootstrap_metric`` | seconds in place of minutes |
 | ``sockets`` | ``BucketedWeightSender`` and ``-Receiver`` | weights on one machine, out of others' reach |
 | ``frames`` | ``ZMQMessage.serialize``, ``deserialize`` of TransferQueue | only the run's own messages are read |
 | ``stores`` | ``TCPStore`` in ``torch.distributed.rendezvous`` | a store listens at its address alone |

@@ -1,0 +1,8 @@
+"""As in tests/unit: verl is imported once, on the CPU platform, and no function of Ray's starts a Ray."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["VERL_PLATFORM"] = "cpu"
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"

@@ -1,0 +1,332 @@
+"""Promises 11, 12, 16, 17 and 26: what a command refuses, composes and hands on, before Ray."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from commands import Ended, files_of, main, verl
+
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+LOSS, CORRECTION = f"{ACTOR}.policy_loss", "algorithm.rollout_correction"
+REWARD = "reward.custom_reward_function.path"
+TYPED = f"{LOSS}._target_=fspo.verl.SequencePolicyLossConfig"
+
+ROW = {
+    "data_source": "own/task",
+    "prompt": [{"role": "user", "content": "150%44"}],
+    "reward_model": {"style": "rule", "ground_truth": "18"},
+    "extra_info": {"index": 0},
+}
+GIVEN = {
+    "reward.py": "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):\n"
+    "    return float(ground_truth in solution_str)\n",
+    "raises.py": "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):\n"
+    "    raise RuntimeError('of mine')\n",
+    "broken.parquet": "no parquet",
+    "my_loss.py": "from verl.trainer.ppo.core_algos import register_policy_loss\n"
+    "@register_policy_loss('mine')\n"
+    "def mine(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode='', config=None,\n"
+    "         rollout_is_weights=None):\n"
+    "    loss = -(advantages * (log_prob - old_log_prob).exp() * response_mask).sum() / response_mask.sum()\n"
+    "    return loss, {}\n",
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with data, rewards and a loss of the user's own."""
+    for name, text in GIVEN.items():
+        (tmp_path / name).write_text(text)
+    pq.write_table(pa.Table.from_pylist([ROW] * 32), tmp_path / "rows.parquet")
+    pq.write_table(pa.Table.from_pylist([ROW] * 4), tmp_path / "four.parquet")
+    pq.write_table(pa.Table.from_pylist([{"question": "?"}] * 32), tmp_path / "foreign.parquet")
+    return tmp_path
+
+
+def tried(place: Path, words: str, *more: str) -> Ended:
+    """A command that checks and writes nothing."""
+    before = files_of(place)
+    ended = main(*words.split(), *more, "dry_run=true", folder=place)
+    assert files_of(place) == before
+    return ended
+
+
+def refused(ended: Ended, keys: str) -> bool:
+    """Whether a command was refused with every key named."""
+    missing = [key for key in keys.split() if key not in ended.error]
+    assert not missing, (missing, ended.error)
+    return ended.status == 2
+
+
+#: Commands with several wrong settings each, and the words by which every one of them is named.
+WRONG = {
+    "sampling, sizes and lost work": (
+        f"{ROLLOUT}.n=1 {ROLLOUT}.top_p=0.9 {ROLLOUT}.top_k=50 {ROLLOUT}.log_prob_max_token_len_per_gpu=1024 "
+        f"{ACTOR}.clip_ratio_high=0.28 {CORRECTION}.rollout_is=token data.train_batch_size=30 "
+        f"{ACTOR}.checkpoint.async_save=true trainer.max_actor_ckpt_to_keep=1 {ACTOR}.kl_loss_coef=0.01 "
+        f"{ACTOR}.grad_clip=0.5 trainer.resume_from_path=/x/global_step_1 {ROLLOUT}.tensor_model_parallel_size=3 "
+        f"data.max_response_length=600 {ROLLOUT}.val_kwargs.n=2 {ROLLOUT}.val_kwargs.temperature=0 "
+        f"{LOSS}.c_low=3e-4 {ROLLOUT}.agent.default_agent_loop=tool_agnet trainer.logger=[nosuch]",
+        "rollout.n=1 top_p=0.9 top_k=50 log_prob_max_token_len_per_gpu=1024 clip_ratio_high=0.28 rollout_is=token "
+        "train_batch_size=30 async_save=true max_actor_ckpt_to_keep=1 kl_loss_coef=0.01 grad_clip=0.5 resume_from_path "
+        "tensor_model_parallel_size=3 max_response_length val_kwargs.n=2 c_low=0.0003 tool_agnet nosuch",
+    ),
+    "a correction by token, without log-probabilities": (
+        f"{CORRECTION}.rollout_rs=token_k1 {CORRECTION}.rollout_rs_threshold=2 {ROLLOUT}.calculate_log_probs=false",
+        "rollout_rs=token_k1 calculate_log_probs=false",
+    ),
+    "an engine that is not served": (f"{ROLLOUT}.name=sglang", "rollout.name=sglang"),
+    "a drift that verl's trainer does not measure": ("algo=fspo_v1 trainer.v1.trainer_mode=sync", "trainer_mode"),
+    "an advantage by token": ("algorithm.adv_estimator=gae", "adv_estimator=gae"),
+    "an exponent out of range": (f"{LOSS}.exponent=3", f"{LOSS}.exponent=3"),
+    "clip values just too narrow and too wide, one token too many": (
+        f"data.max_response_length=497 {LOSS}.c_low=1.51 {LOSS}.c_high=5.9e-4",
+        "c_low=1.51 c_high=0.00059 max_response_length 513 512",
+    ),
+    "types and an empty variable": (
+        f"{ACTOR}.use_kl_loss=Flase {ROLLOUT}.n=2.5 {MODEL}.path= seed=abc",
+        f"use_kl_loss=Flase rollout.n=2.5 {MODEL}.path seed=abc",
+    ),
+    "a loss that nobody registers": (f"algo=gspo_verl {LOSS}.loss_mode=gsop", "loss_mode=gsop"),
+    "data that cannot be read or is no data of verl's": (
+        "data.train_files=broken.parquet data.val_files=foreign.parquet",
+        "broken.parquet foreign.parquet",
+    ),
+}
+
+
+@pytest.mark.promise(11)
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_command_is_refused_and_writes_nothing(name: str, place: Path) -> None:
+    words, keys = WRONG[name]
+    assert refused(tried(place, words), keys)
+
+
+RIGHT = {
+    "at the other side of each bound": (
+        f"{ROLLOUT}.n=2 trainer.max_actor_ckpt_to_keep=2 data.max_response_length=496 {ROLLOUT}.val_kwargs.n=2 "
+        f"{ROLLOUT}.val_kwargs.temperature=0.6 {LOSS}.c_low=1.49 {LOSS}.c_high=6.1e-4 data.train_batch_size=48 "
+        f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_coef=0.01 {CORRECTION}.rollout_is=sequence "
+        f"{ROLLOUT}.calculate_log_probs=true"
+    ),
+    "of one's own": (
+        f"data.train_files=rows.parquet data.val_files=[rows.parquet,four.parquet] {REWARD}=reward.py "
+        "trainer.total_training_steps=3"
+    ),
+}
+
+
+@pytest.mark.promise(11)
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_command_is_taken_and_writes_nothing(name: str, place: Path) -> None:
+    ended = tried(place, RIGHT[name])
+    assert ended.status == 0, ended.error
+
+
+ONE_START = "one start"
+IN_SILENCE = {
+    "lora, staleness, temperature": (
+        f"mode=separate_async {MODEL}.lora_rank=8 trainer.v1.sampler.max_off_policy_threshold=0 "
+        f"{ROLLOUT}.temperature=0.001",
+        "lora_rank=8 max_off_policy_threshold=0 temperature=0.001",
+    ),
+    "a reward model without a model": (f"reward.reward_model.enable=true {REWARD}=null", "reward_model"),
+}
+
+
+@pytest.mark.promise(11)
+@pytest.mark.parametrize("name", IN_SILENCE)
+def test_a_run_that_would_be_wrong_in_silence_is_refused(name: str, place: Path) -> None:
+    words, keys = IN_SILENCE[name]
+    assert refused(tried(place, words), keys)
+
+
+@pytest.mark.promise(11)
+def test_a_reward_that_raises_is_told_before_a_run(place: Path) -> None:
+    """By its own words; a dry run may be on another machine than the run."""
+    ended = tried(place, f"data.train_files=rows.parquet data.val_files=rows.parquet {REWARD}=raises.py")
+    assert "of mine" in ended.said
+
+
+@pytest.mark.promise(11)
+def test_a_penalty_that_nothing_reads_is_refused(place: Path) -> None:
+    """recipe-C18, in the words of DAPO's script."""
+    penalty = "+reward.reward_kwargs.overlong_buffer_cfg"
+    assert refused(tried(place, f"{penalty}.enable=true {penalty}.len=512"), "overlong_buffer_cfg")
+
+
+@pytest.mark.promise(11)
+def test_what_is_no_setting_is_named(place: Path) -> None:
+    for word in ("trainer.nothing_like_it=8", "algo=nosuch"):
+        ended = tried(place, word)
+        assert ended.status != 0 and re.split("[.=]", word)[1] in ended.error
+
+
+@pytest.mark.promise(11)
+@pytest.mark.xfail(strict=True, reason=ONE_START)
+def test_what_is_no_setting_is_hydra_s_to_name(place: Path) -> None:
+    assert tried(place, "trainer.nothing_like_it=8").status == 1
+
+
+# ---------------------------------------------------------------- verl's own command
+
+PLAIN = (
+    f"{LOSS}.loss_mode=fspo trainer.v1.trainer_mode=fspo algorithm.adv_estimator=grpo {ROLLOUT}.n=4 "
+    f"{ROLLOUT}.name=vllm {ACTOR}.use_dynamic_bsz=true"
+)
+AT_RAY = "nowhere"
+
+
+def plain(place: Path, words: str) -> Ended:
+    before = files_of(place)
+    ended = verl(*PLAIN.split(), *words.split(), folder=place)
+    assert ended.status == 1 and files_of(place) == before
+    return ended
+
+
+WRONG_IN_VERL = {
+    "sampling and sizes": (
+        f"{ROLLOUT}.n=1 {ROLLOUT}.top_p=0.9 {ROLLOUT}.top_k=50 {CORRECTION}.rollout_is=token {TYPED} "
+        f"+{LOSS}.c_low=30.0",
+        "rollout.n=1 top_p=0.9 top_k=50 rollout_is=token c_low=30.0",
+    ),
+    "a loss that nobody registers": (f"{LOSS}.loss_mode=gsop", "loss_mode=gsop"),
+    "a drift that verl's trainer does not measure": (
+        f"{LOSS}.loss_mode=fspo_v1 trainer.v1.trainer_mode=sync",
+        "loss_mode=fspo_v1",
+    ),
+    "a correction without log-probabilities": (
+        f"{CORRECTION}.rollout_is=sequence {ROLLOUT}.calculate_log_probs=false",
+        "calculate_log_probs=false",
+    ),
+}
+
+
+@pytest.mark.promise(11)
+@pytest.mark.parametrize("name", WRONG_IN_VERL)
+def test_verl_s_own_command_is_refused_before_ray(name: str, place: Path) -> None:
+    words, keys = WRONG_IN_VERL[name]
+    ended = plain(place, words)
+    assert AT_RAY not in ended.error.replace("ray_init.address=nowhere", "")
+    refused(ended, keys)
+
+
+@pytest.mark.promise(13)
+@pytest.mark.parametrize(
+    "words",
+    ["", f"trainer.v1.trainer_mode=sync {LOSS}.loss_mode=vanilla {ROLLOUT}.top_p=0.9"],
+)
+def test_verl_s_own_command_gets_as_far_as_ray(words: str, place: Path) -> None:
+    """With our trainer, and with nothing of ours."""
+    ended = plain(place, words)
+    assert AT_RAY in ended.error.replace("ray_init.address=nowhere", ""), ended.error
+
+
+@pytest.mark.promise(11)
+def test_verl_s_clip_range_beside_our_loss_is_refused(place: Path) -> None:
+    """recipe-C13, where only the loss is ours."""
+    ended = plain(place, f"{ACTOR}.clip_ratio_high=0.28 trainer.v1.trainer_mode=sync")
+    assert refused(Ended(2, ended.out, re.sub(r"Error executing.*", "", ended.error)), "clip_ratio_high=0.28")
+
+
+# ---------------------------------------------------------------- configurations
+
+CONF = Path(__file__).parents[2] / "conf"
+#: What goes is on no list: the others compose.
+GOES = ("fspo_quantile", "cispo", "sapo", "gmpo", "dppo_tv", "dppo_kl", "own", "demo_words", "gsm8k_0_6b", "gpu_smoke")
+ALGOS = ("fspo", "gspo", "rloo", "fspo_v1", "luspo", "unclipped", "grpo", "dapo", "gspo_verl")
+
+
+@functools.cache
+def composed(*words: str) -> dict[str, object]:
+    """Leaves of the configuration as it is printed."""
+    ended = main(*words, "--cfg", "job", folder=Path.cwd())
+    assert ended.status == 0, ended.error
+    leaves: dict[str, object] = {}
+
+    def walk(value: object, key: str) -> None:
+        if isinstance(value, dict):
+            for name, below in value.items():
+                walk(below, f"{key}.{name}" if key else str(name))
+        else:
+            leaves[key] = value
+
+    walk(yaml.safe_load(ended.out), "")
+    return leaves
+
+
+#: What an algorithm may set: its loss, its advantage, and verl's own clip range and average.
+OF_AN_ALGO = re.compile(
+    rf"{re.escape(LOSS)}\..*|{re.escape(ACTOR)}\.(clip_ratio.*|loss_agg_mode)|algorithm\.(adv_estimator|filter_groups\..*|"
+    r"norm_adv_by_std_in_grpo)|fspo\.(algo|clip_values)"
+)
+
+
+@pytest.mark.promise(12)
+@pytest.mark.parametrize("algo", ALGOS)
+def test_algo_changes_the_loss_and_its_own_settings_only(algo: str) -> None:
+    first, second = composed("algo=fspo"), composed(f"algo={algo}")
+    changed = {key for key in first.keys() | second.keys() if first.get(key) != second.get(key)}
+    assert {key for key in changed if not OF_AN_ALGO.fullmatch(key)} == set()
+    assert (f"{LOSS}.loss_mode" in changed) == (algo not in ("fspo", "unclipped"))
+    assert bool(changed) == (algo != "fspo")
+
+
+@pytest.mark.promise(12)
+@pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_experiment_composes(path: Path) -> None:
+    if path.stem not in GOES:
+        leaves = composed(f"experiment={path.stem}")
+        assert leaves[f"{LOSS}.loss_mode"] == "fspo" and leaves["trainer.experiment_name"]
+
+
+@pytest.mark.promise(12)
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
+def test_every_mode_composes(mode: str) -> None:
+    first, second = composed("algo=fspo"), composed(f"mode={mode}")
+    assert (first["trainer.v1.trainer_mode"], second["trainer.v1.trainer_mode"]) == ("fspo", f"fspo_{mode}")
+    assert second[f"{CORRECTION}.rollout_rs"], "stale responses are corrected"
+
+
+@pytest.mark.promise(16)
+@pytest.mark.xfail(strict=True, reason=ONE_START)
+def test_a_sweep_checks_every_arm_first(place: Path) -> None:
+    arms = ("-m", "seed=1,2", "algo=fspo,rloo", "algorithm.adv_estimator=grpo", "dry_run=true")
+    before = files_of(place)
+    assert main(*arms, folder=place).status == 0 and files_of(place) == before
+
+
+@pytest.mark.promise(17)
+def test_a_loss_of_one_s_own_is_taken_by_verl_s_two_keys(place: Path) -> None:
+    settings = "_target_=verl.workers.config.PolicyLossConfig"
+    words = f"algo=grpo {MODEL}.external_lib=my_loss {LOSS}.loss_mode=mine {LOSS}.{settings}"
+    ended = main(*words.split(), "dry_run=true", folder=place, environment={"PYTHONPATH": str(place)})
+    assert ended.status == 0, ended.error
+
+
+# ---------------------------------------------------------------- secrets
+
+SECRET = "hf_Q7xZ0vB3nM9kL2pT"
+
+
+@pytest.mark.promise(26)
+@pytest.mark.parametrize("last", ["dry_run=true", "dry_run=maybe"])
+def test_a_secret_in_a_command_is_printed_nowhere(last: str, place: Path) -> None:
+    keys = ("trainer.hub_token", "reward.custom_reward_function.reward_kwargs.api_key", "data.password")
+    words = [f"+{key}={SECRET}" for key in (*keys, "ray_kwargs.ray_init.runtime_env.env_vars.WANDB_API_KEY")]
+    ended = main(*words, last, folder=place)
+    assert SECRET not in ended.said and all(SECRET.encode() not in content for content in files_of(place).values())
+
+
+@pytest.mark.promise(26)
+def test_a_reference_to_a_secret_stays_a_reference(place: Path) -> None:
+    word = "+ray_kwargs.ray_init.runtime_env.env_vars.WANDB_API_KEY=${oc.env:MY_SECRET}"
+    for last in (["--cfg", "job"], ["dry_run=true"]):
+        ended = main(word, *last, folder=place, environment={"MY_SECRET": SECRET})
+        assert ended.status == 0 and SECRET not in ended.said

@@ -1,0 +1,127 @@
+"""Promises 21 and 23: no file of the user's is replaced, a resume has the run's settings, no damage is resumed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from commands import Ended, files_of, main
+from inside import begun, in_folder, saved
+
+LR = "actor_rollout_ref.actor.optim.lr"
+LONGER = "trainer.total_training_steps=99"
+
+
+@pytest.fixture(scope="module")
+def run_of_gspo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return begun(tmp_path_factory.mktemp("begun") / "run", "algo=gspo", "seed=7", f"{LR}=2e-4")
+
+
+@pytest.fixture
+def folder(run_of_gspo: Path, tmp_path: Path) -> Path:
+    """A run's folder, moved to another place."""
+    return Path(shutil.copytree(run_of_gspo, tmp_path / "moved"))
+
+
+def tried(folder: Path, *words: str) -> Ended:
+    """A command that checks, and leaves every file as it was."""
+    before = files_of(folder)
+    ended = main(*words, "dry_run=true", folder=folder.parent)
+    after = files_of(folder)
+    after.pop(".lock", None)
+    before.pop(".lock", None)
+    assert after == before
+    return ended
+
+
+@pytest.mark.promise(21)
+@pytest.mark.parametrize("name", ["run.json", "config.yaml", "metrics.jsonl", "responses/mine.parquet"])
+def test_a_file_of_the_user_s_is_in_the_way_of_a_run(name: str, tmp_path: Path) -> None:
+    mine = tmp_path / "run" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("{}")
+    (tmp_path / "run/notes.txt").write_text("mine")
+    ended = tried(tmp_path / "run", *in_folder(tmp_path / "run"))
+    assert ended.status == 2 and name.partition("/")[0] in ended.error and str(tmp_path) in ended.error
+
+
+@pytest.mark.promise(21)
+def test_a_resume_has_the_settings_of_the_run(folder: Path) -> None:
+    ended = main(f"resume={folder}", "--cfg", "job", folder=folder.parent)
+    assert ended.status == 0, ended.error
+    assert "loss_mode: seq_gspo" in ended.out and "seed: 7" in ended.out and "lr: 0.0002" in ended.out
+    assert str(folder) in ended.out, "it has moved"
+
+
+@pytest.mark.promise(21)
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([f"{LR}=1e-5"], [LR, "0.0002", "1e-05"]),
+        (["algo=fspo"], ["algo"]),
+        (["mode=colocate_async"], ["mode"]),
+        (["trainer.balance_batch=false"], ["trainer.balance_batch"]),
+        (["data.max_response_length=128"], ["data.max_response_length", "128"]),
+        (["actor_rollout_ref.actor.policy_loss.c_low=1e-3"], ["c_low"]),
+    ],
+)
+def test_a_changed_setting_is_refused_with_both_values(words: list[str], named: list[str], folder: Path) -> None:
+    ended = tried(folder, f"resume={folder}", *words)
+    assert ended.status == 2 and [part for part in named if part not in ended.error] == [], ended.error
+
+
+@pytest.mark.promise(21)
+def test_length_saving_logging_and_machine_may_change(folder: Path) -> None:
+    words = (LONGER, "trainer.save_freq=1", "trainer.logger=[file]", "trainer.nnodes=1")
+    ended = tried(folder, f"resume={folder}", *words)
+    assert ended.status == 0, ended.error
+
+
+@pytest.mark.promise(21)
+def test_what_is_allowed_to_change_may(folder: Path) -> None:
+    assert tried(folder, f"resume={folder}", f"{LR}=1e-5", f"run.allow_changed=[{LR}]").status == 0
+    ended = tried(folder, f"resume={folder}", f"{LR}=1e-5", "run.allow_changed=[trainer.balance_batch]")
+    assert ended.status == 2 and LR in ended.error
+
+
+@pytest.mark.promise(21)
+def test_the_length_is_a_setting_where_the_learning_rate_hangs_on_it(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run", "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine")
+    ended = tried(folder, f"resume={folder}", LONGER)
+    assert ended.status == 2 and "total_training_steps" in ended.error
+
+
+@pytest.mark.promise(21)
+def test_the_same_command_goes_on_in_the_folder_of_its_run(folder: Path) -> None:
+    """As a job does that is queued again."""
+    words = json.loads((folder / "run.json").read_text())["overrides"]
+    kept = [word for word in words if not word.startswith("run.dir=")]
+    assert tried(folder, *in_folder(folder), *kept).status == 0
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.promise(23)
+def test_the_newest_whole_checkpoint_is_gone_on_from(folder: Path) -> None:
+    saved(folder, 10)
+    newest = saved(folder, 20)
+    ended = tried(folder, f"resume={folder}", "trainer.total_training_steps=30")
+    assert ended.status == 0 and str(newest) in ended.said and "21" in ended.out, ended
+
+
+@pytest.mark.promise(23)
+@pytest.mark.parametrize("name", ["model_world_size_1_rank_0.pt", "optim_world_size_1_rank_0.pt"])
+@pytest.mark.parametrize("left", [None, 0, 0.5, 0.999])
+def test_a_half_written_checkpoint_is_not_resumed(name: str, left: float | None, folder: Path) -> None:
+    whole, torn = saved(folder, 10), saved(folder, 20) / "actor" / name
+    if left is None:
+        torn.unlink()
+    else:
+        torn.write_bytes(torn.read_bytes()[: int(left * torn.stat().st_size)])
+    ended = tried(folder, f"resume={folder}")
+    assert ended.status == 2 and name in ended.error and whole.name in ended.error, ended
+    again = tried(folder, f"resume={folder}", "trainer.resume_mode=resume_path", f"trainer.resume_from_path={whole}")
+    assert again.status == 0, again.error

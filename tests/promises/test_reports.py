@@ -1,0 +1,94 @@
+"""Promise 10: ``python -m fspo.report`` of a sweep, of one run, of broken runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import files_of, run
+from library import ALGORITHMS, Audit, append_records, run_json
+
+pytestmark = pytest.mark.promise(10)
+ACCURACY = "val-core/sums/acc/mean@1"
+STEPS = 4
+
+
+def write_run(folder: Path, loss: str, seed: int, accuracy: float) -> Path:
+    """A run that has finished: metrics, responses whose S spreads like sqrt(L), run.json."""
+    folder.mkdir(parents=True)
+    draw = torch.Generator().manual_seed(seed)
+    (folder / "run.json").write_text(run_json(loss, seed))
+    audit = Audit(folder / "responses", ALGORITHMS[loss], loss=loss, run="run")
+    append_records(folder / "metrics.jsonl", [{"step": 0, "metrics": {ACCURACY: 0.2}}])
+    for step in range(1, STEPS + 1):
+        for scale in (0.0, 0.03, 0.04, 0.04):
+            length = (torch.rand(64, 1, generator=draw) * 180).long() + 1
+            new = scale * torch.randn(64, 181, generator=draw)
+            audit.add(new, torch.zeros_like(new), torch.arange(181) < length, torch.randn(64, generator=draw))
+            audit.end_mini_batch(step)
+        metrics = {"critic/rewards/mean": 0.1 * step, "response_length/mean": 90.0 + step}
+        append_records(folder / "metrics.jsonl", [{"step": step, "metrics": metrics}])
+    audit.close()
+    append_records(folder / "metrics.jsonl", [{"step": STEPS, "metrics": {ACCURACY: accuracy}}])
+    return folder
+
+
+LAST = {"fspo": (0.50, 0.51, 0.52), "seq_rloo": (0.60, 0.63, 0.62)}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for loss, of_seeds in LAST.items():
+        for seed, accuracy in enumerate(of_seeds):
+            write_run(folder / loss / f"seed{seed}", loss, seed, accuracy)
+    return folder
+
+
+def page(out: Path) -> str:
+    """The text of the page, which loads nothing from elsewhere."""
+    source = (out / "report.html").read_text(encoding="utf-8")
+    assert all(not address.startswith(("http", "/", "fig")) for address in re.findall(r'src="([^"]*)"', source))
+    return re.sub(r"<[^>]*>", " ", source)
+
+
+def test_a_sweep_has_each_loss_and_their_paired_difference(runs: Path, tmp_path: Path) -> None:
+    folders = sorted(runs.glob("*/*"))
+    ended = run("fspo.report", *folders, "--out", "out", folder=tmp_path)
+    assert ended.status == 0 and not [line for line in ended.error.splitlines() if str(runs) in line]
+    text = page(tmp_path / "out")
+    assert all(name in text for name in ("fspo", "rloo"))
+    means = [np.mean(LAST[loss]) for loss in LAST]
+    assert all(f"{mean:.3f}" in text for mean in means), "the last held-out accuracies"
+    assert re.search(rf"[-\u2212]{means[1] - means[0]:.3f}", text), "FSPO's is lower"
+    assert json.loads((tmp_path / "out/summary.json").read_text())
+
+
+def test_one_run_has_a_page(runs: Path, tmp_path: Path) -> None:
+    ended = run("fspo.report", runs / "fspo/seed1", "--out", "out", folder=tmp_path)
+    assert ended.status == 0 and "0.510" in page(tmp_path / "out")
+
+
+def test_broken_runs_are_named_and_the_others_reported(runs: Path, tmp_path: Path) -> None:
+    cut = write_run(tmp_path / "cut", "fspo", 7, 0.44)
+    (cut / "metrics.jsonl").write_bytes((cut / "metrics.jsonl").read_bytes()[:-20])
+    (cut / "run.json").write_text("{")
+    (tmp_path / "empty").mkdir()
+    ended = run("fspo.report", runs / "fspo/seed0", cut, "empty", "absent", "--out", "out", folder=tmp_path)
+    said = ended.error + page(tmp_path / "out")
+    assert ended.status == 0 and all(name in said for name in ("cut/metrics.jsonl", "cut/run.json", "empty", "absent"))
+    assert "0.500" in said and "Traceback" not in said
+    assert run("fspo.report", "empty", "absent", "--out", "nothing", folder=tmp_path).status == 2
+    assert not (tmp_path / "nothing/report.html").exists()
+
+
+def test_a_page_of_somebodys_own_is_not_replaced(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/report.html").write_text("mine")
+    before = files_of(tmp_path)
+    assert run("fspo.report", runs / "fspo/seed0", "--out", "out", folder=tmp_path).status == 2
+    assert files_of(tmp_path) == before
