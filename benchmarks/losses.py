@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.pages import Table, write_tables
 from fspo.check_loss import Report, check
-from fspo.check_loss.length_bias import DISPERSIONS
+from fspo.check_loss.by_length import DISPERSIONS
 from fspo.report.tables import lre_interval
 from recipe.fspo.check_losses import actors, policy_loss
 
@@ -37,7 +37,7 @@ def table_of_losses(known: Mapping[str, dict[str, Any]]) -> Table:
     rows = []
     for name in known:
         report = check(policy_loss(known[name]))
-        kept = [f"{clip.kept:.3f}, {lre_interval(clip.errors['active'])}" for clip in report.clips.values()]
+        kept = [f"{clip.error.rate:.3f}, {lre_interval(clip.error)}" for clip in report.clips.values()]
         weight = str(report.weight or "another").replace("_", "-")
         rows.append([_name(known, name), _checks(report), _exponent(report), weight, *kept])
     clips = [f"kept, active LRE at {sigma:g}" for sigma in DISPERSIONS]

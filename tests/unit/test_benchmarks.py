@@ -22,10 +22,8 @@ from benchmarks.faults import KILLS, MOMENTS, PROCESSES, ROWS, verdict
 from benchmarks.pages import STUDY, TABLES, Table, as_csv, read_table
 from benchmarks.studies import clip_values, figures
 from fspo.audit import read_audit
-from fspo.check_loss import configured
-from fspo.check_loss.call import PolicyLoss
-from fspo.check_loss.command import named
-from fspo.check_loss.length_bias import normalisation
+from fspo.check_loss import PolicyLoss, configured, load
+from fspo.check_loss.by_length import normalisation
 from fspo.records import complete_lines
 from fspo.responses import Responses
 from recipe.runner.faults.phase import PHASES
@@ -277,16 +275,9 @@ def test_masks_of_three_shapes_keep_other_lengths_at_one_clip_rate(monkeypatch: 
 
 
 def test_a_row_says_which_named_loss_it_equals() -> None:
-    def by_rows(**arguments: Any) -> Any:
-        sizes = arguments["config"].global_batch_info
-        value = gspo.function(**arguments)[0]
-        return value * sizes["global_batch_size"] / len(arguments["log_prob"]) / sizes["dp_size"]
-
-    gspo = named("gspo", ["clip_ratio_low=3e-4", "clip_ratio_high=4e-4"], "seq-mean-token-mean")
-    twice = PolicyLoss(lambda **arguments: 2 * gspo.function(**arguments)[0], gspo.config, gspo.loss_agg_mode)
-    rows = PolicyLoss(by_rows, gspo.config, gspo.loss_agg_mode)
+    gspo = load("gspo")
+    twice = PolicyLoss(lambda **arguments: 2 * gspo.function(**arguments), gspo.config)
     assert [public_losses.equal_to(loss) for loss in (gspo, twice)] == ["GSPO", "-"]
-    assert public_losses.equal_to(rows).startswith("GSPO, but not in a micro-batch")
 
 
 # ---------------------------------------------------------------- verl's own tests beside the plugins
