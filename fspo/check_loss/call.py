@@ -145,10 +145,10 @@ class PolicyLoss:
             frames = traceback.extract_tb(error.__traceback__)
             place = next(one for one in reversed(frames) if one.filename != __file__)
             what = " ".join(f"{type(error).__name__} {error}".split())
-            remedy = "it is called as verl calls it, with tensors [responses, tokens]; a setting that config lacks is "
-            remedy += (
-                "given with --config KEY=VALUE, and a class of settings that it asks for with --actor MODULE:CLASS"
+            remedy = (
+                "it is called as verl calls it, with tensors [responses, tokens]; give a setting that config lacks "
             )
+            remedy += "with --config KEY=VALUE, and a class of settings that it asks for with --actor MODULE:CLASS"
             raise LossError(f"the loss raises {what} ({place.filename}:{place.lineno}): {remedy}") from error
         scalar = result[0] if isinstance(result, tuple | list) and result else result
         if not isinstance(scalar, torch.Tensor) or scalar.numel() != 1:

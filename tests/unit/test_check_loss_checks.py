@@ -159,6 +159,7 @@ FAULTS: list[tuple[str, Loss, str]] = [
     ("GSPO's smaller one", partial(GSPO, worse=torch.min), "sides"),
     ("PPO's smaller one", partial(PPO, worse=torch.min), "sides"),
     ("FSPO's smaller one", partial(FSPO, worse=torch.min), "sides"),
+    ("a mask below alone", partial(formula, ratio=lambda d, *_: d.exp() * (d > -0.1)), "sides"),
     ("a clamp above the wrong clip", partial(PPO, ratio=lambda d, *_: d.clamp(-1, 1).exp(), worse=torch.min), "sides"),
 ]  # fmt: skip
 
@@ -281,14 +282,22 @@ def test_clip_bounds_act_on_the_responses_of_the_checks() -> None:
     assert (mask_BT.any(1) & ~mask_BT[:, 0]).any()
 
 
+def weighs_the_ratio(rollout_is_weights: Any = None, old_log_prob: Any = None, **given: Any) -> Any:
+    """A band on the ratio to the rollout's policy: the weights, by response, are a factor inside the clip."""
+    v = torch.ones_like(old_log_prob) if rollout_is_weights is None else rollout_is_weights
+    first_BT = given["response_mask"] & (given["response_mask"].cumsum(-1) == 1)
+    return FSPO(old_log_prob=old_log_prob - torch.where(first_BT, v, 1.0).log(), **given)
+
+
 @pytest.mark.parametrize(
     ("loss", "check", "says"),
     [
-        (with_advantages(lambda a, mask: a.clamp(min=0)), "direction", "A < 0 get no gradient"),
+        (with_advantages(lambda a, mask: a.clamp(min=0)), "direction", "those with A < 0 get no gradient"),
         (lambda **given: -PPO(**given), "direction", "missing minus"),
         (with_advantages(lambda a, mask: a - 0.6), "direction", "a mean that is taken off"),
         (PPO, "weights", "scale the gradient"),
         (lambda rollout_is_weights=None, **given: PPO(**given), "weights", "ignores rollout_is_weights"),
+        (weighs_the_ratio, "weights", "a factor of the ratio"),
         (GSPO, "sides", "A > 0 above from 0.00041, A > 0 below never, A < 0 above never, A < 0 below from 0.00035"),
         (partial(GSPO, band=lambda _: (1 - 1e-5, 1 + 1e-4)), "sides", "A > 0 above from 0.0001, A"),
         (partial(GSPO, band=lambda _: (1 - 1e-5, 1 + 1e-4)), "sides", "A < 0 below from 1.1e-05"),
