@@ -8,10 +8,8 @@ from typing import Any, Final
 import torch
 
 from benchmarks.pages import Table, write_tables
-from fspo.check_loss import Report, check
-from fspo.check_loss.call import PolicyLoss
-from fspo.check_loss.command import named
-from fspo.check_loss.length_bias import DISPERSIONS
+from fspo.check_loss import PolicyLoss, Report, check, load
+from fspo.check_loss.by_length import DISPERSIONS
 from fspo.losses import ALGORITHMS
 from fspo.report.tables import lre_interval
 
@@ -50,7 +48,7 @@ def known() -> dict[str, PolicyLoss]:
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     names = [*dict.fromkeys([*POLICY_LOSS_REGISTRY, *SETTINGS])]
-    return {name: of_verl(name) for name in names if name not in ALGORITHMS} | {x: named(x) for x in ALGORITHMS}
+    return {name: of_verl(name) for name in names if name not in ALGORITHMS} | {x: load(x) for x in ALGORITHMS}
 
 
 def _checks(report: Report) -> str:
@@ -67,7 +65,7 @@ def table_of_losses(losses: Mapping[str, PolicyLoss]) -> Table:
     rows = []
     for name, loss in losses.items():
         report = check(loss)
-        kept = [f"{clip.kept:.3f}, {lre_interval(clip.errors['active'])}" for clip in report.clips.values()]
+        kept = [f"{clip.error.rate:.3f}, {lre_interval(clip.error)}" for clip in report.clips.values()]
         weight = str(report.weight or "another").replace("_", "-")
         rows.append([name, _checks(report), _exponent(report), weight, *kept])
     clips = [f"kept, active LRE at {sigma:g}" for sigma in DISPERSIONS]

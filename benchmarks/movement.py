@@ -10,6 +10,7 @@ import argparse
 import csv
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,6 @@ from typing import Final
 import numpy as np
 
 from fspo.audit import read_audit
-from fspo.check_loss.token_kinds import TokenKinds
 from fspo.conclusion import movement_verdict, rounding_share
 from fspo.fairness.lre import Array
 from fspo.responses import Responses
@@ -113,6 +113,27 @@ def skewed(draws: Draws, moves: bool, side: int) -> Array:
 def student(draws: Draws, moves: bool) -> Array:
     """Student's t with three degrees of freedom. Rounding only: E[exp S] is infinite."""
     return draws.spread() / np.sqrt(3) * draws.rng.standard_t(3, len(draws.batch_B))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenKinds:
+    """Tokens with two outcomes: at a position of kind j, the first has probability p_j under pi_old and q_j under pi.
+
+    A token's log-ratio is ``log(q/p)`` with probability p and ``log((1-q)/(1-p))`` otherwise, so its exponential has
+    mean ``q + (1 - q) = 1`` exactly, and so has ``exp(S)`` at any length. The kind of each position is drawn uniformly.
+    """
+
+    p_J: Array
+    q_J: Array
+
+    @classmethod
+    def random(cls, sigma: float, rng: np.random.Generator, kinds: int) -> TokenKinds:
+        """Half near-certain tokens, half open ones, moved so that Var(S) is about ``sigma**2 * L``."""
+        logit = np.where(rng.random(kinds) < 0.5, rng.normal(5.0, 1.0, kinds), rng.normal(0.0, 1.0, kinds))
+        p = 1 / (1 + np.exp(-logit))
+        shift = rng.normal(0.0, 1.0, kinds)
+        shift *= sigma / np.sqrt(float(np.mean(p * (1 - p) * shift**2)))
+        return cls(p, 1 / (1 + np.exp(-(logit + shift))))
 
 
 def tokens(draws: Draws, moves: bool) -> Array:

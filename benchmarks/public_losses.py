@@ -22,12 +22,10 @@ from benchmarks.checkouts import Source
 from benchmarks.code_bases import CODE_BASES
 from benchmarks.pages import Table, read_table, write_tables
 from fspo.acceptance import UnclippedWeight
-from fspo.check_loss import check, configured
-from fspo.check_loss.call import Batch, LossError, PolicyLoss, synthetic_batch
-from fspo.check_loss.command import named
-from fspo.check_loss.comparison import TOLERANCE, compare
-from fspo.check_loss.length_bias import DISPERSIONS, clip_by_length, sides, synthetic
-from fspo.check_loss.robust import survived
+from fspo.check_loss import LossError, PolicyLoss, check, configured, load
+from fspo.check_loss.by_length import DISPERSIONS, clip_by_length, sides, synthetic
+from fspo.check_loss.call import Batch, synthetic_batch
+from fspo.check_loss.like import TOLERANCE, compare
 
 #: The one clip rate: the mean share that every loss keeps at a dispersion of its own, nats per sqrt(token).
 KEPT: Final = 0.85
@@ -35,27 +33,29 @@ _NARROWEST, _WIDEST, _HALVINGS, _MINI_BATCHES = 1e-4, 1.0, 12, 5
 
 
 _GSPO: Final = ("clip_ratio_low=3e-4", "clip_ratio_high=4e-4")
-#: The losses that a row may equal: name, what ``--like`` takes, settings, averaging. *By response*: each counts alike.
+_DPPO_KL: Final = ("clip_ratio_low=0.05", "clip_ratio_high=0.05", "clip_ratio_c=20")
+#: The losses that a row may equal: name, verl's loss, settings, averaging. *By response*: each counts alike.
 NAMED: Final = (
     ("GSPO", "gspo", _GSPO, "seq-mean-token-mean"),
     ("GSPO, token-mean", "gspo", _GSPO, "token-mean"),
-    ("LUSPO", "luspo", (), None),
+    ("LUSPO", "gspo", _GSPO, "seq-mean-token-sum"),
     ("PPO, token-mean", "vanilla", ("clip_ratio_c=1e9",), "token-mean"),
     ("PPO by response", "vanilla", ("clip_ratio_c=1e9",), "seq-mean-token-mean"),
     ("dual-clip PPO, token-mean", "vanilla", (), "token-mean"),
     ("dual-clip PPO by response", "vanilla", (), "seq-mean-token-mean"),
     ("policy gradient, token-mean", "gpg", (), "token-mean"),
     ("policy gradient by response", "gpg", (), "seq-mean-token-mean"),
-    ("DPPO-TV, token-mean", "dppo_tv", (), "token-mean"),
-    ("DPPO-KL, token-mean", "dppo_kl", (), "token-mean"),
-    ("SAPO", "sapo", (), None),
+    ("DPPO-TV, token-mean", "dppo_tv", ("clip_ratio_c=20",), "token-mean"),
+    ("DPPO-KL, token-mean", "dppo_kl", _DPPO_KL, "token-mean"),
+    ("SAPO", "sapo", (), "seq-mean-token-mean"),
 )
 
 
 @functools.cache
 def _named() -> list[tuple[str, PolicyLoss, torch.Tensor]]:
     """Each loss of NAMED with its gradient on a batch, with which most comparisons end."""
-    losses = [(title, named(name, settings, mode)) for title, name, settings, mode in NAMED]
+    function, actor = "verl.trainer.ppo.core_algos:compute_policy_loss_", "verl.workers.config:ActorConfig"
+    losses = [(title, load(f"{function}{name}", settings, mode, actor)) for title, name, settings, mode in NAMED]
     return [(title, loss, loss.gradient(_batch().map(torch.clone))[0]) for title, loss in losses]
 
 
@@ -64,13 +64,12 @@ def _batch() -> Batch:
 
 
 def equal_to(loss: PolicyLoss) -> str:
-    """The loss of NAMED whose gradient this one has (``--like``), with what is excepted; ``-``: none."""
+    """The loss of NAMED whose gradient this one has (``--like``); ``-``: none."""
     gradient_BT = loss.gradient(_batch().map(torch.clone))[0]
     for title, like, their_BT in _named():
-        if float((gradient_BT - their_BT).abs().max()) <= TOLERANCE * float(their_BT.abs().max()):
-            verdict = compare(loss, like).verdict
-            if verdict == "equal" or verdict.startswith("equal, but not"):
-                return title + verdict.removeprefix("equal")
+        near = float((gradient_BT - their_BT).abs().max()) <= TOLERANCE * float(their_BT.abs().max())
+        if near and compare(loss, like).equal:
+            return title
     return "-"
 
 
@@ -83,10 +82,10 @@ def at_one_rate(loss: PolicyLoss, weight: UnclippedWeight) -> str:
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         clip = clip_by_length(loss, weight, synthetic(math.exp(middle), _MINI_BATCHES))
-        low, high = (middle, high) if clip.kept > KEPT else (low, middle)
-    if not abs(clip.kept - KEPT) < 0.02:
+        low, high = (middle, high) if clip.error.rate > KEPT else (low, middle)
+    if not abs(clip.error.rate - KEPT) < 0.02:
         return "-"
-    return f"{clip.kept_J[0]:.2f}, {clip.kept_J[-1]:.2f} ({math.exp(middle):.2g})"
+    return f"{clip.error.rate_K[0]:.2f}, {clip.error.rate_K[-1]:.2f} ({math.exp(middle):.2g})"
 
 
 def row(loss: PolicyLoss, takes_weights: bool) -> list[str]:
@@ -94,15 +93,13 @@ def row(loss: PolicyLoss, takes_weights: bool) -> list[str]:
     report = check(loss)
     smallest = sides(loss, report.weight)
     limits = [f"{d:.2g}".replace("inf", "never").replace("nan", "all") for d in smallest.values()]
-    (up, down), (sum_up, sum_down) = survived(loss).values()
-    kept = report.clips[DISPERSIONS[0]].kept_J
+    kept = report.clips[DISPERSIONS[0]].error.rate_K
     ignored = "ignored" if takes_weights else "-"
     passed = ["fails" if not x.passed else ignored if x.says.startswith("ignores") else "ok" for x in report.checks]
     weight = f"{report.weight or 'another'}{report.bound}".replace("_", "-")
     exponent = f"{report.exponent:.1f}".replace("-0.0", "0.0")
-    ends = f"{up}, -{down}; {sum_up}, -{sum_down}"
     rates = [f"{kept[0]:.2f}, {kept[-1]:.2f}", at_one_rate(loss, report.weight or "none")]
-    return [equal_to(loss), weight, exponent, *rates, *limits, *passed, ends]
+    return [equal_to(loss), weight, exponent, *rates, *limits, *passed]
 
 
 def table(checkouts: Sequence[Path]) -> Table:
@@ -119,8 +116,7 @@ def table(checkouts: Sequence[Path]) -> Table:
     ]
     heads += [f"at one clip rate, {KEPT:g} kept: shortest, longest (sigma)"]
     heads += [f"lost from: {sign} {side}" for sign in ("A > 0", "A < 0") for side in ("above", "below")]
-    heads += ["repeats", "padding", "gaps", "weights", "micro-batches", "order", "ranks", "gradient", "direction"]
-    heads += ["sides", "ends", "advantages", "lengths", "survives a token; a response"]
+    heads += ["repeats", "padding", "gaps", "weights", "micro-batches", "direction", "sides"]
     rows: Table = [heads]
     for checkout in checkouts:
         source = Source(checkout)

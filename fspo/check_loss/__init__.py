@@ -1,5 +1,197 @@
 """Checks anyone's policy loss: ``python -m fspo.check_loss MODULE:FUNCTION`` (docs/check-loss.md)."""
 
-from fspo.check_loss.command import Report, check, configured, load
+from __future__ import annotations
 
-__all__ = ["Report", "check", "configured", "load"]
+import dataclasses
+import json
+import math
+import pkgutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from fspo.acceptance import UnclippedWeight
+from fspo.check_loss import by_length
+from fspo.check_loss.by_length import DISPERSIONS, LENGTHS, Clip
+from fspo.check_loss.call import Config, LossError, PolicyLoss
+from fspo.check_loss.checks import Check, checks
+from fspo.losses import ALGORITHMS, named_loss, resolve_settings, sequence_policy_loss
+from fspo.names import did_you_mean
+from fspo.types import BandState, eps_of_c
+
+__all__ = ["LossError", "PolicyLoss", "Report", "check", "configured", "load"]
+
+#: The values that verl's configuration of the actor has unless they are set, as far as its own losses read them.
+_ACTOR: Final = {
+    **{"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0},
+    **{"tau_pos": 1.0, "tau_neg": 1.05, "loss_agg_mode": "token-mean", "loss_scale_factor": None},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Results for one loss.
+
+    Attributes:
+        checks: The seven checks.
+        per_token, exponent: Gradient of a token on policy by LENGTHS, and the power of the length that it follows.
+        weight, bound: The importance weight near pi_old, None if it is none of the known ones, and in words where it is
+            truncated.
+        clips: What the clip keeps by length, at each of DISPERSIONS. It is measured against 1 if the weight is None.
+    """
+
+    checks: list[Check]
+    per_token: list[float] = dataclasses.field(default_factory=list)
+    exponent: float = math.nan
+    weight: UnclippedWeight | None = None
+    bound: str = ""
+    clips: dict[float, Clip] = dataclasses.field(default_factory=dict)
+
+    @property
+    def conforms(self) -> bool:
+        """Whether every check passed."""
+        return all(check.passed for check in self.checks)
+
+    def verdict(self) -> str:
+        """Whether the loss conforms."""
+        failed = ", ".join(check.name for check in self.checks if not check.passed)
+        return f"does not conform: {failed}" if failed else f"conforms: {len(self.checks)} checks passed"
+
+    def failures(self) -> list[str]:
+        """A line for each check that failed."""
+        return [_line(check) for check in self.checks if not check.passed]
+
+    def text(self) -> str:
+        """The verdict with all that was measured."""
+        return "\n".join([self.verdict(), *self.failures(), *self.measured()])
+
+    def measured(self) -> list[str]:
+        """Lines of all but verdict and failures."""
+        power = f"L^{round(self.exponent, 2) + 0.0:.2f}".replace("L^nan", "no power of L")
+        lines = [
+            *(_line(check) for check in self.checks if check.passed),
+            "\nresponse length, reported and not judged:",
+            _row("  tokens", [str(length) for length in LENGTHS]),
+            _row("  gradient per token", [f"{value:.3g}".replace("nan", "-") for value in self.per_token]),
+            f"  per token ~ {power} (0: every token counts alike, -1: every response does)",
+            f"  weight near the old policy: {self.weight or 'another (the clip is measured against 1)'}{self.bound}",
+        ]
+        for sigma, clip in self.clips.items():
+            lre = clip.error.debiased
+            shown = f"{lre.value:.3f} [{lre.low:.3f}, {lre.high:.3f}], noise {clip.error.noise_floor:.3f}"
+            lines += [
+                f"\n  clip at {sigma:g} nats per sqrt(token): a response keeps {clip.error.rate:.1%} on average",
+                _row("  tokens from", [str(start) for start in clip.starts]),
+                _row("  kept", [f"{share:.3f}" for share in clip.error.rate_K]),
+                f"  LRE of what is kept: {shown if clip.error.is_informative else '-'}",
+            ]
+        return lines
+
+
+def _line(check: Check) -> str:
+    return f"{'ok  ' if check.passed else 'FAIL'}  {check.name:13}  {check.says}"
+
+
+def _row(head: str, cells: Sequence[str]) -> str:
+    return f"{head:24}" + "".join(f"{cell:>9}" for cell in cells)
+
+
+def check(loss: PolicyLoss) -> Report:
+    """Everything about one loss; LossError if it cannot be called."""
+    results = checks(loss)
+    weight, bound = by_length.weight_and_bound(loss)
+    samples = {sigma: by_length.synthetic(sigma) for sigma in DISPERSIONS}
+    clips = {sigma: by_length.clip_by_length(loss, weight or "none", drawn) for sigma, drawn in samples.items()}
+    return Report(results, *by_length.normalisation(loss), weight, bound, clips)
+
+
+def load(
+    name: str, settings: Sequence[str] = (), loss_agg_mode: str | None = None, actor: str | None = None
+) -> PolicyLoss:
+    """The loss that a name stands for, with these settings; LossError if there is none.
+
+    Args:
+        name: ``module:function``, or a loss of :data:`fspo.losses.LOSSES` by its key or its name in tables. The latter
+            has its settings at ``config.policy_loss``, and averages over the responses of the mini-batch.
+        settings: As in :func:`configured`.
+        loss_agg_mode: verl's averaging, for losses that read it.
+        actor: ``module:Class`` of the configuration, for losses that ask for one, as verl's do.
+    """
+    kind = imported(actor) if actor else None
+    if (ours := named_loss(name)) is None:
+        return PolicyLoss(imported(name), configured(settings, kind), loss_agg_mode or "token-mean")
+    values = ALGORITHMS[ours]
+    own = {"policy_loss.loss_mode": ours, **{f"policy_loss.{x}": y for x, y in dataclasses.asdict(values).items()}}
+    if values.exponent == 1:  # where verl's losses look for their clip values, too
+        low, high = eps_of_c(values.c_low, values.c_high)
+        own |= {"clip_ratio": low, "clip_ratio_low": low, "clip_ratio_high": high}
+    config = configured([*(f"{key}={json.dumps(value)}" for key, value in own.items()), *settings], kind)
+    mode = "seq-mean-token-mean" if values.grad_scale == "1/L" else "seq-mean-token-sum"
+    return PolicyLoss(_of_the_library, config, loss_agg_mode or mode)
+
+
+def _of_the_library(config: Any, rollout_is_weights: torch.Tensor | None = None, **given: Any) -> torch.Tensor:
+    policies, rest = (given["log_prob"], given["old_log_prob"]), (given["advantages"], given["response_mask"])
+    settings = resolve_settings(_values(config.policy_loss))
+    if settings is None:
+        raise LossError(f"policy_loss.loss_mode has to be one of {', '.join(ALGORITHMS)}")
+    output = sequence_policy_loss(*policies, *rest, settings, BandState(), rollout_is_weights)
+    info: dict[str, int] = config.global_batch_info
+    return output.loss_B.sum() / info["global_batch_size"] * info["dp_size"]
+
+
+def imported(name: str) -> Callable[..., Any]:
+    """The function or class that ``module:name`` stands for; LossError if there is none."""
+    module, colon, attribute = name.partition(":")
+    try:
+        value = pkgutil.resolve_name(name)
+    except (Exception, SystemExit) as error:
+        close = did_you_mean(attribute, dir(sys.modules.get(module))) if colon else did_you_mean(name, ALGORITHMS)
+        remedy = "give MODULE:FUNCTION, and start in the folder that holds the module, or install its package; or give "
+        remedy += f"one of ours, {', '.join(ALGORITHMS)}"
+        raise LossError(f"{name} cannot be imported ({type(error).__name__}: {error}){close}: {remedy}") from error
+    if not callable(value):
+        raise LossError(f"{name} is no function: give MODULE:FUNCTION")
+    return value  # type: ignore[no-any-return]
+
+
+def configured(settings: Sequence[str], actor: Any = None) -> Any:
+    """verl's defaults of the actor as far as a loss reads them, and what ``KEY=VALUE`` adds; a dot goes a level down.
+
+    ``policy_loss._target_=package.module.Class`` adds the defaults of that dataclass of settings. actor: the class
+    of the result, for losses that ask for one, as verl's do.
+    """
+    config: Any = Config(_ACTOR | {"policy_loss": Config(place="policy_loss.")})
+    if actor:
+        config = object.__new__(actor)  # without its own checks, which ask for settings of the whole run
+        vars(config).update(_defaults(actor))
+    _values(config)["global_batch_info"] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        *path, last = key.split(".")
+        if not equals or not last:
+            raise LossError(f"--config {setting} is not KEY=VALUE: give, for example, --config clip_ratio_high=0.28")
+        level, place = config, ""
+        for part in path:
+            place += f"{part}."
+            level = _values(level).setdefault(part, Config(place=place))
+        try:
+            _values(level)[last] = json.loads(text)
+        except ValueError:
+            _values(level)[last] = text
+    if target := _values(config.policy_loss).get("_target_"):
+        for name, value in _defaults(imported(target)).items():
+            _values(config.policy_loss).setdefault(name, value)
+    return config
+
+
+def _values(level: Any) -> Any:
+    return level if isinstance(level, dict) else vars(level)
+
+
+def _defaults(settings: Any) -> dict[str, Any]:
+    made = {x.name: x.default_factory() for x in dataclasses.fields(settings) if callable(x.default_factory)}
+    return made | {x.name: x.default for x in dataclasses.fields(settings) if x.default is not dataclasses.MISSING}

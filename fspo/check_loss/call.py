@@ -1,15 +1,14 @@
 """A policy loss as verl calls it, on responses made for a test. Defined here.
 
-A loss is a function of verl's registry: it takes ARGUMENTS and returns a scalar, or a tuple of it and metrics.
-``config.global_batch_info`` has the sizes of the whole mini-batch, because one call sees one micro-batch of one rank:
-verl adds up the gradients of micro-batches and averages those of ranks.
+A loss takes the keyword arguments ARGUMENTS and returns a scalar, or a tuple of it and metrics. One call sees one
+micro-batch of one rank: verl adds up the gradients of micro-batches and averages those of ranks, so that the loss is
+to divide by the sizes of the whole mini-batch, ``config.global_batch_info``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +18,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from fspo.check_loss.token_kinds import TokenKinds
-
-#: The keyword arguments with which verl calls a policy loss.
 ARGUMENTS: Final = (
     *("old_log_prob", "log_prob", "advantages", "response_mask"),
     *("loss_agg_mode", "config", "rollout_is_weights"),
 )
+"""The keyword arguments with which verl calls a policy loss."""
 
 
 class LossError(Exception):
@@ -62,10 +59,6 @@ class Batch:
         """The batch with a function applied to every tensor."""
         return Batch(*(function(getattr(self, field.name)) for field in dataclasses.fields(self)))
 
-    def to(self, dtype: torch.dtype) -> Batch:
-        """The batch with its floating-point tensors in another type."""
-        return self.map(lambda one: one.to(dtype) if one.is_floating_point() else one)
-
     def padding(self, *values: float) -> Batch:
         """The batch with these values of log_prob, old_log_prob and A outside the mask; 0 by default."""
         tensors = zip((self.log_prob_BT, self.old_log_prob_BT, self.advantages_BT), values or (0.0,) * 3, strict=True)
@@ -79,43 +72,56 @@ class Batch:
 def synthetic_batch(
     length_B: Sequence[int], sigma_B: Sequence[float], advantage_B: Sequence[float], seed: int = 0, gaps: bool = False
 ) -> Batch:
-    """Responses of :class:`fspo.check_loss.token_kinds.TokenKinds`, float64; padding is 0, as verl pads.
+    """Responses whose token log-ratios are normal with mean -sigma**2 / 2, so that E_old[exp S] = 1; float64, 0-padded.
 
-    Each has a length, a dispersion (the standard deviation of S is about sigma sqrt(L)) and an A. ``gaps`` masks a
-    tenth of the tokens inside, as the words of a tool are, and the first token of every third response.
+    The standard deviation of S is sigma sqrt(L), in nats. ``gaps`` masks a tenth of the tokens inside, as the words of
+    a tool are, and the first token of every third response.
     """
-    rng, width = np.random.default_rng(seed), max(length_B)
-    rows = [
-        TokenKinds.random(sigma, rng, 64).log_probs(np.array([length]), width, rng)
-        for length, sigma in zip(length_B, sigma_B, strict=True)
-    ]
-    log_prob_BT, old_log_prob_BT, mask_BT = (torch.cat(column) for column in zip(*rows, strict=True))
+    rng, shape = np.random.default_rng(seed), (len(length_B), max(length_B))
+    mask_BT = torch.arange(shape[1]) < torch.tensor(length_B)[:, None]
     if gaps:
-        mask_BT = mask_BT & torch.from_numpy(rng.random(mask_BT.shape) > 0.1)
+        mask_BT = mask_BT & torch.from_numpy(rng.random(shape) > 0.1)
         mask_BT[::3, 0] = False
-        mask_BT[torch.arange(len(length_B)), torch.tensor(length_B) - 1] = True
-    advantages_BT = torch.tensor(advantage_B, dtype=torch.float64)[:, None].expand_as(log_prob_BT)
-    apart_BT = 1e-6 * torch.from_numpy(rng.random(mask_BT.shape))  # ties, which the order decides
-    return Batch(log_prob_BT - apart_BT, old_log_prob_BT - apart_BT, advantages_BT.contiguous(), mask_BT).padding()
+        mask_BT[torch.arange(shape[0]), torch.tensor(length_B) - 1] = True
+    sigma_B1 = np.array(sigma_B)[:, None]
+    d_BT = torch.from_numpy(rng.normal(-(sigma_B1**2) / 2, sigma_B1, shape))
+    old_BT = torch.from_numpy(rng.uniform(-3.0, -0.05, shape)) - d_BT.clamp(min=0)  # no probability exceeds 1
+    advantages_BT = torch.tensor(advantage_B, dtype=torch.float64)[:, None].expand(shape)
+    return Batch(old_BT + d_BT, old_BT, advantages_BT.contiguous(), mask_BT).padding()
 
 
 class PolicyLoss:
-    """A policy loss with what verl calls it with; LossError if it does not accept verl's keyword arguments.
+    """A policy loss with what verl calls it with; LossError if it does not accept these keyword arguments.
 
     Args:
-        function: The loss.
+        function: The loss. Without a parameter ``config`` it gets those of ARGUMENTS that it has parameters for, of
+            which the first four must be there.
         config: An object with ``global_batch_info``, a mapping that is filled before each call as verl does.
         loss_agg_mode: verl's word for how token losses are averaged; a loss may ignore it.
+        caller_averages: The loss is a mean over the rows that it gets, and its caller averages over micro-batches and
+            ranks, as TRL does. Each call then counts by its share of the responses.
     """
 
-    def __init__(self, function: Callable[..., Any], config: Any, loss_agg_mode: str = "token-mean") -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        config: Any,
+        loss_agg_mode: str = "token-mean",
+        caller_averages: bool = False,
+    ) -> None:
         self.function, self.config, self.loss_agg_mode = function, config, loss_agg_mode
+        self.caller_averages = caller_averages
+        signature = inspect.signature(function)
+        takes_any = any(x.kind is x.VAR_KEYWORD for x in signature.parameters.values())
+        takes_all = takes_any or "config" in signature.parameters
+        self.names = ARGUMENTS if takes_all else tuple(x for x in ARGUMENTS if x in signature.parameters)
+        self.takes_mode = "loss_agg_mode" in signature.parameters
         try:
-            inspect.signature(function).bind(**dict.fromkeys(ARGUMENTS))
+            signature.bind(**dict.fromkeys({*ARGUMENTS[:4], *self.names}))
         except TypeError as error:
-            names = f"verl calls a policy loss with the keyword arguments {', '.join(ARGUMENTS)}"
-            remedy = f"this one cannot be called so ({error}): give them these names, and end its parameters with **_"
-            raise LossError(f"{names}, and {remedy}") from None
+            names = f"a policy loss is called with the keyword arguments {', '.join(ARGUMENTS)}"
+            remedy = "give them these names, and end its parameters with **_; or take the first four alone"
+            raise LossError(f"{names}, and this one cannot be called so ({error}): {remedy}") from None
 
     def value(
         self, batch: Batch, dp_size: int = 1, whole: Batch | None = None, seed: int = 0, weight_BT: Any = None
@@ -123,45 +129,40 @@ class PolicyLoss:
         """The scalar of one micro-batch of ``whole``, with ``weight_BT`` for rollout_is_weights.
 
         A loss that draws from torch's CPU generator draws the same with the same ``seed``; the process's state stays.
-        LossError if the loss raises, or returns no scalar that depends on log_prob.
+        LossError if the loss raises, or returns no scalar.
         """
         mask_BT = (whole or batch).mask_BT
         sizes = {"batch_num_tokens": int(mask_BT.sum()), "global_batch_size": int(mask_BT.any(dim=1).sum())}
         scale = getattr(self.config, "loss_scale_factor", None)
         self.config.global_batch_info.update(sizes, dp_size=dp_size, loss_scale_factor=scale)
+        tensors = batch.old_log_prob_BT, batch.log_prob_BT, batch.advantages_BT, batch.mask_BT
+        given = dict(zip(ARGUMENTS, (*tensors, self.loss_agg_mode, self.config, weight_BT), strict=True))
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(seed)
-                of_batch = batch.old_log_prob_BT, batch.log_prob_BT, batch.advantages_BT, batch.mask_BT
-                rest = self.loss_agg_mode, self.config, weight_BT
-                result = self.function(**dict(zip(ARGUMENTS, (*of_batch, *rest), strict=True)))
+                result = self.function(**{name: given[name] for name in self.names})
         except (Exception, SystemExit) as error:
             frames = traceback.extract_tb(error.__traceback__)
             place = next(one for one in reversed(frames) if one.filename != __file__)
-            remedy = "it is called as verl calls it, with tensors [responses, tokens] and the settings of the actor"
-            if key := self._missing(error):
-                remedy = f"a setting that config lacks is given with --config {key}=VALUE"
-            elif isinstance(error, AssertionError):
-                remedy += "; if it asks for a class of settings, name that by --actor MODULE:CLASS"
             what = " ".join(f"{type(error).__name__} {error}".split())
+            remedy = (
+                "it is called as verl calls it, with tensors [responses, tokens]; give a setting that config lacks "
+            )
+            remedy += "with --config KEY=VALUE, and a class of settings that it asks for with --actor MODULE:CLASS"
             raise LossError(f"the loss raises {what} ({place.filename}:{place.lineno}): {remedy}") from error
         scalar = result[0] if isinstance(result, tuple | list) and result else result
         if not isinstance(scalar, torch.Tensor) or scalar.numel() != 1:
             what = str(tuple(scalar.shape)) if isinstance(scalar, torch.Tensor) else type(scalar).__name__
             remedy = "return a scalar tensor, or a tuple of it and a dictionary of metrics"
             raise LossError(f"the loss returns something of shape or type {what}: {remedy}")
-        return scalar.reshape(())
-
-    def _missing(self, error: BaseException) -> str | None:
-        """Full name of the setting that config lacks, if that is what the error says."""
-        if named := re.search(r"\bpolicy_loss\.\w+|(?<=config has no )[\w.]+", str(error)):
-            return named[0]
-        groups = {id(self.config): "", id(getattr(self.config, "policy_loss", self)): "policy_loss."}
-        known = isinstance(error, AttributeError) and id(error.obj) in groups
-        return f"{groups[id(error.obj)]}{error.name}" if known else None  # type: ignore[attr-defined]
+        share = len(batch.mask_BT) / sizes["global_batch_size"] * dp_size if self.caller_averages else 1.0
+        return share * scalar.reshape(())
 
     def gradient(self, batch: Batch, *args: Any, **others: Any) -> tuple[torch.Tensor, float]:
-        """Gradient with respect to log_prob, [B, T], and the loss; arguments as in :meth:`value`."""
+        """Gradient with respect to log_prob, [B, T], and the loss; arguments as in :meth:`value`.
+
+        LossError if the scalar does not depend on log_prob for autograd.
+        """
         leaf_BT = batch.log_prob_BT.detach().clone().requires_grad_()
         with torch.enable_grad():
             scalar = self.value(dataclasses.replace(batch, log_prob_BT=leaf_BT), *args, **others)

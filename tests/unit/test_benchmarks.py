@@ -17,10 +17,8 @@ from benchmarks.checkouts import Source, not_run
 from benchmarks.pages import STUDY, read_table
 from benchmarks.studies import figures
 from fspo.audit import read_audit
-from fspo.check_loss import configured
-from fspo.check_loss.call import PolicyLoss
-from fspo.check_loss.command import named
-from fspo.check_loss.length_bias import normalisation
+from fspo.check_loss import PolicyLoss, configured, load
+from fspo.check_loss.by_length import normalisation
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -112,6 +110,6 @@ def test_a_loss_that_cannot_run_has_a_row_that_says_why(tmp_path: Path, monkeypa
 
 
 def test_a_row_says_which_named_loss_it_equals() -> None:
-    gspo = named("gspo", ["clip_ratio_low=3e-4", "clip_ratio_high=4e-4"], "seq-mean-token-mean")
-    twice = PolicyLoss(lambda **arguments: 2 * gspo.function(**arguments)[0], gspo.config, gspo.loss_agg_mode)
+    gspo = load("gspo")
+    twice = PolicyLoss(lambda **arguments: 2 * gspo.function(**arguments), gspo.config)
     assert [public_losses.equal_to(loss) for loss in (gspo, twice)] == ["GSPO", "-"]

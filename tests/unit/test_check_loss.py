@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from fspo.check_loss import configured, load
+from fspo.check_loss.__main__ import main
 from fspo.check_loss.call import synthetic_batch
-from fspo.check_loss.command import configured, load, main
 
 SOURCE = """
 import dataclasses, torch
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
 def sound(old_log_prob, log_prob, advantages, response_mask, config, **_):
     info = config.global_batch_info
@@ -19,167 +21,138 @@ def sound(old_log_prob, log_prob, advantages, response_mask, config, **_):
     length_B1 = response_mask.sum(-1, keepdim=True).clamp(min=1)
     return (loss_BT / length_B1).sum() / info["global_batch_size"] * info["dp_size"], {}
 
-def mean(old_log_prob, log_prob, advantages, response_mask, config, **_):
-    return -(advantages * (log_prob - old_log_prob).clamp(-20, 20).exp()).mean()
+def mean(old_log_prob, log_prob, advantages, response_mask):
+    loss_BT = torch.where(response_mask, -advantages * (log_prob - old_log_prob).clamp(-20, 20).exp(), 0.0)
+    return (loss_BT.sum(-1) / response_mask.sum(-1).clamp(min=1)).mean()
+
+def undefined(log_prob, **_):
+    return log_prob.sum() * float("nan")
 
 @dataclasses.dataclass
 class Settings:
     beta: float = 0.5
     name: str = dataclasses.field(default_factory=str)
 
+@dataclasses.dataclass
+class ActorSettings:
+    strategy: str
+    clip_ratio_high: float = 0.3
+    policy_loss: Settings = dataclasses.field(default_factory=Settings)
+
 def fed(config, **given):
     assert config.policy_loss.beta == 0.5 and config.name == "x" and config.clip_ratio == 0.2
     return sound(config=config, **given)
 
-def undefined(log_prob, **_):
-    return log_prob.sum() * float("nan")
-
-@dataclasses.dataclass
-class ActorSettings:
-    strategy: str
-    clip_ratio: float = 0.2
-    clip_ratio_low: float = 0.2
-    clip_ratio_high: float = 0.3
-    clip_ratio_c: float = 3.0
-    tau_pos: float = 1.0
-    tau_neg: float = 1.05
-    loss_agg_mode: str = "token-mean"
-    loss_scale_factor: "int | None" = None
-    policy_loss: Settings = dataclasses.field(default_factory=Settings)
-
-def annotated(old_log_prob, log_prob, advantages, response_mask, config: "ActorSettings | None" = None, **_):
-    assert isinstance(config, ActorSettings) and config.clip_ratio_high == 0.3
-    assert config.policy_loss.beta == 0.5 and config.clip_ratio_c == 4
-    return sound(old_log_prob, log_prob, advantages, response_mask, config)
-
 def asserts(config=None, **others):
     assert isinstance(config, ActorSettings), "give ActorSettings"
+    assert config.clip_ratio_high == 0.3 and config.policy_loss.beta == 0.5
     config.policy_loss.gamma
     return sound(config=config, **others)
 
-def wraps(*args, **others):
-    return asserts(*args, **others)
+def hungry(config, **_):
+    return config.policy_loss.beta * 1.0
 
-def shapes(log_prob, advantages, **_):
-    return (log_prob.sum(-1) * advantages).sum()
-
-def in_place(log_prob, advantages, response_mask, **_):
-    loss = -((log_prob.exp() * advantages) * response_mask).sum()
-    advantages.zero_()
-    return loss, {}
+def of_verl(old_log_prob, log_prob, advantages, response_mask, **others):
+    return get_policy_loss_fn("gspo")(old_log_prob, log_prob, 2 * advantages, response_mask, **others)
 
 number = 3
-
-from fspo.check_loss.call import Config, PolicyLoss
-bound = PolicyLoss(sound, Config(global_batch_info={}))
 """
-
-
-ACTOR = ["--actor", "check_loss_example:ActorSettings"]
+VERLS = "verl.trainer.ppo.core_algos:compute_policy_loss_"
+ACTOR = ["--actor", "verl.workers.config:ActorConfig"]
 
 
 @pytest.fixture(autouse=True)
 def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "check_loss_example.py").write_text(SOURCE, encoding="utf-8")
-    hungry = "def hungry(config, **_):\n    return config.policy_loss.beta * 1.0\n"
-    (tmp_path / "check_loss_hungry.py").write_text(hungry, encoding="utf-8")
-    (tmp_path / "check_loss_quits.py").write_text("raise SystemExit(3)", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("fspo.check_loss.command.DISPERSIONS", (0.03,))
-    monkeypatch.setattr("fspo.check_loss.length_bias._MINI_BATCHES", 5)
+    monkeypatch.setattr("fspo.check_loss.DISPERSIONS", (0.03,))
+    monkeypatch.setattr("fspo.check_loss.by_length._MINI_BATCHES", 5)
+
+
+def words(line: str) -> list[str]:
+    """Of a command, in which a colon begins a name of the example."""
+    return [f"check_loss_example{word}" if word.startswith(":") else word for word in line.split()]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "lines"),
+    ("line", "status", "last"),
     [
-        (["check_loss_hungry:hungry", "check_loss_example:sound"], 2, [
-            "check_loss_hungry:hungry", "conforms: 13 checks", "per token ~ L^-1.00", "the old policy: token",
-            "keeps 100.0%", "LRE symmetric  -\n",
-        ]),
-        (["check_loss_example:mean"], 1, ["FAIL  micro-batches", "does not conform: padding, micro-batches"]),
-        (["check_loss_example:undefined"], 1, ["FAIL  direction", "division by 0", "keeps 0.0% of", "no power of L"]),
-    ],
-)  # fmt: skip
-def test_the_report_and_the_exit_status(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, lines: list[str]
-) -> None:
-    assert main([*arguments, "--full"]) == status
-    output = "".join(capsys.readouterr())
-    assert not re.search(r"\b(nan|inf)\b", output)
-    assert all(line in output for line in lines) and ("FAIL" in output) == (status == 1), output
-
-
-def test_verdict_and_failures_come_first_and_the_rest_if_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check_loss_example:mean"]) == 1
-    short = capsys.readouterr().out
-    assert main(["check_loss_example:mean", "--full"]) == 1
-    assert capsys.readouterr().out.startswith(short.rstrip())
-    assert short.splitlines()[2] == "does not conform: padding, micro-batches"
-    assert "\nok " not in short and "weight near" not in short
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "says"),
-    [
-        (["check_loss_example:sound", "--like", "fspo", *ACTOR], 1, "token in place of sequence"),
-        (["check_loss_example:sound", "--like", "gspo", *ACTOR], 2, "--actor check_loss_example:ActorSettings"),
-        (["check_loss_example:sound", "--like", "check_loss_example:sound"], 0, "equal"),
-        (["check_loss_example:sound", "--like", "seq_rloo"], 1, "token in place of sequence"),
-        (["check_loss_example:sound", "--like", "check_loss_example:mean"], 1, "times"),
-        (["check_loss_example:mean", "--like", "check_loss_example:mean"], 1, "equal to check_loss_example:mean; does"),
-        (["check_loss_example:bound", "--like", "check_loss_example:sound"], 0, "equal"),
-        (["check_loss_example:mean", "--like", "check_loss_example:undefined"], 2, "not comparable"),
-        (["check_loss_example:undefined", "--like", "check_loss_example:mean"], 2, "not comparable"),
-        (["check_loss_example:sound", "--like", "check_loss_example:hungry"], 2, "MODULE:FUNCTION"),
-        (["check_loss_example:sound", "check_loss_example:number", "--like", "fspo"], 2, "MODULE:FUNCTION"),
-        (["check_loss_example:sound", "--like", "fspo", "--config", "policy_loss.loss_mode=x"], 2, "loss_mode=x"),
-    ],
-)  # fmt: skip
-def test_a_loss_beside_a_named_one(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, says: str
-) -> None:
-    assert main(arguments) == status
-    output = capsys.readouterr()
-    assert says in (output.err if status == 2 else output.out.splitlines()[2] + output.out), output
-    if status != 2:
-        last = output.out.split("\n\n")[-2].splitlines()[-1]
-        assert (status == 0) == ("conforms: " in output.out) == (last.startswith("equal") and "conforms: " in last), (
-            last
-        )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["check_loss_example"], "MODULE:FUNCTION"),
-        (["no_such_module:f"], "install its package"),
-        (["check_loss_example:sond"], "did you mean sound?"),
-        (["check_loss_example:number"], "MODULE:FUNCTION"),
-        (["check_loss_quits:sound"], "SystemExit"),
-        (["check_loss_example:in_place"], "change no tensor in place"),
-        (["check_loss_hungry:hungry"], "--config policy_loss.beta=VALUE"),
-        (["check_loss_example:sound", "--config", "clip"], "KEY=VALUE"),
-        (["check_loss_example:bound", "--config", "clip_ratio=1"], "--config"),
-        (["check_loss_example:asserts"], "--actor MODULE:CLASS"),
-        (
-            ["check_loss_example:asserts", *ACTOR],
-            "--config policy_loss.gamma=VALUE",
-        ),
-        (
-            ["check_loss_example:asserts", "--actor", "check_loss_example:sound"],
-            "--actor verl.workers.config:ActorConfig",
-        ),
-        (["check_loss_example:asserts", "--actor", "check_loss_example:Sound"], "check_loss_example:Sound"),
-        (["check_loss_example:shapes"], "[responses, tokens]"),
+        (":sound", 0, "conforms: 7 checks passed (is it the loss that it is called? --like NAME compares)"),
+        (":mean", 1, "does not conform: padding, micro-batches (is it"),
+        (":mean --average caller", 0, "conforms"),
+        (":mean --average caller --like :sound", 0, "equal to check_loss_example:sound; conforms: 7 checks passed"),
+        (":mean --like :sound", 1, "equal to check_loss_example:sound; does not conform: padding, micro-batches"),
+        (":sound --like gspo", 1, "not equal to gspo; 7 checks passed"),
+        (":undefined", 1, "does not conform: direction"),
+        ("luspo", 0, "conforms"),
+        ("rloo --like seq_rloo --config policy_loss.c_low=1", 0, "equal"),
     ],
 )
-def test_what_cannot_be_checked_ends_with_a_sentence(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+def test_the_last_line_says_the_reason_of_the_exit_status(
+    capsys: pytest.CaptureFixture[str], line: str, status: int, last: str
 ) -> None:
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert says in captured.err and arguments[0] in captured.err and ("=VALUE" in captured.err) == ("=VALUE" in says)
-    assert captured.err.count("\n") == 1 and captured.out == ""
+    assert main(words(line)) == status
+    shown = capsys.readouterr().out
+    assert shown.rstrip().splitlines()[-1].startswith(last) and ("FAIL" in shown) == ("does not conform" in shown), (
+        shown
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "says"),
+    [
+        (f"{VERLS}gspo --like gspo", 0, "like gspo: equal\n"),
+        (f"{VERLS}gspo --like gspo --loss-agg-mode token-mean", 1, "like gspo: 0.02381 L times"),
+        (f"{VERLS}gspo --like gspo --loss-agg-mode token-mean", 1, "token-mean in place of seq-mean-token-mean"),
+        (f"{VERLS}gspo --like gspo --config clip_ratio_low=1e-4", 1, "A < 0 below: from 0.0001 in place"),
+        (f"{VERLS}vanilla --like gspo", 1, "token in place of length_normalised"),
+        (f"{VERLS}vanilla --like {VERLS}vanilla", 0, "equal"),
+        (f"{VERLS}sapo {VERLS}cispo", 0, "conforms"),
+        (f"{VERLS}geo_mean", 1, "FAIL  micro-batches"),
+        (f"{VERLS}clip_cov", 1, "FAIL  repeats"),
+        (":of_verl --like gspo", 1, "like gspo: 2 times"),
+    ],
+)  # fmt: skip
+def test_losses_of_verl_by_their_own_names(
+    capsys: pytest.CaptureFixture[str], line: str, status: int, says: str
+) -> None:
+    assert main([*words(line), *ACTOR]) == status
+    shown = capsys.readouterr().out
+    assert says in shown, shown
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "lines"),
+    [
+        (":hungry :sound", 2, ["example:hungry", "per token ~ L^-1.00", "old policy: token", "keeps 100.0%"]),
+        (":undefined", 1, ["FAIL  direction", "division by 0", "no power of L"]),
+    ],
+)  # fmt: skip
+def test_the_full_report(capsys: pytest.CaptureFixture[str], line: str, status: int, lines: list[str]) -> None:
+    assert main([*words(line), "--full"]) == status
+    shown = "".join(capsys.readouterr())
+    assert not re.search(r"\b(nan|inf)\b", shown) and all(one in shown for one in lines), shown
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("check_loss_example", "MODULE:FUNCTION"),
+        ("no_such_module:f", "install its package"),
+        (":sond", "did you mean sound?"),
+        (":number", "MODULE:FUNCTION"),
+        (":sound --like gspoo", "seq_gspo"),
+        (":sound --like :undefined", "not comparable"),
+        (":sound --config clip", "KEY=VALUE"),
+        (":hungry", "policy_loss.beta"),
+        (":asserts", "--actor MODULE:CLASS"),
+        (":asserts --actor check_loss_example:ActorSettings", "--config KEY=VALUE"),
+    ],
+)
+def test_what_cannot_be_checked_ends_with_a_sentence(capsys: pytest.CaptureFixture[str], line: str, says: str) -> None:
+    assert main(words(line)) == 2
+    shown = capsys.readouterr()
+    assert says in shown.err and shown.err.startswith(words(line)[0]) and shown.err.count("\n") == 1 and shown.out == ""
 
 
 def test_settings_are_read_as_values() -> None:
@@ -189,11 +162,5 @@ def test_settings_are_read_as_values() -> None:
     batch = synthetic_batch([3, 2], [0.1, 0.1], [1.0, -1.0])
     for settings in (["policy_loss.beta=0.5"], ["policy_loss._target_=check_loss_example.Settings"]):
         assert load("check_loss_example:fed", [*settings, "name=x"]).value(batch).numel() == 1
-
-
-def test_a_loss_gets_the_class_of_settings_that_is_named() -> None:
-    batch = synthetic_batch([3, 2], [0.1, 0.1], [1.0, -1.0])
     actor = "check_loss_example:ActorSettings"
-    assert load("check_loss_example:annotated", ["clip_ratio_c=4"], actor=actor).value(batch).numel() == 1
-    for name in ("asserts", "wraps"):
-        assert load(f"check_loss_example:{name}", ["policy_loss.gamma=1"], actor=actor).value(batch).numel() == 1
+    assert load("check_loss_example:asserts", ["policy_loss.gamma=1"], actor=actor).value(batch).numel() == 1

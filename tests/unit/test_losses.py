@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import holds
 
-from fspo.check_loss.token_kinds import TokenKinds
+from fspo.check_loss.call import synthetic_batch
 from fspo.length_bins import FINE_BINS, FINE_LENGTH_EDGES, length_bin
 from fspo.losses import ALGORITHMS, UnusableRowsError, acceptance_band, sequence_log_ratio, sequence_policy_loss
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
@@ -232,8 +232,8 @@ def test_guard_keeps_the_gradient_with_a_constant_weight(S: float) -> None:
 
 
 def test_log_ratio_is_accurate_at_length_and_in_half_precision() -> None:
-    kinds = TokenKinds.random(0.03, np.random.default_rng(0))
-    log_prob, old, mask = kinds.log_probs(np.array([32768, 20000]), 32768, np.random.default_rng(1))
+    batch = synthetic_batch([32768, 20000], [0.03, 0.03], [1.0, -1.0])
+    log_prob, old, mask = batch.log_prob_BT, batch.old_log_prob_BT, batch.mask_BT
     exact = sequence_log_ratio(log_prob, old, mask)
     assert exact.dtype == F64
     single = sequence_log_ratio(log_prob.float(), old.float(), mask)

@@ -1,0 +1,158 @@
+"""What a policy loss does to responses of different lengths: normalisation, weight, clip. Defined here.
+
+None of it is right or wrong. All is measured on the gradient alone, so that any two losses can be compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from fspo.acceptance import UnclippedWeight, unclipped_weight
+from fspo.check_loss.call import Batch, PolicyLoss, synthetic_batch
+from fspo.fairness.lre import LengthReweightingError, length_reweighting_error
+
+LENGTHS: Final = (4, 16, 64, 256)
+DISPERSIONS: Final = (0.03, 0.1)
+"""Of synthetic log-ratios, nats per sqrt(token): about that of the demo, and one at which clips of tokens act."""
+MOVES: Final = tuple(2.4 * 2 ** (-k / 4) for k in range(85, -1, -1))
+"""Log-ratios per token at which losses are looked at, 1e-6 to 2.4 nats, upwards."""
+_MINI_BATCHES, _RESPONSES, _SHORTEST, _LONGEST, _BINS = 40, 128, 4, 512, 8
+#: Number of tokens, which no usual block size divides, and a move of log-ratios whose sum stays inside GSPO's 3e-4.
+_TOKENS, _PROBE = 37, 1.5e-4
+
+
+def normalisation(loss: PolicyLoss) -> tuple[list[float], float]:
+    """Mean gradient of a token on policy with A = 1 by LENGTHS, times the responses; a in ``mean ~ L**a``, or NaN."""
+    batch = synthetic_batch(LENGTHS, (0.01,) * len(LENGTHS), (1.0,) * len(LENGTHS)).on_policy()
+    gradient_BT, _ = loss.gradient(batch)
+    mean = [-float(row.sum()) * len(LENGTHS) / length for row, length in zip(gradient_BT, LENGTHS, strict=True)]
+    exponent = float(np.polyfit(np.log(LENGTHS), np.log(mean), 1)[0]) if min(mean) > 0 else math.nan
+    return mean, exponent
+
+
+def weight_and_bound(loss: PolicyLoss) -> tuple[UnclippedWeight | None, str]:
+    """The importance weight that a loss uses near pi_old, by how its gradients react when two log-ratios move.
+
+    It is ``token`` if the gradient of a token grows with its own ratio, ``prefix`` with the ratios up to it,
+    ``sequence`` or ``length_normalised`` with all ratios of its response, and ``none`` with no ratio. It is None for
+    any other reaction, or if the two signs of A differ. The text after it is ``, at most 1`` or ``, at least 1`` if the
+    weight acts on one side of 1 only, else empty.
+    """
+    up, down = ({x for sign in (1.0, -1.0) for x in _weights(loss, sign, step)} for step in (_PROBE, -_PROBE))
+    both = up | down
+    if len(both) == 1:
+        return next(iter(both)), ""
+    if len(up) != 1 or len(down) != 1 or None in both or "none" not in both:
+        return None, ""
+    return next(iter(both - {"none"})), ", at most 1" if "none" in up else ", at least 1"
+
+
+def _weights(loss: PolicyLoss, advantage: float, step: float) -> list[UnclippedWeight | None]:
+    """The weight that explains how the gradients react to a small move (or None); empty if all gradients are 0."""
+    batch = synthetic_batch((_TOKENS,) * 4, (0.01,) * 4, (advantage,) * 4, seed=3).on_policy()
+    noise_BT = 5e-8 * torch.linspace(-1, 1, 4 * _TOKENS, dtype=torch.float64).reshape(4, _TOKENS)
+    moved_T = torch.zeros(_TOKENS, dtype=torch.float64)
+    moved_T[5], moved_T[8] = 1.0, 0.5  # two: a sum, not a largest one
+    near_BT = batch.old_log_prob_BT + noise_BT
+    moves = (near_BT, near_BT + step * moved_T * (torch.arange(4)[:, None] < 3))  # one stays: some compare responses
+    before_BT, after_BT = (loss.gradient(dataclasses.replace(batch, log_prob_BT=x))[0].abs() for x in moves)
+    if not before_BT.any():
+        return []
+    response_T = ((after_BT.log() - before_BT.log()) / step)[:3].median(dim=0).values
+    shapes: dict[UnclippedWeight, torch.Tensor] = {
+        "none": 0 * moved_T,
+        "token": moved_T,
+        "prefix": moved_T.cumsum(0),
+        "length_normalised": moved_T.mean(),
+        "sequence": moved_T.sum(),
+    }
+
+    def fits(shape_T: torch.Tensor) -> bool:  # the mean over a response is told from that over several
+        return bool(((response_T - shape_T).abs() < 0.004 + 0.02 * shape_T.abs()).all())
+
+    return [next((name for name, shape_T in shapes.items() if fits(shape_T)), None)]
+
+
+def kept_share(loss: PolicyLoss, batch: Batch, weight: UnclippedWeight) -> torch.Tensor:
+    """The share of its weight that the clip of a loss leaves to each response, in [0, 1], [B]; A is 1 or -1.
+
+    ``sum_t min(|g_t|, |h_t| w_t) / sum_t |h_t| w_t`` with g_t the gradient by the log-probability of token t (0 where
+    its sign has turned), h_t the same on policy and w_t the weight without the clip. NaN without a gradient on policy.
+    """
+    d_BT = batch.log_prob_BT - batch.old_log_prob_BT
+    whole_BT = loss.gradient(batch.on_policy())[0].abs() * unclipped_weight(d_BT, batch.mask_BT, weight)
+    kept_BT = (-batch.advantages_BT.sign() * loss.gradient(batch)[0]).clamp(min=0).minimum(whole_BT)
+    return kept_BT.sum(-1) / whole_BT.sum(-1)
+
+
+def sides(loss: PolicyLoss, weight: UnclippedWeight | None) -> dict[str, float]:
+    """The log-ratio per token at which the clip acts: the smallest of MOVES that leaves a response less than half.
+
+    If the weight is not known, it is the smallest without a gradient. There is one for each sign of A and side, such as
+    ``A > 0 above``. It is infinite if a response keeps half its weight at all MOVES, and NaN without a gradient on
+    policy.
+    """
+    d_BT = torch.tensor([*MOVES, *(-d for d in MOVES)], dtype=torch.float64)[:, None].expand(-1, 4)
+    old_BT, mask_BT = -0.3 - d_BT.clamp(min=0), torch.ones_like(d_BT, dtype=torch.bool)  # no probability exceeds 1
+    smallest: dict[str, float] = {}
+    for name, sign in (("A > 0", 1.0), ("A < 0", -1.0)):
+        batch = Batch(old_BT + d_BT, old_BT, torch.full_like(old_BT, sign), mask_BT)
+        for side, share in zip(("above", "below"), kept_share(loss, batch, weight or "none").chunk(2), strict=True):
+            lost = [d for d, kept in zip(MOVES, share.tolist(), strict=True) if kept < (0.5 if weight else 1e-30)]
+            smallest[f"{name} {side}"] = math.nan if bool(share.isnan().any()) else min(lost, default=math.inf)
+    return smallest
+
+
+def place(log_ratio: float) -> str:
+    """Where the clip acts in words, of a value of :func:`sides`."""
+    if log_ratio == MOVES[0]:
+        return f"from under {log_ratio:.2g}"
+    return f"from {log_ratio:.2g}".replace("from inf", "never").replace("from nan", "everywhere")
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """What the clip of a loss keeps of responses with their own A, by length: eight bins of equal mass.
+
+    Attributes:
+        error: LRE of the shares kept, with the mean share and that of each bin.
+        starts: Shortest length of each bin.
+    """
+
+    error: LengthReweightingError
+    starts: tuple[int, ...]
+
+
+def clip_by_length(loss: PolicyLoss, weight: UnclippedWeight, samples: Sequence[Batch]) -> Clip:
+    """What the clip keeps of mini-batches; a response without a gradient on policy keeps all of it."""
+    length_MB = np.stack([batch.mask_BT.sum(-1).numpy() for batch in samples])
+    kept_MB = np.stack([kept_share(loss, batch, weight).nan_to_num(1.0).numpy() for batch in samples])
+    ends = np.unique(np.quantile(length_MB, np.arange(1, _BINS) / _BINS).astype(np.int64))
+    bin_MB = np.searchsorted(ends, length_MB, side="right")
+    cells = bin_MB + (len(ends) + 1) * np.arange(len(samples))[:, None]
+
+    def sums(values_MB: np.ndarray) -> np.ndarray:
+        counted = np.bincount(cells.ravel(), values_MB.ravel(), len(samples) * (len(ends) + 1))
+        return counted.reshape(len(samples), -1)
+
+    error = length_reweighting_error(sums(kept_MB), sums(np.ones_like(kept_MB)))
+    return Clip(error, (int(length_MB.min()), *map(int, ends)))
+
+
+def synthetic(sigma: float, mini_batches: int = _MINI_BATCHES) -> list[Batch]:
+    """Mini-batches of responses of 4 to 512 tokens, A independent of S; float32. sigma: nats per sqrt(token)."""
+    rng = np.random.default_rng(0)
+    batches = []
+    for seed in range(mini_batches):
+        length_B = np.exp(rng.uniform(np.log(_SHORTEST), np.log(_LONGEST + 1), _RESPONSES)).astype(np.int64)
+        advantage_B = rng.choice([-1.0, 1.0], _RESPONSES)
+        batch = synthetic_batch(length_B.tolist(), (sigma,) * _RESPONSES, advantage_B.tolist(), seed)
+        batches.append(batch.map(lambda x: x.float() if x.is_floating_point() else x))
+    return batches

@@ -1,0 +1,179 @@
+"""Is a loss the one that its name says? Its gradient beside that of a named loss, on the same tensors. Defined here.
+
+The tensors are twelve responses of 1 to 333 tokens. Their mean log-ratio per token grows from 0 to 2.4 nats, or until
+|S| is 8. For either sign of A, some responses move up and some move down. Where both losses agree on these, they are
+compared once more with |S| up to 90 and with A of 30 and -30, where clamps act. Padding, masks, micro-batches and
+rollout weights are the subject of :mod:`fspo.check_loss.checks`.
+
+Let ``G_i`` be the gradient of the loss for response i, and ``H_i`` that of the named loss. If on policy
+``G_i = k L_i**a H_i`` for all responses, with 2a a whole number, then ``k L**a`` is the factor. It holds *up to* the
+largest log-ratio below which no response differs from it by more than TOLERANCE of its largest entry.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from fspo.check_loss.by_length import MOVES, normalisation, place, sides, weight_and_bound
+from fspo.check_loss.call import Batch, LossError, PolicyLoss
+
+#: Relative to the largest entry of a response. The rounding of a loss that sums in float32 stays well below.
+TOLERANCE: Final = 1e-3
+#: Largest |S|, nats: the log-ratio clamps of losses begin above the first.
+_LARGEST, _BEYOND = 8.0, 90.0
+#: The longest one exposes a loss that counts lengths in bfloat16 or int8.
+_LENGTHS: Final = (333, 3, 17, 1, 28, 9, 33, 6, 22, 12, 2, 38)
+_ADVANTAGES: Final = (3.0, -1.0, 0.7, -1.3, -0.8, 0.5, -2.6, 0.0, 2.1, -0.4, 0.9, 1.2)
+_UP: Final = (1, 1, -1, -1, 1, 1, -1, 1, -1, -1, 1, 1)
+_WIDTH: Final = 340
+#: A of the responses that have a large one where clamps are looked for. These do not move, so that no clip acts.
+_LARGE: Final = {10: 30.0, 3: -30.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The verdict on a loss beside a named one, and the properties in which the two differ."""
+
+    equal: bool
+    verdict: str
+    differences: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """Verdict and differences, for the terminal."""
+        return "\n  ".join([self.verdict, *self.differences])
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Gradients of the loss and of the named loss, [B, T] each, and the length of each response."""
+
+    mine_BT: torch.Tensor
+    like_BT: torch.Tensor
+    length_B: torch.Tensor
+
+    def factor(self) -> tuple[float, float] | None:
+        """(k, a) with ``G_i = k L_i**a H_i`` for all responses; None if there is none."""
+        used_B = (self.like_BT != 0).any(-1)
+        k_B = ((self.mine_BT * self.like_BT).sum(-1) / self.like_BT.square().sum(-1))[used_B]
+        length_B = self.length_B[used_B]
+        if not bool((k_B.isfinite() & (k_B != 0)).all()):
+            return None
+        exponent = round(2 * np.polyfit(length_B.log().numpy(), k_B.abs().log().numpy(), 1)[0]) / 2
+        k = float((k_B / length_B**exponent).median())
+        return (k, exponent) if bool(self.agrees(k, exponent).all()) else None
+
+    def agrees(self, k: float, exponent: float) -> torch.Tensor:
+        """Whether the factor holds for each response, within TOLERANCE, [B]."""
+        expected_BT = k * self.length_B[:, None] ** exponent * self.like_BT
+        # Where the named loss has no gradient, only rounding relative to the other responses is allowed.
+        limit_B = torch.maximum(expected_BT.abs().amax(-1), 1e-9 * expected_BT.abs().max())
+        return (self.mine_BT - expected_BT).abs().amax(-1) <= TOLERANCE * limit_B
+
+    def cosine(self) -> float:
+        """Cosine of the two gradients, each as one vector over all responses; 0 if one of them is 0 or not finite."""
+        cosine = float(torch.nn.functional.cosine_similarity(self.mine_BT.flatten(), self.like_BT.flatten(), 0, 1e-300))
+        return cosine if cosine == cosine else 0.0
+
+
+def compare(mine: PolicyLoss, like: PolicyLoss) -> Comparison:
+    """Compare a loss with a named one.
+
+    Raises:
+        LossError: If one of the two raises, if one has no finite gradient on policy, or if the named one has none at
+            all there.
+    """
+
+    def pair(batch: Batch) -> _Pair:  # of copies, because a loss may change its inputs
+        mine_BT, like_BT = (loss.gradient(batch.map(torch.clone))[0].double() for loss in (mine, like))
+        return _Pair(mine_BT, like_BT, batch.mask_BT.sum(-1).double())
+
+    on_policy = pair(_batch(0.0))
+    for name, gradient_BT in (("the loss", on_policy.mine_BT), ("the named loss", on_policy.like_BT)):
+        if not bool(gradient_BT.isfinite().all()):
+            raise LossError(f"not comparable: on policy the gradient of {name} is not finite: run it without --like")
+    if not bool(on_policy.like_BT.any()):
+        raise LossError("not comparable: on policy the named loss has no gradient: name another one")
+    if not bool(on_policy.mine_BT.any()):
+        return Comparison(False, "no gradient on policy, where the named loss has one")
+    if (factor := on_policy.factor()) is None:
+        says = f"another loss: on policy cosine {on_policy.cosine():.2f}"
+        return Comparison(False, says, tuple(_differences(mine, like)))
+    words = _in_words(*factor)
+    moved = [(move, pair(_batch(move))) for move in MOVES]
+    agreeing = [bool(at.agrees(*factor).all()) for _, at in moved]
+    if not all(agreeing):
+        first = agreeing.index(False)
+        upto = f"up to log-ratio {moved[first - 1][0]:.2g}" if first else "on policy only"
+        cosine, move = min((at.cosine(), move) for move, at in moved[first:])
+        says = f"{words} {upto}, then cosine {cosine:.2f} (at {move:.2g})"
+        return Comparison(False, says, tuple(_differences(mine, like)))
+    if clamp := _clamp(pair, factor, on_policy.like_BT.abs().amax(-1)):
+        return Comparison(False, f"{words}, but not where {clamp}: look for a clamp")
+    return Comparison(words == "equal", words)
+
+
+def _batch(move: float, largest: float = _LARGEST, turn: int = 1) -> Batch:
+    """The twelve responses with a mean log-ratio per token of about ``move`` nats; less where |S| would exceed largest.
+
+    With ``turn`` -1, those that moved up move down.
+    """
+    rng = np.random.default_rng(4)
+    shape = (len(_LENGTHS), _WIDTH)
+    length_B, up_B = torch.tensor(_LENGTHS), turn * torch.tensor(_UP, dtype=torch.float64)
+    mask_BT = torch.arange(_WIDTH) < length_B[:, None]
+    # Log-ratios of one response have both signs, so that the mean of the ratios is far from the ratio of the mean.
+    each_BT = torch.from_numpy(rng.uniform(-1, 3, shape)).masked_fill(~mask_BT, 0.0)
+    mean_B = torch.from_numpy(2 ** rng.uniform(-0.12, 0.12, shape[0]))
+    each_BT = (each_BT + (mean_B - each_BT.sum(-1) / length_B)[:, None]).masked_fill(~mask_BT, 0.0)
+    move_B = torch.minimum(torch.tensor(move), largest / each_BT.sum(-1))
+    d_BT = each_BT * (up_B * move_B)[:, None]
+    old_BT = torch.from_numpy(rng.uniform(-3, -0.05, shape)) - d_BT.clamp(min=0)
+    advantages_BT = torch.tensor(_ADVANTAGES, dtype=torch.float64)[:, None].expand(shape)
+    return Batch(old_BT + d_BT, old_BT, advantages_BT, mask_BT).padding()
+
+
+def _clamp(pair: Callable[[Batch], _Pair], factor: tuple[float, float], on_policy_B: torch.Tensor) -> str:
+    """Where the factor ends with large |S| or |A|, in words; empty if it does not.
+
+    Left out are responses on which the named loss itself grows or shrinks by more than exp(8).
+    """
+    for turn in (1, -1):
+        batch = _batch(0.3, _BEYOND, turn)
+        log_prob_BT, advantages_BT = batch.log_prob_BT.clone(), batch.advantages_BT.clone()
+        for row, advantage in _LARGE.items():
+            log_prob_BT[row], advantages_BT[row] = batch.old_log_prob_BT[row], advantage
+        at = pair(dataclasses.replace(batch, log_prob_BT=log_prob_BT, advantages_BT=advantages_BT).padding())
+        size_B = at.like_BT.abs().amax(-1)
+        judged_B = ((size_B / on_policy_B).log().abs() < _LARGEST) | ((size_B == 0) & (on_policy_B > 0))
+        wrong_B = judged_B & ~at.agrees(*factor)
+        if bool(wrong_B[list(_LARGE)].any()):
+            return "A is 30 or -30"
+        if bool(wrong_B.any()):
+            return f"|S| exceeds {_LARGEST:g}"
+    return ""
+
+
+def _in_words(k: float, exponent: float) -> str:
+    """The factor in words, such as ``equal``, ``2 times``, ``L times`` or ``0.0569 L times``."""
+    same = abs(k - 1) <= TOLERANCE
+    if not exponent:
+        return "equal" if same else f"{k:.4g} times"
+    power = {1.0: "L", -1.0: "1/L", 0.5: "sqrt(L)", -0.5: "1/sqrt(L)"}.get(exponent, f"L^{exponent:g}")
+    return f"{'' if same else f'{k:.4g} '}{power} times (L: the tokens of a response)"
+
+
+def _differences(mine: PolicyLoss, like: PolicyLoss) -> Iterator[str]:
+    """Weight, normalisation and the log-ratios at which the clip acts: a line for each in which the losses differ."""
+    weights = [weight_and_bound(loss) for loss in (mine, like)]
+    lines = [("weight near the old policy", [f"{weight or 'another'}{bound}" for weight, bound in weights])]
+    exponents = (round(normalisation(loss)[1], 2) + 0.0 for loss in (mine, like))
+    lines.append(("gradient per token on policy", [f"L^{a:.2f}".replace("L^nan", "no power of L") for a in exponents]))
+    clips = [sides(loss, weight) for loss, (weight, _) in zip((mine, like), weights, strict=True)]
+    lines += [(f"clip at {side}", [place(clip[side]) for clip in clips]) for side in clips[0]]
+    return (f"{name}: {ours} in place of {theirs}" for name, (ours, theirs) in lines if ours != theirs)
