@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -31,7 +30,6 @@ VIEWS: Final[dict[str, str]] = {
 _BINS: Final = 8
 #: So many clusters are resampled at most, for the time that it takes: of more, neighbours are one cluster.
 _MOST_CLUSTERS: Final = {"mini-batches": 100, "prompt groups": 2000}
-_QUANTILES: Final = 2000
 #: Eight responses with rewards of 0 or 1 have 15 values of A, all of them often one L.
 _FEW_PAIRS: Final = 16
 #: In a few steps a row may be missing or damaged.
@@ -125,22 +123,6 @@ class Responses:
         rows = rows_of(output)
         place = {"update": index, "minibatch": (index + 1) * moved}
         return cls.of_rows(rows | {name: np.full(len(rows["S"]), value) for name, value in place.items()})
-
-    @classmethod
-    def normal(cls, sigma: float, lengths: Sequence[float], exponent: float = 0.5, drift: bool = True) -> Responses:
-        """A model of responses that nobody has sampled: S is normal with deviation ``sigma * L**exponent``.
-
-        Args:
-            sigma: nats per token**exponent.
-            lengths: L of each group; all are equally frequent.
-            exponent: Of the length in the spread.
-            drift: Whether the mean of S is -deviation**2 / 2, with which E_old[exp S] = 1 holds, or 0.
-        """
-        # Quantiles in place of draws: no random numbers, and shares right to 1 / 2000.
-        normal = np.array([NormalDist().inv_cdf((i + 0.5) / _QUANTILES) for i in range(_QUANTILES)])
-        length_B = np.repeat(np.asarray(lengths, dtype=np.float64), _QUANTILES)
-        mean_B, std_B = normal_moments(sigma, length_B, exponent, drift)
-        return cls.of_rows({"S": mean_B + std_B * np.tile(normal, len(lengths)), "L": length_B})
 
     @classmethod
     def join(cls, parts: Sequence[Responses]) -> Responses:
@@ -316,12 +298,6 @@ class Responses:
             return float("nan")
         mu = self.s_B.sum() / self.length_B.sum()
         return float(np.std((self.s_B - mu * self.length_B) / np.sqrt(self.length_B)))
-
-
-def normal_moments(sigma: float, length_B: Array, exponent: float, drift: bool) -> tuple[Array, Array]:
-    """Mean and standard deviation of S in :meth:`Responses.normal`, nats, [B] each."""
-    std_B = sigma * length_B**exponent
-    return -drift * std_B**2 / 2, std_B
 
 
 def rows_of(output: SequenceLossOutput) -> dict[str, Array]:
