@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import ndtr  # type: ignore[import-untyped]
 
 from fspo.fairness.lre import Array, plain_lre
 from fspo.losses import ALGORITHMS, BANDS
