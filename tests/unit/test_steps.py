@@ -156,7 +156,7 @@ def test_equal_rewards_in_every_group_are_said_once_with_two_responses(
     metrics = [steps(rewards) for _ in range(3)]
     (warning,) = (line for line in lines if line.startswith("warning: in step"))
     first, *shown, remedy = warning.split("\n")
-    assert "step 1 " in first and "rollout.n" in remedy and "custom_reward_function" in remedy and "--reward" in remedy
+    assert "step 1 " in first and "rollout.n" in remedy and "custom_reward_function" in remedy
     assert [line.split(": ")[0] for line in shown] == [
         f"  reward {rewards[1]:g}, 2 tokens",
         f"  reward {rewards[5]:g}, 3 tokens",
