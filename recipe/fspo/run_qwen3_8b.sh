@@ -55,7 +55,6 @@ python3 -m verl.trainer.main_ppo \
     trainer.logger='["console","tensorboard"]' \
     trainer.nnodes=1 \
     trainer.n_gpus_per_node=8 \
-    trainer.total_epochs=1000000 \
     trainer.total_training_steps=300 \
     trainer.test_freq=10 \
     trainer.save_freq=5 \

@@ -140,21 +140,21 @@ def test_a_manager_of_the_users_judges_by_itself(tmp_path: Path, monkeypatch: py
 
 def test_a_reward_of_the_users_is_tried_on_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = f"{FUNCTION}.path={tmp_path}/reward.py"
-    secret = f"+{FUNCTION}.reward_kwargs.place=a-secret"
+    place = f"+{FUNCTION}.reward_kwargs.place=nowhere"
     for body, noted in (
         ("float(solution_str == ground_truth)", ()),
         ("print('noise') or float(solution_str == ground_truth)", ()),
         ("0.0", ("'18'", "own")),
         ("float('nan')", ("nan", "row 0", "failed")),
-        ("open(place)", ("FileNotFoundError", "row 0", "failed", "***")),
+        ("open(place)", ("FileNotFoundError", "row 0", "failed")),
     ):
         (tmp_path / "reward.py").write_text(
             f"def compute_score(solution_str, ground_truth, place='', **_):\n    return {body}\n"
         )
-        assert problems(own_file(tmp_path, "18", "19"), chosen, secret) == []
+        assert problems(own_file(tmp_path, "18", "19"), chosen, place) == []
         error = capsys.readouterr().err
         notes = [line for line in error.splitlines() if line.startswith("note: ")]
-        assert len(notes) == bool(noted) and "a-secret" not in error, error
+        assert len(notes) == bool(noted), error
         assert all(part in error for part in (*noted, *((f"{tmp_path}/reward.py",) if noted else ()))), error
 
 

@@ -268,7 +268,7 @@ exit $STATUS"""
     assert (done.returncode, (tmp_path / "begun").exists()) == (1, False)  # three starts have saved nothing
 
 
-@pytest.mark.parametrize("script", ["fspo_8b.sh", "fspo_1_7b.sh", "compare.sh", "demo_cpu.sh"])
+@pytest.mark.parametrize("script", ["fspo_8b.sh", "compare.sh"])
 def test_job_scripts_ask_for_a_warning_and_a_requeue(script: str) -> None:
     text = (SLURM / script).read_text()
     assert re.search(r"^#SBATCH --signal=B:USR1@\d+$", text, re.M) and "#SBATCH --requeue" in text

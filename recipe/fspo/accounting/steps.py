@@ -177,10 +177,10 @@ class StepAccounts:
 def _shares_of_all(rows: Rows) -> dict[str, float]:
     """Shares of all responses of the mini-batches that count, those without S among them."""
     moved_B = np.asarray(rows.get("minibatch", ())) > 0
-    values = {"advantage_zero_frac": rows.get("A", np.empty(0)) == 0, "truncated_frac": rows.get("truncated")}
+    values = {"fspo/advantage_zero_frac": rows.get("A", np.empty(0)) == 0, "fspo/truncated_frac": rows.get("truncated")}
     shares = {
         name: float(value_B[moved_B].mean())
         for name, value_B in values.items()
         if value_B is not None and moved_B.any()
     }
-    return {f"fspo/{name}": share for name, share in shares.items() if math.isfinite(share)}
+    return {name: share for name, share in shares.items() if math.isfinite(share)}
