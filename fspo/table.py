@@ -120,8 +120,8 @@ class TableWriter:
         """Write rows of one step: those of a mini-batch, or of several.
 
         Args:
-            rows: A column of :data:`SCHEMA` each, [B], or one value for all rows; S, step and update must be there.
-                With an S of no entries this rank has seen the mini-batch, and had no response.
+            rows: A column of :data:`SCHEMA` each, [B], or one value for all rows; step and update must be there.
+                With columns of no entries this rank has seen the mini-batch, and had no response.
 
         Returns:
             Whether the step had come before, so that what was recorded from it on is replaced.
@@ -132,7 +132,8 @@ class TableWriter:
         """
         if unknown := sorted(rows.keys() - set(SCHEMA.names)):
             raise KeyError(f"{', '.join(unknown)}: no column of the table, which has {', '.join(SCHEMA.names)}")
-        count, steps, updates = len(rows["S"]), np.asarray(rows["step"]), np.asarray(rows["update"])
+        count = next((len(column) for column in rows.values() if np.ndim(column)), 1)
+        steps, updates = np.asarray(rows["step"]), np.asarray(rows["update"])
         first, last = (int(steps.min()), int(updates.min())), (int(steps.max()), int(updates.max()))
         arrays = [
             # NaN and None are null.
