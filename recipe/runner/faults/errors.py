@@ -84,16 +84,17 @@ def explained(error: BaseException, log: Path, failure: Failure | None, phase: P
     node = ray_worker._global_node  # the newest session on the machine may be another run's
     ray_logs = Path(node.get_logs_dir_path() if node else "/tmp/ray/session_latest/logs")
     failure = failure or _death_in(str(error), phase, ray_logs)
-    if failure is not None:
-        if failure.process is not None and "running low on memory" in str(error):  # Ray's own monitor
-            full = "its machine's memory is nearly used up (RAY_memory_usage_threshold); "
-            failure = death(Ended(failure.process), phase, full)
-        return TrainingFailed(f"{failure.sentence}\nthe whole error: {log}", of_process=True)
-    last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
     # A job of slurm/ copies the logs of all its nodes.
     logs = (
         f"{os.environ['FSPO_LOG_DIR']}/ray-NODE, once the job has ended" if "FSPO_LOG_DIR" in os.environ else ray_logs
     )
+    if failure is not None:
+        if failure.process is not None and "running low on memory" in str(error):  # Ray's own monitor
+            full = "its machine's memory is nearly used up (RAY_memory_usage_threshold); "
+            failure = death(Ended(failure.process), phase, full)
+        stacks = f"\nlogs of Ray's processes: {logs}" if failure.process is None else ""  # of a hang, all have theirs
+        return TrainingFailed(f"{failure.sentence}\nthe whole error: {log}{stacks}", of_process=True)
+    last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
     return TrainingFailed(
         f"{type(error).__name__}: training ended early\n"
         + "\n".join(f"  {line}" for line in last_lines)
