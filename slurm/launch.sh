@@ -32,6 +32,7 @@ ask_to_save() { # SIGNAL
         say "error: $1, but the run cannot be asked to save: $FSPO_STOP cannot be written" >&2
 }
 # Before anything that takes time, such as checksums: a signal without a trap ends the script.
+# shellcheck disable=SC2064  # the name of the signal is known now
 for signal in USR1 USR2 XCPU; do trap "ask_to_save 'warning signal $signal'" "$signal"; done
 # scancel, or a preemption: SLURM kills the job after a while, and requeues by itself what it preempts.
 trap 'cancelled=yes; ask_to_save cancelled; [[ -n $command ]] || exit 143' TERM INT HUP
