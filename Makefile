@@ -38,8 +38,8 @@ test-slow: smollm2  ## the tests that `make test` leaves out
 lint: setup  ## ruff, mypy and shellcheck
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/shellcheck --severity=warning -x slurm/*.sh requirements/*.sh .ci/run
 
-docs: setup  ## the documentation's site in site/, warnings as errors, no network
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --clean && echo site/index.html
+docs: setup  ## the documentation's site in site/, warnings as errors (--quiet would hide them from --strict), no network
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 lock: setup  ## pin requirements/*.txt anew from the .in files
 	@requirements/lock.sh $(BIN)
