@@ -142,7 +142,6 @@ def test_learning_is_told_from_its_absence(tmp_path: Path, monkeypatch: pytest.M
         part = slice(200 * step, 200 * (step + 1))
         rows = {"S": 0.02 * np.sqrt(length[part]) * draw.normal(size=200), "L": length[part], "A": 1.0}
         audit.append(rows | {"step": step + 1, "update": step + 1, "minibatch": 1})
-    audit.close()
     of_step = METRICS | {"critic/rewards/mean": 0.5, "timing_s/step": 3.0}
     numbers = stack.learned(tmp_path, [{}, of_step, of_step])
     pairs = str(numbers["std of S, by mean length"]).split("; ")
