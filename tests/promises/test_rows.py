@@ -286,6 +286,23 @@ def test_two_updates_of_a_step_stay_in_order(tmp_path: Path) -> None:
     assert places == sorted(places) and len(set(places)) == 6
 
 
+#: Rows that fill a file, so that the next append begins another one.
+FULL = 2**14
+
+
+@pytest.mark.promise(6)
+def test_a_step_in_two_files_is_read_after_any_update_and_replaced(tmp_path: Path) -> None:
+    table = writer(tmp_path)
+    for step, update, count in ((1, 0, 3), (2, 0, 3), (2, 1, FULL), (2, 2, 3)):
+        table.append(rows(step, update, count))
+    assert len([*tmp_path.glob("*.parquet")]) == 2
+    read = read_table(tmp_path, after=(2, 0)).columns
+    assert np.bincount(read["update"]).tolist() == [0, FULL, 3]
+    table.append(rows(1))
+    table.sync()
+    assert counts(tmp_path) == {(1, 0): 3}
+
+
 @pytest.mark.promise(6)
 def test_another_start_is_another_table(tmp_path: Path) -> None:
     for run, count in (("older", 2), ("newer", 4)):
@@ -311,6 +328,18 @@ def test_a_damaged_file_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:300])
     assert any(path.name in problem for problem in read_table(tmp_path / "one").problems)
     assert not read_table(tmp_path / "two").problems
+
+
+@pytest.mark.promise(6)
+def test_a_damaged_file_costs_no_row_of_an_earlier_one(tmp_path: Path) -> None:
+    table = writer(tmp_path)
+    for step, count in ((1, 3), (2, FULL), (3, 3)):
+        table.append(rows(step, count=count))
+    newest = max(tmp_path.glob("*.parquet"))
+    newest.write_bytes(newest.read_bytes()[:300])
+    table = writer(tmp_path)  # a start that is not told where it goes on
+    table.append(rows(2))
+    assert counts(tmp_path) == {(1, 0): 3, (2, 0): 3}
 
 
 # ---------------------------------------------------------------- metrics
