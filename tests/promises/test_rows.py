@@ -276,6 +276,21 @@ def test_ranks_are_joined_and_a_lagging_one_holds_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise(6)
+def test_a_rank_that_starts_leaves_the_append_of_another_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, replace = writer(tmp_path, ranks=2), os.replace
+
+    def beside_a_start(*names: Path) -> None:
+        writer(tmp_path, rank=1, ranks=2, first_step=1)
+        replace(*names)
+
+    monkeypatch.setattr(os, "replace", beside_a_start)
+    first.append(rows(1))
+    monkeypatch.undo()
+    writer(tmp_path, rank=1, ranks=2).append(rows(1, rank=1))
+    assert counts(tmp_path) == {(1, 0): 6}
+
+
+@pytest.mark.promise(6)
 def test_two_updates_of_a_step_stay_in_order(tmp_path: Path) -> None:
     table = writer(tmp_path)
     for step in (1, 2):
