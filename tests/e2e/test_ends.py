@@ -12,6 +12,8 @@ import psutil
 import pytest
 from real_stack import AGAIN, LATER, SMALL, Starter, latest_step, own_groups, stacks
 
+from recipe.runner.faults.processes import role_of
+
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2 * LATER)]
 
 #: A policy loss in which one rank enters a collective that the other skips, once the file is there.
@@ -77,6 +79,8 @@ def test_a_signal_to_all_processes_saves_and_a_second_ends_at_once(start: Starte
     assert saved >= 2 and max(run.steps()) == saved and run.info()["status"] == "preempted"
     run = start(tmp_path, *words)
     run.wait_for_step(saved + 1)
+    (worker,) = (process for process in run.processes() if role_of(process.pid) == "FSDP worker")
+    worker.suspend()  # the step does not end between the two signals
     for number in (signal.SIGUSR2, signal.SIGTERM):
         run.process.send_signal(number)
         time.sleep(1.5)  # what comes within a second is one signal
