@@ -92,7 +92,9 @@ def test_two_nodes_train_are_warned_preempted_and_cancelled_beside_a_job_without
     """A warning and a preemption save, and the next start resumes; scancel saves and ends; a job that asks for another
     start and never saves is requeued three times. At a preemption all processes of the steps, Ray's too, get TERM.
     """
+    # Workers on two nodes import verl each by themselves, which takes a minute on two quiet cores.
     words = ("experiment=demo", *SMALL, "trainer.total_training_steps=1000", "trainer.save_freq=1000")
+    words += ("run.hang_after_s=300",)
     job, log, run_dir = submit("run", ("--nodelist=node[1-2]",), "train.sh", *words)
     one = ("--nodes=1", "--nodelist=node3")
     hopeless, hopeless_log, hopeless_dir = submit("hopeless", one, "launch.sh", "bash", "-c", "exit 75")
