@@ -322,6 +322,8 @@ def columns_of(rows: pa.Table) -> Rows:
     """Columns of numpy, as :class:`Table` has them."""
     columns: Rows = {}
     for name, values in zip(rows.schema.names, rows.columns, strict=True):
+        if pa.types.is_dictionary(values.type):
+            values = values.cast(values.type.value_type)
         if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
             values = values.combine_chunks().dictionary_encode().indices
         if pa.types.is_boolean(values.type):

@@ -146,7 +146,8 @@ def _read_own(path: Path) -> Table:
     try:
         file = pq.ParquetFile(path)
         names = [name for name in file.schema_arrow.names if name in (*SCHEMA.names, "seed")]
-        columns = columns_of(file.read(columns=names))
+        rows = file.read(columns=names)
+        columns = columns_of(rows)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path}: needs columns of numbers S and L ({' '.join(str(error).split())[:200]})") from error
     if missing := sorted({"S", "L"} - columns.keys()):
@@ -158,8 +159,9 @@ def _read_own(path: Path) -> Table:
         values_B = columns.get(name, np.zeros(0))
         if name not in ("S", "L") and name not in columns:
             continue
-        if not np.issubdtype(values_B.dtype, np.number):
-            raise ValueError(f"{path}: column {name} must hold numbers")
+        kind = rows.schema.field(name).type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+            raise ValueError(f"{path}: column {name} must hold numbers, and holds {kind}")
         low = {"S": -np.inf, "A": -np.inf, "L": 1, "seed": -np.inf}.get(name, 0)
         wrong_B = ~np.isfinite(values_B) | (values_B < low)
         if wrong_B.any():

@@ -232,7 +232,12 @@ def test_of_a_loss_in_bf16_the_mean_is_that_of_rounding(capsys: pytest.CaptureFi
 
 def test_a_file_that_is_no_record_of_responses_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "own.parquet"
-    for columns, says in (({"S": [0.1]}, "S and L"), ({"S": [0.1], "L": [0]}, "column L"), (None, "own.parquet")):
+    for columns, says in (
+        ({"S": [0.1]}, "S and L"),
+        ({"S": [0.1], "L": [0]}, "column L"),
+        ({"S": ["a"], "L": [1]}, "column S"),
+        (None, "own.parquet"),
+    ):
         path.write_text("no table") if columns is None else pd.DataFrame(columns).to_parquet(path)
         assert main([str(path)]) == 2
         assert str(path) in (message := capsys.readouterr().err) and says in message
