@@ -62,7 +62,7 @@ class RunnerHooks(PPOTrainer):
         if self.verl_mode == "separate_async":
             # verl 0.9.1 hands its logger ``flush``, a keyword of print(): a TypeError unless the level drops it.
             logging.getLogger(trainer_separate_async.__name__).setLevel(logging.WARNING)
-        loggers.point_into(config.run.dir)
+        loggers.point_into(config.trainer.default_local_dir)
         if not are_signed():
             PROGRESS.say(
                 "note: Ray was started without a token (RAY_AUTH_MODE=token): whoever reaches its ports, or "
@@ -89,7 +89,7 @@ class RunnerHooks(PPOTrainer):
     def _enter(self, phase: str) -> None:
         self._look_for_end()
         self._phase = Phase(self.global_steps, phase)
-        write_phase(self.config.run.dir, self._phase)
+        write_phase(self.config.trainer.default_local_dir, self._phase)
 
     def _moved(self, queue: str) -> None:
         """Note progress within a phase, once a second at most; look whether the run shall end."""
@@ -97,11 +97,11 @@ class RunnerHooks(PPOTrainer):
         if queue != self._phase.queue and time.monotonic() - self._moved_s > 1:
             self._moved_s = time.monotonic()
             self._phase = replace(self._phase, queue=queue)
-            write_phase(self.config.run.dir, self._phase)
+            write_phase(self.config.trainer.default_local_dir, self._phase)
 
     def _ending(self) -> None:
         self._phase = replace(self._phase, step=self.global_steps, ending=True)
-        write_phase(self.config.run.dir, self._phase)
+        write_phase(self.config.trainer.default_local_dir, self._phase)
 
     def on_sample_begin(self) -> None:
         self._enter("generation")  # for every mini-batch in separate_async
@@ -156,7 +156,9 @@ class RunnerHooks(PPOTrainer):
         self._end_with_the_epochs()
         rows = getattr(self.val_dataset, "dataframe", None)  # a data class of the user's own may have none
         if rows is not None and "data_source" in rows.column_names:  # for the intervals of held-out accuracy
-            run_folder.note(self.config.run.dir, validation_problems=dict(Counter(rows["data_source"])))
+            run_folder.note(
+                self.config.trainer.default_local_dir, validation_problems=dict(Counter(rows["data_source"]))
+            )
 
     def _end_with_the_epochs(self) -> None:
         # verl ends at whichever comes first, the last step or the last epoch, but takes the former alone for the last
@@ -265,7 +267,7 @@ class RunnerHooks(PPOTrainer):
 
     def _why_end(self) -> str | None:
         """Why the run shall save and end: it is asked to, or its job's time ends before one more step and save."""
-        if (file := stop_request(self.config.run.dir)) is not None:
+        if (file := stop_request(self.config.trainer.default_local_dir)) is not None:
             return f"{file} is there"
         left_s, needed_s = time_left_s(), sum(self._longest_s.values()) + _MARGIN_S
         if self._training and left_s < needed_s:

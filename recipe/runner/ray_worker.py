@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from recipe.runner.faults import node
 from recipe.runner.faults.preemption import keep_blocked
+from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.verl_patches.frames import sign_messages
 
 #: Ray's setting, and its value, a name that each worker imports.
@@ -32,7 +33,7 @@ def begin() -> None:
 
 
 def have_workers_begin(constants: Any) -> None:
-    """Have verl ask Ray for :func:`begin` where the configuration is of a run in the runner's care.
+    """Have verl ask Ray for :func:`begin` where the process has a run's id: it starts one, or drives our trainers.
 
     Args:
         constants: verl's module ``verl.trainer.constants_ppo``.
@@ -42,6 +43,6 @@ def have_workers_begin(constants: Any) -> None:
     @wraps(environment)
     def with_hook(config: Any = None, *args: Any, **kwargs: Any) -> Any:
         runtime_env = environment(config, *args, **kwargs)
-        return runtime_env | {HOOK: BEGIN} if config is not None and "run" in config else runtime_env
+        return runtime_env | {HOOK: BEGIN} if RUN_ID_VARIABLE in os.environ else runtime_env
 
     constants.get_ppo_ray_runtime_env = with_hook

@@ -29,7 +29,7 @@ class RunReporter(Reporter):
     writing = staticmethod(run_folder.writing)
 
     def __init__(self, config: DictConfig) -> None:
-        self.folder = Path(config.run.dir)
+        self.folder = Path(config.trainer.default_local_dir)
 
     def say(self, text: str) -> None:
         PROGRESS.say(text)
@@ -47,7 +47,7 @@ class RunHooks(RunnerHooks, FSPOHooks):
 
     def on_init_end(self) -> None:
         super().on_init_end()
-        self.actor_rollout_wg.begin_run(self.config.run.dir)
+        self.actor_rollout_wg.begin_run(self.config.trainer.default_local_dir)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         # With shuffle, verl's mini-batches are drawn at random.
