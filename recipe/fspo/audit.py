@@ -252,7 +252,7 @@ def _forward_environment(constants: Any) -> None:
     def with_audit(config: Any = None, *args: Any, **kwargs: Any) -> Any:
         runtime_env = environment(config, *args, **kwargs)
         with Trial()():
-            from recipe.fspo.config import TRAINER_MODES
+            from recipe.fspo import TRAINER_MODES
 
             if (mode := _at(config, "trainer", "v1", "trainer_mode")) in TRAINER_MODES:
                 folder = _at(config, "trainer", "default_local_dir")

@@ -21,8 +21,6 @@ from verl.workers.config import PolicyLossConfig
 _ACTOR: Final = "actor_rollout_ref.actor"
 _POLICY_LOSS: Final = f"{_ACTOR}.policy_loss"
 
-#: Values of ``trainer.v1.trainer_mode`` that name a trainer of this recipe.
-TRAINER_MODES: Final = ("fspo", "fspo_colocate_async", "fspo_separate_async")
 #: Advantage estimators that compare the responses to one prompt, and need at least two.
 GROUP_ESTIMATORS: Final = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg", "grpo_passk")
 

@@ -20,10 +20,9 @@ from typing import Any, Final, Literal
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
-from recipe.fspo import CONF_DIR
+from recipe.fspo import CONF_DIR, TRAINER_MODES
 from recipe.fspo.config import (
     GROUP_ESTIMATORS,
-    TRAINER_MODES,
     can_be_measured,
     clip_values_of,
     complete_settings,

@@ -127,7 +127,7 @@ def begun(folder: Path, *words: str) -> Path:
 
 def saved(folder: Path, step: int) -> Path:
     """A checkpoint of one rank as verl's FSDP manager writes it, which the tracker names."""
-    root = folder / "checkpoints"
+    root = folder
     place = root / f"global_step_{step}"
     (place / "actor").mkdir(parents=True)
     for name in ("model", "optim", "extra_state"):
