@@ -87,7 +87,7 @@ class FSPOHooks(PPOTrainer):
 
     def on_init_end(self) -> None:
         super().on_init_end()
-        self.actor_rollout_wg.begin_run(str(self.folder), on_policy=self.config.fspo.pi_old != "rollout")
+        self.actor_rollout_wg.begin_run(str(self.folder))
 
     # ---------------------------------------------------------------- checkpoints
 

@@ -102,13 +102,13 @@ class FSPOWorker(ActorRolloutRefWorker):
     actor_worker_cls = RecordingTrainingWorker
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def begin_run(self, folder: str, on_policy: bool = True) -> None:
+    def begin_run(self, folder: str) -> None:
         """Record from now on, as at the start of a training; all losses are registered by then.
 
         What a worker itself has to write goes to ``folder``.
         """
         observe_losses()
-        RECORDER.enable(self.config.rollout.response_length, on_policy)
+        RECORDER.enable(self.config.rollout.response_length)
         self.actor.folder = Path(folder)
         # NCCL ends a rank that waits in a collective for half an hour, and writes what each rank has entered before.
         os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(Path(folder) / "collectives_rank")  # and the number of the rank

@@ -22,7 +22,7 @@ from transfer_queue import KVBatchMeta
 from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics, noise_floor
 from fspo.records import FUNNEL_FILE, append_records
-from fspo.responses import Responses
+from fspo.responses import EVERY_MINI_BATCH, Responses
 from fspo.table import FOLDER, Rows, TableWriter, join_rows
 from fspo.types import BandState
 
@@ -38,6 +38,7 @@ class StepAccounts:
     def __init__(self, config: DictConfig, folder: Path) -> None:
         self._config, self._folder = config, folder
         self._settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
+        self._every_mini_batch = config.fspo.pi_old == "rollout"
         self._band_controller: BandController | None = None
         if self._settings is not None and self._settings.needs_state:
             self._band_controller = BandController(self._settings, window=config.fspo.calibration_rounds)
@@ -107,7 +108,7 @@ class StepAccounts:
             )
             self.note()
         rows = join_rows([mini_batch.rows for mini_batch in mini_batches])
-        responses = Responses.of_rows(rows)
+        responses = Responses.of_rows(rows, self._every_mini_batch)
         metrics = self._diagnostics.update(responses)
         if len(unmoved := responses.unmoved()):
             metrics |= self._noise_floor_metrics(unmoved)
@@ -128,7 +129,7 @@ class StepAccounts:
         with_gradient = responses.select(responses.advantage_B != 0)
         if self._band_controller is not None and with_gradient.moved_B.any():
             self._band_controller.update(with_gradient)
-        metrics |= outcome_metrics(outcomes, self._diagnostics) | _shares_of_all(rows)
+        metrics |= outcome_metrics(outcomes, self._diagnostics) | _shares_of_all(rows, self._every_mini_batch)
         without_gradient = len(rows.get("A", ())) > 0 and not rows["A"].any()
         if (warning := self._equal_rewards.warning(step, outcomes, last, without_gradient, read)) is not None:
             PROGRESS.say(warning)
@@ -160,6 +161,7 @@ class StepAccounts:
                 loss = str(self._config.actor_rollout_ref.actor.policy_loss.loss_mode)
                 known = self._settings is not None or "inside" in rows
                 meta = {"loss": loss, "rule": "known" if known else "unknown"}
+                meta[EVERY_MINI_BATCH] = "yes" if self._every_mini_batch else "no"
                 if self._config.fspo.skip_zero_advantage:
                     meta["without_S"] = "A = 0"
                 self._table = TableWriter(folder, meta, run="run", first_step=step)
@@ -176,9 +178,9 @@ class StepAccounts:
             self._table.sync()
 
 
-def _shares_of_all(rows: Rows) -> dict[str, float]:
+def _shares_of_all(rows: Rows, every_mini_batch: bool) -> dict[str, float]:
     """Shares of all responses of the mini-batches that count, those without S among them."""
-    moved_B = np.asarray(rows.get("minibatch", ())) > 0
+    moved_B = (np.asarray(rows.get("minibatch", ())) > 0) | every_mini_batch
     values = {"fspo/advantage_zero_frac": rows.get("A", np.empty(0)) == 0, "fspo/truncated_frac": rows.get("truncated")}
     shares = {
         name: float(value_B[moved_B].mean())
