@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from omegaconf import DictConfig, OmegaConf, open_dict
-from recipe.fspo import CONF_DIR
+from recipe.fspo import CONF_DIR, TRAINER_MODES
 
 from fspo.losses import ALGORITHMS
 from fspo.types import SequenceLossSettings
@@ -19,8 +19,6 @@ ACTOR: Final = "actor_rollout_ref.actor"
 POLICY_LOSS: Final = f"{ACTOR}.policy_loss"
 #: The class of settings of this recipe's losses.
 OUR_CLASS: Final = "fspo.verl.SequencePolicyLossConfig"
-#: Values of ``trainer.v1.trainer_mode`` that name a trainer of this recipe.
-TRAINER_MODES: Final = ("fspo", "fspo_colocate_async", "fspo_separate_async")
 #: Advantage estimators that compare the responses to one prompt, and need at least two.
 GROUP_ESTIMATORS: Final = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg", "grpo_passk")
 

@@ -116,7 +116,7 @@ def run(arm: Arm) -> int:
         folder = Path(start.config.trainer.default_local_dir)
         ENDING.how_far = lambda: "\n".join([how_far(start.config), *_next_commands(start)])
         with locked(folder):
-            _write_task(start.config)
+            write_task(start.config)
             if start.checkpoint and integrity.is_checkpoint_of(start.config.trainer, start.checkpoint.folder):
                 integrity.name_latest(start.checkpoint)  # it may be an earlier one
             begin(folder, start.written(), arm.words, start.facts, start.step, start.changed, start.stop_tokens)
@@ -240,7 +240,7 @@ def _ask_verl(config: DictConfig) -> None:
         sys.exit(FAILED)
 
 
-def _write_task(config: DictConfig) -> None:
+def write_task(config: DictConfig) -> None:
     """Write those files of the recipe's own task that the run reads."""
     from recipe.math.data.offline_task import write_dataset
     from recipe.runner.launch.check_data import splits_to_write

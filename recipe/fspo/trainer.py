@@ -1,30 +1,32 @@
 """verl's trainers with FSPO: a row for each response, measured clip values and bands, metrics by length.
 
 ``trainer.v1.trainer_mode=fspo``, ``fspo_colocate_async`` or ``fspo_separate_async`` names them, in a command of
-``verl.trainer.main_ppo``, too. :class:`FSPOHooks` is mixed into verl's trainers: every method calls verl's own and adds
-to it. Nothing here imports the runner, whose trainers have the same names (:mod:`recipe.fspo.in_runner.trainer`).
+``verl.trainer.main_ppo``, too. :class:`FSPOHooks` is mixed into verl's trainers below the runner's hooks, whose checks,
+saves and limits so cover what FSPO adds: every method calls verl's own and adds to it.
 """
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import ray
 import transfer_queue as tq
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig
 from recipe.fspo.accounting.outcomes import for_workers, kl_to_start, read_outcomes, read_responses, send_rows
 from recipe.fspo.accounting.replay_buffer import clear_trained, counting, training_prompts
 from recipe.fspo.accounting.steps import StepAccounts
 from recipe.fspo.config import GROUP_ESTIMATORS, complete_settings
 from recipe.fspo.recorder import join_ranks
-from recipe.fspo.reporter import Reporter
 from recipe.fspo.state import STATE_FILE, load_state, save_state
 from recipe.fspo.worker import FSPODetachedWorker, FSPOWorker
 from recipe.fspo.zero_advantage import Padding, equal_rewards, to_be_left_out, with_rows_left_out, write_zeros
+from recipe.runner.hooks import RunnerHooks
+from recipe.runner.progress import PROGRESS, Columns
 from transfer_queue import KVBatchMeta
 
+from fspo.fairness.lre import lre_in_words
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
@@ -33,22 +35,27 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 _ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
+#: What FSPO adds to the numbers of a step's line.
+COLUMNS: Final[Columns] = (
+    ("length", "fspo/funnel/length_trained", "{:.0f}".format, ""),  # verl's own counts a tool's tokens, too
+    ("clipped", "fspo/clip_frac", "{:.1%}".format, "-"),
+    ("LRE", "fspo/lre_debiased fspo/lre_ci_low fspo/lre_ci_high", lre_in_words, "-"),
+    ("KL to start", "fspo/kl_to_start", "{:.4f}".format, ""),
+)
 
 
 class FSPOHooks(PPOTrainer):
     """What FSPO adds to a trainer of verl, whatever its mode."""
 
-    #: The name of verl's mode.
+    #: Both of :class:`recipe.runner.hooks.RunnerHooks`.
     verl_mode: str
+    folder: Path
     worker_cls: type[FSPOWorker] = FSPOWorker
-    reporter_cls: type[Reporter] = Reporter
 
     def __init__(self, config: DictConfig) -> None:
-        with open_dict(config):
-            config.trainer.v1.trainer_mode = self.verl_mode  # verl takes its asynchronous branches for any but sync
-            complete_settings(config)
-        self.reporter = self.reporter_cls(config)
-        self._accounts = StepAccounts(config, self.reporter)
+        PROGRESS.columns = COLUMNS
+        complete_settings(config)
+        self._accounts = StepAccounts(config, self.folder)
         self._position: dict[str, int] = {}
         self._fetched = 0
         super().__init__(config)
@@ -80,14 +87,13 @@ class FSPOHooks(PPOTrainer):
 
     def on_init_end(self) -> None:
         super().on_init_end()
-        self.actor_rollout_wg.record(on_policy=self.config.fspo.pi_old != "rollout")
+        self.actor_rollout_wg.begin_run(str(self.folder))
 
     # ---------------------------------------------------------------- checkpoints
 
     def _save_checkpoint(self) -> None:
         # Before verl's save, which ends by naming this checkpoint the latest: what is named must be complete.
-        root = Path(self.config.trainer.default_local_dir)
-        save_state(root / f"global_step_{self.global_steps}", self._accounts.stateful_parts())
+        save_state(self.folder / f"global_step_{self.global_steps}", self._accounts.stateful_parts())
         self._accounts.sync()
         super()._save_checkpoint()
 
@@ -95,11 +101,11 @@ class FSPOHooks(PPOTrainer):
         super()._load_checkpoint()
         trainer = self.config.trainer
         if self.global_steps > 0:
-            folder = Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
+            folder = self.folder / f"global_step_{self.global_steps}"
             folder = Path(trainer.resume_from_path) if trainer.resume_mode == "resume_path" else folder
             # An evaluation goes on with nothing but the weights.
             if not self.config.get("evaluate") and not load_state(folder, self._accounts.stateful_parts()):
-                self.reporter.say(f"note: {folder} has no {STATE_FILE}: clip values and statistics begin afresh")
+                PROGRESS.say(f"note: {folder} has no {STATE_FILE}: clip values and statistics begin afresh")
             if self.verl_mode != "sync":
                 clear_trained()
         self._accounts.note()
@@ -123,7 +129,7 @@ class FSPOHooks(PPOTrainer):
         self._accounts.funnel.first_issue = issued_again | {uid: first[uid] for uid in prompts if uid in first}
         again = int(super()._reissue_inflight_prompts(partition_id))
         if prompts:
-            self.reporter.say(
+            PROGRESS.say(
                 f"{len(prompts)} prompts were under way when the checkpoint was saved: the responses to "
                 f"{len(prompts) - again} are kept, {again} are answered again"
             )
@@ -215,21 +221,21 @@ class FSPOHooks(PPOTrainer):
 
 
 @register_trainer("fspo")
-class FSPOTrainer(FSPOHooks, PPOTrainerSync):
+class FSPOTrainer(RunnerHooks, FSPOHooks, PPOTrainerSync):
     """``sync``: rollout, then update."""
 
     verl_mode = "sync"
 
 
 @register_trainer("fspo_colocate_async")
-class FSPOColocateAsync(FSPOHooks, PPOTrainerColocateAsync):
+class FSPOColocateAsync(RunnerHooks, FSPOHooks, PPOTrainerColocateAsync):
     """``colocate_async``: rollout and update take turns, and unfinished responses are continued."""
 
     verl_mode = "colocate_async"
 
 
 @register_trainer("fspo_separate_async")
-class FSPOSeparateAsync(FSPOHooks, PPOTrainerSeparateAsync):
+class FSPOSeparateAsync(RunnerHooks, FSPOHooks, PPOTrainerSeparateAsync):
     """``separate_async``: rollout and update at the same time, on ranks of their own."""
 
     verl_mode = "separate_async"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ def main() -> None:
     some = reduced(whole, queue)
     settings = {name: tu.get(whole, name) for name in [*whole.keys()] if not torch.is_tensor(whole[name])}
     tu.assign_non_tensor(some, **settings)
-    worker.record()
+    worker.begin_run(sys.argv[1])
     policy_loss = worker.actor.loss_fn
     while "config" not in getattr(policy_loss, "keywords", {}):
         policy_loss = policy_loss.args[0]

@@ -22,12 +22,9 @@ from fspo.types import BandState
 from recipe.fspo.accounting.outcomes import Outcomes
 from recipe.fspo.accounting.steps import StepAccounts
 from recipe.fspo.config import complete_loss, policy_loss_settings
-from recipe.fspo.in_runner.trainer import RunReporter
 from recipe.fspo.recorder import MiniBatch
-from recipe.fspo.reporter import Reporter
 from recipe.runner.faults.errors import ExplainedError
-from recipe.runner.launch.progress import PROGRESS
-from recipe.runner.launch.run_folder import RunLog
+from recipe.runner.progress import PROGRESS, RunLog
 
 N = 8
 
@@ -56,8 +53,7 @@ class Steps:
 
     def __init__(self, folder: Path, *overrides: str) -> None:
         config = composed(f"run.dir={folder}", "fspo.clip_values=published", "fspo.match_scale=native", *overrides)
-        reporter = RunReporter(config)
-        self.accounts, self.log, self.step = StepAccounts(config, reporter), RunLog(config, total_steps=9), 0
+        self.accounts, self.log, self.step = StepAccounts(config, folder), RunLog(folder, total_steps=9), 0
 
     def __call__(self, rewards: list[float], advantage: float = 0.0) -> dict[str, float]:
         self.step += 1
@@ -95,7 +91,7 @@ def test_a_measured_band_trains_from_the_first_batch_on(overrides: tuple[str, ..
     """Nothing is measured then, and the workers get the state that says so; without any the loss would refuse."""
     config = composed(f"run.dir={tmp_path}", *overrides)
     complete_loss(config)
-    state, loss = StepAccounts(config, Reporter(config)).band_state, config.actor_rollout_ref.actor.policy_loss
+    state, loss = StepAccounts(config, tmp_path).band_state, config.actor_rollout_ref.actor.policy_loss
     settings = policy_loss_settings(loss)
     assert settings is not None and settings.needs_state
     assert dataclasses.replace(state, clip_scale=1.0) == BandState()
@@ -106,10 +102,8 @@ def test_a_measured_band_trains_from_the_first_batch_on(overrides: tuple[str, ..
     )
     for config in (fixed, measured):
         complete_loss(config)
-    assert StepAccounts(fixed, Reporter(fixed)).band_state is None, "nothing of its band is measured"
-    assert StepAccounts(measured, Reporter(measured)).band_state == BandState(clip_scale=float("inf")), (
-        "it begins without a clip"
-    )
+    assert StepAccounts(fixed, tmp_path).band_state is None, "nothing of its band is measured"
+    assert StepAccounts(measured, tmp_path).band_state == BandState(clip_scale=float("inf")), "it begins without a clip"
 
 
 def test_the_responses_of_each_step_are_rows_of_the_run_s_table(tmp_path: Path) -> None:

@@ -19,29 +19,31 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from recipe.fspo import trainer as trainer_module
 from recipe.fspo.accounting import outcomes
-from recipe.fspo.in_runner.trainer import RunTrainer
-from recipe.fspo.in_runner.worker import GuardedWorker
 from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
+from recipe.fspo.worker import GuardedWorker
+from recipe.runner import hooks
 from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.hooks import RunnerHooks
+from recipe.runner.progress import Progress
 
 
 @pytest.fixture(autouse=True)
 def _no_loggers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer points the loggers of its whole process into its run folder."""
     monkeypatch.setattr("recipe.runner.launch.loggers.point_into", lambda run_dir: None)
+    monkeypatch.setattr(hooks, "PROGRESS", Progress())
 
 
 def load_data(monkeypatch: pytest.MonkeyPatch, folder: Path, train: int, val: list[int]) -> None:
     """As a trainer does it whose filter leaves so many prompts, and these for validation."""
 
-    def dataloader(self: RunTrainer) -> None:
+    def dataloader(self: FSPOTrainer) -> None:
         self.train_dataset, self.val_dataset = range(train), val
         self.steps_per_epoch, self.total_training_steps = train // 32, 20
         torch.utils.data.DataLoader(val, batch_size=len(val))  # as verl does
 
     monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", dataloader)
-    RunTrainer(composed(f"run.dir={folder}"))._init_dataloader()
+    FSPOTrainer(composed(f"run.dir={folder}"))._init_dataloader()
 
 
 @pytest.mark.parametrize(

@@ -144,17 +144,11 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "recipe/fspo/worker.py": {
         f"{_WORKERS}:ActorRolloutRefWorker.actor_worker_cls": "class attribute made for it",
-        f"{_WORKERS}:TrainingWorker.train_batch(data)": "where a mini-batch begins and ends",
+        f"{_WORKERS}:TrainingWorker.train_batch(data)": "where a mini-batch begins and ends; around it a bad update",
+        f"{_WORKERS}:TrainingWorker.load_checkpoint": "brings back the optimizer's settings with its state",
         f"{_WORKERS}:TrainingWorker.set_loss_fn(loss_fn)": "columns that verl does not hand to a loss",
     },
-    "recipe/fspo/in_runner/trainer.py": {
-        f"{_BASE}:TRAINER_REGISTRY": "replaced in it: register_trainer refuses a name that is taken",
-    },
-    "recipe/fspo/in_runner/worker.py": {
-        f"{_WORKERS}:TrainingWorker.train_batch(data)": "around it an update that is not finite is caught",
-        f"{_WORKERS}:TrainingWorker.load_checkpoint": "brings back the optimizer's settings with its state",
-    },
-    "recipe/fspo/import_hook.py": {
+    "recipe/fspo/plugin.py": {
         f"{_BASE}:get_trainer_cls(name)": "wrapped: imports the trainers where one of them is asked for",
         "verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)": "what the driver asks for before it starts Ray",
     },
@@ -234,7 +228,7 @@ TEXTS: dict[str, dict[str, str]] = {
         'transfer_queue.metadata: "is_non_tensor": not is_tensor': "which columns are tensors",
         'verl.workers.engine.fsdp.transformer_impl: micro_batch.get("multi_modal_inputs"': "the others are tensors",
     },
-    "recipe/fspo/import_hook.py": {
+    "recipe/fspo/plugin.py": {
         "verl.trainer.main_ppo: from verl.trainer.ppo.v1 import get_trainer_cls": "looked up when it is called",
     },
     "recipe/runner/verl_patches/weight_copies.py": {

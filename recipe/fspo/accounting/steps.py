@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 from omegaconf import DictConfig
@@ -14,14 +15,14 @@ from recipe.fspo.accounting.outcomes import EqualRewardsWatch, Outcomes, outcome
 from recipe.fspo.accounting.replay_buffer import train_on
 from recipe.fspo.config import GROUP_ESTIMATORS, policy_loss_settings
 from recipe.fspo.recorder import MiniBatch
-from recipe.fspo.reporter import Reporter
 from recipe.fspo.state import Stateful
+from recipe.runner.progress import PROGRESS, note, writing
 from transfer_queue import KVBatchMeta
 
 from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics, noise_floor
-from fspo.records import FUNNEL_FILE
-from fspo.responses import Responses
+from fspo.records import FUNNEL_FILE, append_records
+from fspo.responses import EVERY_MINI_BATCH, Responses
 from fspo.table import FOLDER, Rows, TableWriter, join_rows
 from fspo.types import BandState
 
@@ -34,9 +35,10 @@ class StepAccounts:
     a step (the window of the diagnostics, measured bands, the funnel) is kept here too.
     """
 
-    def __init__(self, config: DictConfig, reporter: Reporter) -> None:
-        self._config, self._reporter = config, reporter
+    def __init__(self, config: DictConfig, folder: Path) -> None:
+        self._config, self._folder = config, folder
         self._settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
+        self._every_mini_batch = config.fspo.pi_old == "rollout"
         self._band_controller: BandController | None = None
         if self._settings is not None and self._settings.needs_state:
             self._band_controller = BandController(self._settings, window=config.fspo.calibration_rounds)
@@ -84,7 +86,7 @@ class StepAccounts:
         if self._clip_values is not None and self._clip_values.values:
             facts["clip_values_measured"] = self._clip_values.values
         if facts:
-            self._reporter.note(**facts)
+            note(self._folder, **facts)
 
     def add(self, batch: KVBatchMeta, outcomes: Outcomes, mini_batches: Sequence[MiniBatch], step: int) -> None:
         """Take in one update of the actor."""
@@ -93,20 +95,20 @@ class StepAccounts:
         train_on(self.funnel, batch, outcomes, step)
 
     def end(self, step: int, read: Callable[[list[str]], list[str]]) -> dict[str, float]:
-        """Metrics of the step; its records go to the reporter's folder, its statistics into the next step's band.
+        """Metrics of the step; its records go to the run's folder, its statistics into the next step's band.
 
         ``read`` gives the text of responses of the last update, by their keys; verl may have removed earlier ones.
         """
         mini_batches, outcomes, last = self._mini_batches, Outcomes.join(self._outcomes), self._outcomes[-1]
         self._mini_batches, self._outcomes = [], []
         if self.loss_scale.settle():
-            self._reporter.say(
+            PROGRESS.say(
                 f"gradient scale: the loss is divided by {self.loss_scale.length:.4g}, the mean length of the first "
                 "rollout batch (fspo.match_scale=matched)"
             )
             self.note()
         rows = join_rows([mini_batch.rows for mini_batch in mini_batches])
-        responses = Responses.of_rows(rows)
+        responses = Responses.of_rows(rows, self._every_mini_batch)
         metrics = self._diagnostics.update(responses)
         if len(unmoved := responses.unmoved()):
             metrics |= self._noise_floor_metrics(unmoved)
@@ -117,30 +119,31 @@ class StepAccounts:
             if len(self._clip_values.values) > times:
                 self.note()
         if line is not None:
-            self._reporter.say(line)
+            PROGRESS.say(line)
         drifts = None
         if self._settings is not None and not self._warned_drift:
             drifts = self._diagnostics.drift_warning(self._settings, self.band_state)
         if drifts is not None:
             self._warned_drift = True
-            self._reporter.say(drifts)
+            PROGRESS.say(drifts)
         with_gradient = responses.select(responses.advantage_B != 0)
         if self._band_controller is not None and with_gradient.moved_B.any():
             self._band_controller.update(with_gradient)
-        metrics |= outcome_metrics(outcomes, self._diagnostics) | _shares_of_all(rows)
+        metrics |= outcome_metrics(outcomes, self._diagnostics) | _shares_of_all(rows, self._every_mini_batch)
         without_gradient = len(rows.get("A", ())) > 0 and not rows["A"].any()
         if (warning := self._equal_rewards.warning(step, outcomes, last, without_gradient, read)) is not None:
-            self._reporter.say(warning)
+            PROGRESS.say(warning)
         if norms := [part.grad_norm for part in mini_batches if part.grad_norm is not None]:
             metrics["fspo/grad_norm/max"] = max(norms)
             # The share of the mini-batches in which the norm clip binds.
             bound = sum(not norm <= self._norm_clip.clip for norm in norms)
             metrics["fspo/grad_norm/clipped_share"] = bound / len(norms)
             if (warning := self._norm_clip.warning(min(norms))) is not None:
-                self._reporter.say(warning)
+                PROGRESS.say(warning)
         self._record(step, mini_batches, rows, outcomes)
         funnel_metrics, ends = self.funnel.end_step(step)
-        self._reporter.append(FUNNEL_FILE, [ends])
+        with writing(self._folder / FUNNEL_FILE) as path:
+            append_records(path, [ends])
         return metrics | funnel_metrics
 
     def _noise_floor_metrics(self, unmoved: Responses) -> dict[str, float]:
@@ -148,16 +151,17 @@ class StepAccounts:
         floor = noise_floor(unmoved, self._diagnostics.bins, self._settings, self.band_state)
         if (warning := floor.warning()) is not None and floor.margin < self._warned_margin / 2:
             self._warned_margin = floor.margin
-            self._reporter.say(f"{warning} (actor_rollout_ref.actor.shuffle=false gives the same packs)")
+            PROGRESS.say(f"{warning} (actor_rollout_ref.actor.shuffle=false gives the same packs)")
         return floor.metrics()
 
     def _record(self, step: int, mini_batches: Sequence[MiniBatch], rows: Rows, outcomes: Outcomes) -> None:
         """Append the step's responses to the table."""
-        with self._reporter.writing(self._reporter.folder / FOLDER) as folder:
+        with writing(self._folder / FOLDER) as folder:
             if self._table is None:
                 loss = str(self._config.actor_rollout_ref.actor.policy_loss.loss_mode)
                 known = self._settings is not None or "inside" in rows
                 meta = {"loss": loss, "rule": "known" if known else "unknown"}
+                meta[EVERY_MINI_BATCH] = "yes" if self._every_mini_batch else "no"
                 if self._config.fspo.skip_zero_advantage:
                     meta["without_S"] = "A = 0"
                 self._table = TableWriter(folder, meta, run="run", first_step=step)
@@ -174,9 +178,9 @@ class StepAccounts:
             self._table.sync()
 
 
-def _shares_of_all(rows: Rows) -> dict[str, float]:
+def _shares_of_all(rows: Rows, every_mini_batch: bool) -> dict[str, float]:
     """Shares of all responses of the mini-batches that count, those without S among them."""
-    moved_B = np.asarray(rows.get("minibatch", ())) > 0
+    moved_B = (np.asarray(rows.get("minibatch", ())) > 0) | every_mini_batch
     values = {"fspo/advantage_zero_frac": rows.get("A", np.empty(0)) == 0, "fspo/truncated_frac": rows.get("truncated")}
     shares = {
         name: float(value_B[moved_B].mean())

@@ -31,7 +31,7 @@ def add_stop_token(config: DictConfig, begun: bool, elsewhere: bool = False) -> 
     A run that has ``begun`` keeps its stop tokens: its settings name the file in its folder, or none.
 
     Returns:
-        The ``eos_token_id`` of the file that ``config.run.dir`` gets; empty if it gets none. And a note, empty where
+        The ``eos_token_id`` of the file that ``config.trainer.default_local_dir`` gets; empty if it gets none. And a note, empty where
         vLLM stops at the end of a turn, a :class:`MachineProblem` where the model is ``elsewhere``.
 
     Raises:
@@ -45,9 +45,13 @@ def add_stop_token(config: DictConfig, begun: bool, elsewhere: bool = False) -> 
     if token is None:
         return [], note
     if begun:
-        return [], f"{note}. The run began so, and goes on so; for another beginning give a new run.dir"
-    OmegaConf.update(config, SETTING, config.run.dir, force_add=True)
-    return [*present, token], f"{note}: token {token} is added in {config.run.dir}/{FILE}, for training and validation"
+        return (
+            [],
+            f"{note}. The run began so, and goes on so; for another beginning give a new trainer.default_local_dir",
+        )
+    OmegaConf.update(config, SETTING, config.trainer.default_local_dir, force_add=True)
+    file = f"{config.trainer.default_local_dir}/{FILE}"
+    return [*present, token], f"{note}: token {token} is added in {file}, for training and validation"
 
 
 def _missing_stop(config: DictConfig, elsewhere: bool) -> tuple[list[int], int | None, str]:

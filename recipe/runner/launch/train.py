@@ -35,8 +35,8 @@ from recipe.runner.faults.processes import own_run_id
 from recipe.runner.faults.supervisor import Supervisor
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.machine import ray_folder
-from recipe.runner.launch.progress import length, print_new, say
 from recipe.runner.launch.resume import last_steps, status_after_failure
+from recipe.runner.progress import length, print_new, say
 from recipe.runner.ranks import only_generating
 
 
