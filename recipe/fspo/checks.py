@@ -183,6 +183,8 @@ def _corrections(config: DictConfig) -> Iterator[str]:
     """recipe-C6, C9."""
     correction = config.algorithm.get("rollout_correction") or {}
     weights, rules = correction.get("rollout_is"), correction.get("rollout_rs")
+    if "seq_sqrt" in str(rules):
+        import recipe.fspo.sqrt_mask  # noqa: F401  (which is one of this recipe's)
     for key, wrong, why in (
         ("rollout_is", weights not in (None, "sequence"), "is one weight per token: set it to sequence or null"),
         ("rollout_rs", "token_" in str(rules), "removes tokens, and S and L would be those of the rest: take seq_..."),

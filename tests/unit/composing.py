@@ -7,12 +7,12 @@ import pickle
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from recipe.fspo import CONF_DIR
 from recipe.fspo.config import complete
 from recipe.fspo.main import composed as compose
-from recipe.runner.launch.settings import parsed
+from recipe.runner.launch.settings import on_this_machine, parsed
 
 _GROUPS = {path.name for path in CONF_DIR.iterdir() if path.is_dir()}
 ALGOS = sorted(path.stem for path in (CONF_DIR / "algo").glob("*.yaml"))
@@ -37,4 +37,12 @@ def completed(*overrides: str) -> DictConfig:
     """The same as a run has it."""
     config = composed(*overrides)
     complete(config)
+    return config
+
+
+def here(config: DictConfig) -> DictConfig:
+    """A copy that is resolved and has absolute paths, as a run on this machine has it."""
+    config = config.copy()
+    on_this_machine(config)
+    OmegaConf.resolve(config)
     return config

@@ -182,7 +182,7 @@ assert set(ALGORITHMS) <= set(POLICY_LOSS_REGISTRY), sorted(POLICY_LOSS_REGISTRY
 assert "cpu" in PlatformRegistry.registered_names()
 assert "vllm" not in sys.modules, "the plugin must not make every process load vLLM"
 
-from recipe.fspo.job import compose
+from recipe.fspo.main import composed as compose
 from recipe.runner.launch.trial import estimator_problems, problems
 config = compose()
 assert not list(problems(config))

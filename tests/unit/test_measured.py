@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from composing import composed
+from composing import completed, composed
 from hydra.utils import instantiate
 from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
@@ -17,19 +17,12 @@ from verl.workers.config import FSDPActorConfig
 from fspo.clip import FIXED_AFTER
 from recipe.fspo import policy_loss
 from recipe.fspo.accounting.measured import ClipValues, LossScale
-from recipe.fspo.config import complete_loss, complete_settings
+from recipe.fspo.config import complete, complete_settings
 from recipe.fspo.recorder import MiniBatch, Recorder, join_ranks
-from recipe.fspo.rules import complete_plain
 
 CLIP = "actor_rollout_ref.actor.policy_loss.c_low"
 PROMPTS, RESPONSES, MINI_BATCHES, LR = 32, 8, 4, 1e-4
 ROWS = PROMPTS * RESPONSES
-
-
-def completed(*overrides: str) -> DictConfig:
-    config = composed(*overrides)
-    complete_loss(config)
-    return config
 
 
 def mini_batches(step: int, ranks: int = 1, lr: float = LR, count: int = MINI_BATCHES) -> list[MiniBatch]:
@@ -114,15 +107,8 @@ def plain(*overrides: str) -> DictConfig:
         config.actor_rollout_ref.actor.policy_loss = {key: loss[key] for key in loss if loss[key] is not None}
         config.pop("fspo")
         config.trainer.use_v1 = True
-    complete_plain(config)
+    complete(config)
     complete_settings(config)  # as the trainer does
-    return config
-
-
-def resumed(*overrides: str) -> DictConfig:
-    """A run's configuration, which has every setting, as its resume completes it again."""
-    config = completed(*overrides)
-    complete_loss(config)
     return config
 
 
@@ -147,7 +133,7 @@ def gradient_norm(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> float:
     return float(torch.autograd.grad(value, new)[0].norm())
 
 
-@pytest.mark.parametrize("command", [completed, resumed, plain])
+@pytest.mark.parametrize("command", [completed, plain])
 def test_a_given_factor_on_the_gradient_is_the_only_one(
     command: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

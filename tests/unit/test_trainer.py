@@ -43,7 +43,7 @@ def load_data(monkeypatch: pytest.MonkeyPatch, folder: Path, train: int, val: li
         torch.utils.data.DataLoader(val, batch_size=len(val))  # as verl does
 
     monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", dataloader)
-    FSPOTrainer(composed(f"run.dir={folder}"))._init_dataloader()
+    FSPOTrainer(composed(f"trainer.default_local_dir={folder}"))._init_dataloader()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ class Loop(RunnerHooks, PPOTrainerSync):
     verl_mode = "sync"
 
     def __init__(self, *overrides: str) -> None:
-        super().__init__(composed("run.dir=/nowhere", *overrides))
+        super().__init__(composed("trainer.default_local_dir=/nowhere", *overrides))
         self.saved, self.validated = [], []
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> SimpleNamespace:
@@ -169,7 +169,7 @@ def test_after_loading_the_optimizer_has_the_settings_of_the_configuration(lr: f
 def test_single_prompts_keep_the_data_loader_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = iter("cab")
     monkeypatch.setattr(PPOTrainerSync, "_fetch_one_gen_batch", lambda self: {"uid": [next(prompts)]})
-    trainer = FSPOTrainer(composed("run.dir=/nowhere"))
+    trainer = FSPOTrainer(composed("trainer.default_local_dir=/nowhere"))
     for _ in range(3):
         trainer._fetch_one_gen_batch()
     assert trainer._position == {"c": 0, "a": 1, "b": 2}
@@ -180,7 +180,7 @@ def test_a_gradient_scale_counts_the_models_tokens_and_responses_that_are_reject
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tool has written three of a's tokens, and verl's rollout correction empties b's mask before the update."""
-    config = composed("run.dir=/nowhere", "algo=fspo", "fspo.clip_values=published", "fspo.match_scale=matched")
+    config = composed("trainer.default_local_dir=/x", "fspo.clip_values=published", "fspo.match_scale=matched")
     masks = {"a_0_0": [1, 0, 0, 0, 1, 1], "b_0_0": [1] * 9}
 
     def read(keys: list[str], select_fields: list[str], **_: object) -> dict[str, Any]:

@@ -28,18 +28,22 @@ def loss_problem(config: DictConfig) -> str | None:
             importlib.import_module(str(module))
     except (Exception, SystemExit) as error:
         return f"{_LIBRARY}={library} cannot be imported ({_in_words(error)})"
-    loss_mode, target = actor.policy_loss.loss_mode, actor.policy_loss.get("_target_")
+    loss_mode, target = actor.policy_loss.loss_mode, str(actor.policy_loss.get("_target_"))
+    refused = f"actor_rollout_ref.actor.policy_loss._target_={target}"
     try:
-        settings = omega_conf_to_dataclass(actor)  # imports the class's module, which may register the loss
-    except Exception as error:
-        text = " ".join(str(error.__cause__ or error).split())
-        return f"actor_rollout_ref.actor (policy_loss._target_={target}): {text}"
+        importlib.import_module(target.rpartition(".")[0])  # it may register the loss
+    except (Exception, SystemExit) as error:
+        return f"{refused} cannot be imported ({_in_words(error)})"
     if loss_mode not in POLICY_LOSS_REGISTRY:
         known = ", ".join(sorted(POLICY_LOSS_REGISTRY))
         return (
             f"{_LOSS}={loss_mode} is registered by nobody: name the module that registers it in {_LIBRARY}, or choose "
             f"one of {known}"
         )
+    try:
+        settings = omega_conf_to_dataclass(actor)
+    except Exception as error:
+        return f"{refused}: {' '.join(str(error.__cause__ or error).split())}"
     function, arguments = POLICY_LOSS_REGISTRY[loss_mode], _arguments(settings)
     try:
         _update(function, arguments)

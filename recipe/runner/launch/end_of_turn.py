@@ -31,7 +31,7 @@ def add_stop_token(config: DictConfig, begun: bool, elsewhere: bool = False) -> 
     A run that has ``begun`` keeps its stop tokens: its settings name the file in its folder, or none.
 
     Returns:
-        The ``eos_token_id`` of the file that ``config.trainer.default_local_dir`` gets; empty if it gets none. And a note, empty where
+        The ``eos_token_id`` of the file that the run's folder gets; empty if it gets none. And a note, empty where
         vLLM stops at the end of a turn, a :class:`MachineProblem` where the model is ``elsewhere``.
 
     Raises:

@@ -11,7 +11,6 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from fspo.files import local_path
-from recipe.runner.faults.resources import needs_of
 from recipe.runner.launch.machine import pass_to_ray_workers, starts_ray
 
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
@@ -80,6 +79,8 @@ def on_this_machine(config: DictConfig, elsewhere: bool = False) -> None:
 
     With ``elsewhere`` the run will be on another machine, and what this one's platform would need is left out.
     """
+    from recipe.runner.faults.resources import needs_of  # imports Ray, which reads its variables then
+
     with open_dict(config):
         config.trainer.default_local_dir = absolute(str(config.trainer.default_local_dir))
         for key in PATHS:
