@@ -77,7 +77,8 @@ def main(words: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory() as unread:  # Hydra writes multirun.yaml there
             words = resume.with_words_of_the_run(words)
             is_sweep = not {"-m", "--multirun"}.isdisjoint(words)
-            sys.argv[1:] = [*words, *([f"hydra.sweep.dir={unread}"] if is_sweep else [])]
+            place = next((i for i, word in enumerate(words) if "=" in word and word[0] != "-"), len(words))
+            sys.argv[1:] = [*words[:place], *([f"hydra.sweep.dir={unread}"] if is_sweep else []), *words[place:]]
             compose_by_hydra()
         if is_sweep and _ARMS:
             _SWEEP = Sweep("recipe.fspo.main", _ARMS, _OF_THE_LOSS)
@@ -218,7 +219,7 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
     }
     _ask_verl(config)
     if settings is not None and not config.evaluate:
-        start.changed = resume.changed_settings(config, settings, start.references)
+        start.changed = resume.changed_settings(config, settings, start.references, start.facts["algo"])
     start.notes, start.unsettled = list(filter(None, start.notes)), list(filter(None, start.unsettled))
     if not elsewhere:
         print(*(f"note: {note}\n" for note in start.notes), sep="", end="", file=sys.stderr, flush=True)

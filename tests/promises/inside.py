@@ -116,8 +116,9 @@ def begun(folder: Path, *words: str) -> Path:
     start = Start(config, given, references=secrets.references(config))
     OmegaConf.resolve(config)
     complete(config)
+    algo = next((word.removeprefix("algo=") for word in words if word.startswith("algo=")), "fspo")
     write_dataset(folder / "data", 4096, 256, 0)
-    run_folder.begin(folder, start.written(), given, {})
+    run_folder.begin(folder, start.written(), given, {"algo": algo})
     (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
     return folder
 

@@ -16,7 +16,7 @@ from recipe.runner.checkpoints.integrity import TRACKER_FILE, Checkpoint, is_che
 from recipe.runner.faults.preemption import FAILED, PREEMPTED, STOP_FILE
 from recipe.runner.launch.problems import Refused
 from recipe.runner.launch.secrets import as_given, is_reference
-from recipe.runner.launch.settings import is_below, key_of, parsed, quoted
+from recipe.runner.launch.settings import is_below, parsed, quoted
 
 #: Files that a start replaces or appends to.
 _FILES: Final = (
@@ -32,6 +32,8 @@ _MAY_CHANGE: Final = (
     "actor_rollout_ref.rollout.agent.num_workers",
     "actor_rollout_ref.rollout.gpu_memory_utilization",
     "data.dataloader_num_workers",
+    "dry_run",
+    "evaluate",
     "ray_kwargs",
     "reward.num_workers",
     "run",
@@ -81,7 +83,7 @@ def has_results(folder: Path) -> bool:
 
 def _key(word: str) -> str:
     """The key of a word; an option of Hydra's counts as one."""
-    return word.partition("=")[0] if word.startswith("-") else key_of(parsed([word])[0])
+    return word.lstrip("+~").partition("=")[0]
 
 
 def with_words_of_the_run(words: Sequence[str]) -> list[str]:
@@ -189,17 +191,20 @@ def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]
 
 
 def changed_settings(
-    config: DictConfig, settings: Mapping[str, Any], references: Mapping[str, str]
+    config: DictConfig, settings: Mapping[str, Any], references: Mapping[str, str], algo: str
 ) -> list[tuple[str, Any, Any]]:
     """Key, old and new value of what a start changes of the settings of its run; all of them may change.
 
-    Texts that come from the environment (``references``, by key) are not compared.
+    Texts that come from the environment (``references``, by key) are not compared. ``algo`` names the settings of a
+    loss, of which it may change several.
 
     Raises:
         Refused: if one may not, and is not in ``run.allow_changed``.
     """
     new = as_given(OmegaConf.to_container(config, resolve=True), "", references)
     differing = [change for change in _changes(settings, new) if not any(map(is_reference, change[1:]))]
+    if (before := (run_info(Path(config.trainer.default_local_dir)) or {}).get("algo", algo)) != algo:
+        differing.insert(0, ("algo", before, algo))
     fixed, allowed = [*_MAY_NOT, *(_LENGTH if _schedule_has_a_length(config) else ())], config.run.allow_changed
 
     def may_change(key: str) -> bool:

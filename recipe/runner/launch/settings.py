@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,9 +101,3 @@ def on_this_machine(config: DictConfig, elsewhere: bool = False) -> None:
                 ray_init.pop(key, None)
         if not elsewhere:
             pass_to_ray_workers(config)
-
-
-def given_keys(words: Sequence[str]) -> list[str]:
-    """The keys to which the words of a command give values."""
-    overrides = parsed(word for word in words if not word.startswith("-"))
-    return [key_of(override) for override in overrides if not override.is_delete()]

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.runner.faults.preemption import ENDING, FAILED, PREEMPTED, STOP_VARIABLE, status_of
 from recipe.runner.launch.problems import Refused
 from recipe.runner.launch.resume import comparable, run_info
-from recipe.runner.launch.settings import is_below, key_of, leaves, parsed, quoted
+from recipe.runner.launch.settings import is_below, leaves, quoted
 
 _FOLDER: Final = "trainer.default_local_dir"
 _GOES_ON: Final = "the same command goes on where this one stopped"
@@ -145,8 +145,3 @@ class Sweep:
         code = self._process.wait()
         self._process = None
         return code
-
-
-def keys_of(words: Sequence[str]) -> list[str]:
-    """The keys of words in Hydra's grammar."""
-    return [key_of(override) for override in parsed(words)]
