@@ -14,8 +14,7 @@ from recipe.runner.launch.job import Job
 
 
 def _problems(config: DictConfig) -> Iterator[str]:
-    import recipe.fspo.policy_loss  # the losses, which are tried
-    import recipe.fspo.sqrt_mask  # noqa: F401  (a rule of the asynchronous modes)
+    import recipe.fspo.sqrt_rejection  # noqa: F401  (a rule of the asynchronous modes)
     from recipe.fspo.rules import problems  # imports verl: after the platform is exported
 
     return problems(config)
