@@ -89,9 +89,7 @@ def notes(config: DictConfig) -> list[str]:
 
 def _starts_from_the_rollout(config: DictConfig) -> bool:
     """Whether pi_old is the policy of the rollout engine: verl's V1 trainers copy its log-probabilities."""
-    return bool((config.algorithm.get("rollout_correction") or {}).get("bypass_mode")) or (
-        OmegaConf.select(config, "fspo.pi_old") == "rollout"
-    )
+    return bool((config.algorithm.get("rollout_correction") or {}).get("bypass_mode"))
 
 
 def _never_clips(config: DictConfig) -> bool:
@@ -184,7 +182,7 @@ def _corrections(config: DictConfig) -> Iterator[str]:
     correction = config.algorithm.get("rollout_correction") or {}
     weights, rules = correction.get("rollout_is"), correction.get("rollout_rs")
     if "seq_sqrt" in str(rules):
-        import recipe.fspo.sqrt_mask  # noqa: F401  (which is one of this recipe's)
+        import recipe.fspo.sqrt_rejection  # noqa: F401  (which is one of this recipe's)
     for key, wrong, why in (
         ("rollout_is", weights not in (None, "sequence"), "is one weight per token: set it to sequence or null"),
         ("rollout_rs", "token_" in str(rules), "removes tokens, and S and L would be those of the rest: take seq_..."),

@@ -27,11 +27,7 @@ GROUP_ESTIMATORS: Final = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized",
 class FspoSettings:
     """The settings ``fspo.*``; ``conf/base.yaml`` has their values and says what each does."""
 
-    window_steps: int
     kl_to_start: bool
-    pi_old: Literal["actor", "rollout"]
-    calibration_rounds: int
-    reference_length: float | None
     match_scale: Literal["matched", "native"]
     clip_values: Literal["measured", "published"] | None
     accept: float
@@ -64,17 +60,6 @@ def policy_loss_settings(policy_loss: DictConfig) -> SequenceLossSettings | None
         raise ValueError(f"{POLICY_LOSS}: {error} (docs/algorithms.md has the settings)") from None
 
 
-def scales_with_length(policy_loss: DictConfig) -> bool:
-    """Whether the gradient of a response grows with its length L: a sum over its tokens, h(L) = 1, and not a mean.
-
-    The gradients of such losses (FSPO, RLOO, LUSPO) are about L times those of GSPO and of verl's token means, so a
-    common gradient-norm clip would bind always for the ones and never for the others. ``fspo.match_scale=matched``
-    divides them by a typical length.
-    """
-    settings = policy_loss_settings(policy_loss)
-    return settings is not None and settings.grad_scale == "1"
-
-
 def complete_settings(config: DictConfig) -> None:
     """Give ``fspo.*`` every setting that the configuration does not have, as verl's own has none; in place.
 
@@ -93,7 +78,7 @@ def complete(config: DictConfig) -> list[str]:
     gradient) is decided here: afterwards a completed setting looks like a given one.
     """
     complete_settings(config)
-    notes, loss, settings = [], config.actor_rollout_ref.actor.policy_loss, None
+    notes, loss = list[str](), config.actor_rollout_ref.actor.policy_loss
     settings = policy_loss_settings(loss)
     separate_async = config.trainer.v1.separate_async
     if separate_async.parameter_sync_step is None:  # transfers of the weights: one a rollout batch
@@ -105,7 +90,8 @@ def complete(config: DictConfig) -> list[str]:
         config.fspo.clip_values = "published"
     config.fspo.clip_values = config.fspo.clip_values or "measured"
     factor = loss.get("grad_multiplier")
-    if config.fspo.match_scale == "matched" and factor is not None and scales_with_length(loss):
+    sums = settings is not None and settings.grad_scale == "1"
+    if config.fspo.match_scale == "matched" and factor is not None and sums:
         notes.append(
             f"fspo.match_scale is native: {POLICY_LOSS}.grad_multiplier={factor} is the factor on the gradient"
         )
@@ -124,7 +110,7 @@ def complete(config: DictConfig) -> list[str]:
 def _keeps_clip_values(config: DictConfig, settings: SequenceLossSettings | None) -> str | None:
     """Why a run keeps the clip values that it begins with; None if it measures them. Of a loss not yet completed."""
     loss = config.actor_rollout_ref.actor.policy_loss
-    if settings is None or settings.calibrated:
+    if settings is None:
         return f"loss_mode={loss.loss_mode} has none that could be"
     if given := [f"{key}={loss[key]:g}" for key in ("c_low", "c_high") if loss.get(key) is not None]:
         return f"{POLICY_LOSS} has {' and '.join(given)}"

@@ -2,11 +2,10 @@
 
 It registers the losses at once, the trainers where verl asks for one of them, and has verl's driver check and prepare a
 command with a loss or a trainer of ours before it starts Ray. verl logs a plugin's import error at DEBUG only; the
-workers of this recipe import :mod:`recipe.fspo.policy_loss` themselves, and so show it.
+workers of this recipe import :mod:`fspo.verl` themselves, and so show it.
 """
 
 # Before the losses, whatever the order of verl's entry points: they import verl's, which query the platform.
-import recipe.runner.plugin
 
 # isort: split
 import os
@@ -20,7 +19,6 @@ from recipe.fspo import TRAINER_MODES
 from recipe.runner import SUPPORTED_VERL
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 
-from fspo.files import folder_problem
 from fspo.when_imported import WhenImported
 
 
@@ -66,7 +64,12 @@ def prepare_driver(constants: Any) -> None:
             )
         if mode in TRAINER_MODES:
             prepare(config)
-        return environment(config, *args, **kwargs)
+        runtime_env = environment(config, *args, **kwargs)
+        if os.environ.get("FSPO_AUDIT") and is_verls:
+            from recipe.fspo.audit import announced
+
+            runtime_env["env_vars"] = {**runtime_env.get("env_vars", {}), **announced(config)}
+        return runtime_env
 
     constants.get_ppo_ray_runtime_env = prepared
 
@@ -81,9 +84,6 @@ def check(config: Any) -> None:
     from recipe.fspo.config import complete, is_by_sequence, is_ours
 
     if not (is_ours(config) or is_by_sequence(config)):
-        folder = os.environ.get("FSPO_AUDIT")
-        if folder and (problem := folder_problem(Path(folder))):
-            raise ValueError(f"FSPO_AUDIT={folder}: {problem}")
         return
     if problems := checks.problems(config):
         raise ValueError("\n".join(problems))
@@ -104,17 +104,27 @@ def prepare(config: Any) -> None:
         own_run_id()
 
 
+def audit(workers: Any) -> None:
+    """Audit what this process trains; an error ends the audit and not the run.
+
+    Args:
+        workers: verl's module ``verl.workers.engine_workers``.
+    """
+    try:
+        from recipe.fspo.audit import AuditedWorkers
+
+        AuditedWorkers().wrap(workers.TrainingWorker)
+    except Exception as error:
+        print(f"FSPO_AUDIT: {type(error).__name__}: {error}; this process audits nothing", flush=True)
+
+
 # Before the losses: their import fails where a module of this recipe has imported verl and is half-loaded.
 WhenImported("verl.trainer.ppo.v1", find_trainers)
 WhenImported("verl.trainer.constants_ppo", prepare_driver)
 # A run of this recipe's trainers keeps a table in its own folder.
 if RUN_ID_VARIABLE not in os.environ and os.environ.get("FSPO_AUDIT"):
-    try:
-        from recipe.fspo.audit import install
-
-        install()
-    except Exception as error:  # verl would say so at DEBUG only
-        print(f"FSPO_AUDIT: {type(error).__name__}: {error}; this process audits nothing", flush=True)
+    os.environ["FSPO_AUDIT"] = str(Path(os.environ["FSPO_AUDIT"]).absolute())  # workers stand in other folders
+    WhenImported("verl.workers.engine_workers", audit)
 
 # isort: split
-import recipe.fspo.policy_loss  # noqa: E402, F401
+import fspo.verl  # noqa: E402, F401

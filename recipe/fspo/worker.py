@@ -13,10 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import recipe.fspo.sqrt_mask
-import torch
-from recipe.fspo.policy_loss import observe_losses
-from recipe.fspo.recorder import RECORDER, ROWS, MiniBatch
+import recipe.fspo.sqrt_rejection
+from recipe.fspo.recorder import RECORDER, MiniBatch, recorded
 from recipe.runner.faults.nonfinite import guarded_update
 from recipe.runner.verl_patches.packs import SamePacksWorker
 from recipe.runner.verl_patches.weight_copies import CopyingWorker
@@ -71,21 +69,12 @@ class GuardedWorker(SamePacksWorker):
         return output
 
 
-def _with_rows(loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_group: Any = None) -> Any:
-    """``loss_fn``, after the recorder has been given what verl does not hand to a policy loss: which rows these are."""
-    row_B = data.get(ROWS, None)
-    if row_B is not None and row_B.is_nested:  # how TransferQueue hands out every column, of equal rows too
-        row_B = torch.stack(row_B.unbind())
-    RECORDER.begin_micro_batch(None if row_B is None else row_B.flatten())
-    return loss_fn(model_output=model_output, data=data, dp_group=dp_group)
-
-
 class RecordingTrainingWorker(GuardedWorker):
-    """Tells the recorder where one mini-batch ends, once its update has passed the guard, and which rows it has."""
+    """Records each mini-batch once its update has passed the guard."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn: Callable[..., Any]) -> None:
-        super().set_loss_fn(partial(_with_rows, loss_fn))
+        super().set_loss_fn(partial(recorded, loss_fn))
 
     def train_batch(self, data: Any) -> Any:
         RECORDER.begin_mini_batch()
@@ -103,20 +92,15 @@ class FSPOWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_run(self, folder: str) -> None:
-        """Record from now on, as at the start of a training; all losses are registered by then.
-
-        What a worker itself has to write goes to ``folder``.
-        """
-        observe_losses()
-        RECORDER.enable(self.config.rollout.response_length)
+        """Keep in this folder what a worker itself has to write."""
         self.actor.folder = Path(folder)
         # NCCL ends a rank that waits in a collective for half an hour, and writes what each rank has entered before.
         os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(Path(folder) / "collectives_rank")  # and the number of the rank
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def begin_update(self, band_state: BandState | None, step: int, **options: Any) -> None:
+    def begin_update(self, band_state: BandState | None, step: int, loss_scale: float = 1.0) -> None:
         """See :meth:`recipe.fspo.recorder.Recorder.begin_update`."""
-        RECORDER.begin_update(band_state, step, **options)
+        RECORDER.begin_update(band_state, step, loss_scale)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def pop_mini_batches(self) -> list[MiniBatch] | None:
@@ -124,8 +108,8 @@ class FSPOWorker(ActorRolloutRefWorker):
 
         Under Ulysses all ranks of a group compute the loss of the same sequences.
         """
-        recorded = RECORDER.pop()
-        return recorded if self.actor.engine.is_mp_src_rank_with_outputs() else None
+        mini_batches = RECORDER.pop()
+        return mini_batches if self.actor.engine.is_mp_src_rank_with_outputs() else None
 
 
 class FSPODetachedWorker(FSPOWorker, CopyingWorker):

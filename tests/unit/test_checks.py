@@ -99,7 +99,7 @@ def test_nothing_of_ours_is_not_looked_at() -> None:
     assert method.problems(config) == []
 
 
-@pytest.mark.parametrize("loss", ["fspo_v1", "fspo_quantile"])
+@pytest.mark.parametrize("loss", ["fspo_v1"])
 def test_a_band_that_verls_own_trainer_cannot_measure_is_refused(loss: str) -> None:
     """recipe-C3."""
     words = (f"{LOSS}.loss_mode={loss}", "trainer.v1.trainer_mode=sync")
@@ -145,7 +145,6 @@ def test_notes(words: tuple[str, ...], says: tuple[str, ...]) -> None:
         ((f"++{LOSS}.c_low=0.05",), "c_low=0.05"),
         ((f"++{LOSS}.c_high=0.05", "++fspo.clip_values=measured"), "c_high=0.05"),
         (("++fspo.clip_values=published",), None),
-        ((f"{LOSS}.loss_mode=fspo_quantile",), "loss_mode=fspo_quantile"),
     ],
 )
 def test_a_given_clip_value_holds_in_both_commands(words: tuple[str, ...], kept: str | None) -> None:

@@ -324,7 +324,7 @@ def test_run_log_appends_and_writes_only_numbers_on_whole_lines(tmp_path: Path) 
 def test_lines_leave_out_what_was_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert step_line(3, 20, {"critic/rewards/mean": 0.5, "fspo/lre_debiased": None}) == "step 3/20  reward 0.500"
     monkeypatch.setattr(PROGRESS, "columns", COLUMNS)
-    lengths = {"response_length/mean": 72.0, "fspo/funnel/length_trained": 36.0}  # half of it a tool's
+    lengths = {"response_length/mean": 72.0, "fspo/length_trained": 36.0}  # half of it a tool's
     assert step_line(3, 20, lengths) == "step 3/20  length 36  clipped -  LRE -"
     nothing_clipped = {"critic/rewards/mean": 0.5, "fspo/clip_frac": 0.0}
     assert step_line(3, 20, nothing_clipped) == "step 3/20  reward 0.500  clipped 0.0%  LRE -"
