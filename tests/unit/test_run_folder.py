@@ -41,7 +41,7 @@ def info_of(folder: Path) -> dict[str, Any]:
 def changed(folder: Path, *words: str) -> list[str]:
     before = resume.settings_of_the_run(folder)
     assert before is not None
-    return [key for key, _, _ in resume.changed_settings(settings(folder, *words), before, {}, "fspo")]
+    return [key for key, _, _ in resume.changed_settings(settings(folder, *words), before, {})]
 
 
 def test_a_second_start_in_a_folder_in_use_is_refused(tmp_path: Path) -> None:

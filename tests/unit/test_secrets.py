@@ -12,7 +12,8 @@ import pytest
 from composing import composed
 from omegaconf import OmegaConf
 
-from recipe.fspo.main import Start
+from recipe.fspo import CONF_DIR
+from recipe.fspo.start import Start
 from recipe.runner.launch import resume, run_folder
 from recipe.runner.launch.secrets import as_given, is_secret, literal_problems, printed_problems, references
 from recipe.runner.verl_patches import shown
@@ -39,7 +40,7 @@ def test_which_key_is_that_of_a_secret() -> None:
 
 @pytest.mark.parametrize("group", ["experiment", "algo", "mode"])
 def test_nothing_that_is_shipped_is_a_secret(group: str) -> None:
-    for option in choices(group):
+    for option in (path.stem for path in (CONF_DIR / group).glob("*.yaml")):
         assert list(literal_problems(OmegaConf.to_container(composed(f"{group}={option}")))) == [], option
 
 
@@ -95,7 +96,7 @@ def test_a_secret_of_the_environment_is_in_no_file(tmp_path: Path, monkeypatch: 
     config = composed(f"trainer.default_local_dir={tmp_path}/run", *words)
     named = references(config)
     OmegaConf.resolve(config)
-    assert resume.changed_settings(config, before, named, "fspo") == []
+    assert resume.changed_settings(config, before, named) == []
     assert "SECRET" not in str(shown.written(OmegaConf.to_container(config, resolve=True))), "as verl prints it"
 
 
