@@ -10,7 +10,7 @@ export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
 }
 # The same folder after a requeue: that is how a run finds its checkpoint.
 export FSPO_RUN_DIR="${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}"
-run_dir=("run.dir='$FSPO_RUN_DIR'")
+run_dir=("trainer.default_local_dir='$FSPO_RUN_DIR'")
 for word in "$@"; do [[ $word != resume=* ]] || run_dir=(); done
 exec bash "$FSPO_ROOT/slurm/launch.sh" python -m recipe.fspo.main \
     "++ray_kwargs.ray_init.address=auto" \

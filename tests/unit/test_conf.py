@@ -17,7 +17,7 @@ from recipe.runner.launch.machine import WrongMachineError, platform_environment
 
 
 def resolved(*overrides: str) -> DictConfig:
-    config = composed("run.dir=/nowhere/run", *overrides)
+    config = composed("trainer.default_local_dir=/nowhere/run", *overrides)
     OmegaConf.resolve(config)
     return config
 

@@ -17,7 +17,6 @@ from fspo.fairness.lre import plain_lre
 from fspo.losses import ALGORITHMS, judged, sequence_policy_loss
 from fspo.responses import Responses
 from fspo.types import BandState, SequenceLossOutput
-from recipe.fspo.accounting.funnel import LengthFunnel
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,11 +57,6 @@ def test_every_metric_is_documented_and_every_documented_one_occurs() -> None:
         "reward", torch.ones(9), torch.arange(0, 9) * 10
     )
     metrics |= noise_floor(minibatches(1).moved(), settings=ALGORITHMS["fspo"]).metrics()
-    funnel = LengthFunnel()
-    funnel.start(4)
-    funnel.train([3], staleness=[1], versions=[2])
-    funnel.end("stale", [9])
-    metrics |= funnel.end_step(1)[0]
     page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     explained = set(re.findall(r"^\| `(fspo/[^`]+)` \|", page, re.M))
     patterns = {name: re.compile(re.sub(r"\\\{\w+\\\}", "[^ ]+", re.escape(name))) for name in explained}

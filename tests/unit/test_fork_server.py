@@ -129,7 +129,7 @@ def test_only_workers_of_this_machine_are_forked(
 ) -> None:
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     monkeypatch.setattr(fork_server, "_py_executable", server)
-    config = composed("run.dir=RUN", override)
+    config = composed("trainer.default_local_dir=RUN", override)
     with open_dict(config):
         config.ray_kwargs.ray_init.runtime_env.py_executable = "of an earlier run"
     pass_to_ray_workers(config)

@@ -20,7 +20,7 @@ from recipe.runner.faults.errors import Failure
 from recipe.runner.faults.hang import HangLimit, Snapshot, snapshots_of
 from recipe.runner.faults.phase import FIRST_SYNC, PHASES, Phase, write_phase
 from recipe.runner.faults.processes import Process, Processes, log_of
-from recipe.runner.launch.progress import Progress
+from recipe.runner.progress import Progress
 
 Begin = Callable[[str, str], "subprocess.Popen[bytes]"]
 

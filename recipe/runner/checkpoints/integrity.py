@@ -272,7 +272,7 @@ def resume_problems(
         if other
         else "correct trainer.resume_from_path"
         if trainer.resume_mode == "resume_path"
-        else "begin again with another run.dir"
+        else "begin again with another trainer.default_local_dir"
     )
     for problem in problems:
         yield f"the checkpoint cannot be resumed: {problem}; {remedy}"

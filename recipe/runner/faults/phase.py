@@ -12,7 +12,7 @@ from fspo.files import write_json
 from fspo.reading import COUNT, NAME, NUMBER, SWITCH, TEXT, Kind, check_fields, parse_object, read_text
 
 PHASE_FILE = "phase.json"
-#: The lines for a person, which the trainer appends (:mod:`recipe.runner.launch.progress`).
+#: The lines for a person, which the trainer appends (:mod:`recipe.runner.progress`).
 PROGRESS_FILE: Final = "progress.log"
 #: A phase of the start-up: the first transfer of the weights to GPUs that only generate (``mode=separate_async``).
 FIRST_SYNC = "first weight sync"
