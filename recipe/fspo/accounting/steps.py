@@ -43,9 +43,7 @@ class StepAccounts:
         #: What the loss is divided by.
         self.loss_scale = LossScale(config)
         self._clip_values = ClipValues(config) if config.fspo.clip_values == "measured" else None
-        self._diagnostics = LengthDiagnostics(
-            window=config.fspo.window_steps, s_max=math.inf if self._settings is None else self._settings.s_max
-        )
+        self._diagnostics = LengthDiagnostics(window=config.fspo.window_steps)
         self.funnel = LengthFunnel()
         self._warned_margin = math.inf
         self._warned_drift = False
@@ -69,7 +67,6 @@ class StepAccounts:
     def stateful_parts(self) -> dict[str, Stateful | None]:
         """The parts whose state a checkpoint has."""
         return {
-            "diagnostics": self._diagnostics,
             "band_controller": self._band_controller,
             "loss_scale": self.loss_scale,
             "clip_values": self._clip_values,
@@ -145,7 +142,7 @@ class StepAccounts:
 
     def _noise_floor_metrics(self, unmoved: Responses) -> dict[str, float]:
         """How much of S is rounding; a warning if the band is too close to it, again only when it has doubled."""
-        floor = noise_floor(unmoved, self._diagnostics.bins, self._settings, self.band_state)
+        floor = noise_floor(unmoved, self._settings, self.band_state)
         if (warning := floor.warning()) is not None and floor.margin < self._warned_margin / 2:
             self._warned_margin = floor.margin
             self._reporter.say(f"{warning} (actor_rollout_ref.actor.shuffle=false gives the same packs)")
