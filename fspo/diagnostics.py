@@ -105,7 +105,8 @@ class LengthDiagnostics:
 def _means(values_B: Array, bin_B: npt.NDArray[np.int64]) -> Array:
     """Mean of each bin, [J]; nan in one without a sequence."""
     count_J = np.bincount(bin_B)
-    mean_J: Array = np.divide(np.bincount(bin_B, values_B), count_J, where=count_J > 0, out=np.full(len(count_J), np.nan))
+    mean_J = np.full(len(count_J), np.nan)
+    np.divide(np.bincount(bin_B, values_B), count_J, out=mean_J, where=count_J > 0)
     return mean_J
 
 
