@@ -19,7 +19,7 @@ from recipe.fspo.rollout_batch import Outcomes, outcome_columns, outcome_metrics
 from recipe.runner.progress import PROGRESS, note, writing
 
 from fspo.audit.recording import minibatch_numbers
-from fspo.calibration import BandController
+from fspo.calibration import DriftMeasurement
 from fspo.diagnostics import LengthDiagnostics, noise_floor
 from fspo.responses import EVERY_MINI_BATCH, Responses
 from fspo.table import FOLDER, Rows, TableWriter, join_rows
@@ -47,14 +47,12 @@ class StepRecords:
         self._settings, self._band = policy_loss_settings(actor.policy_loss), band_of(actor)
         #: Whether all mini-batches count, because pi_old is another policy than that of the step's beginning.
         self._every = bool(config.algorithm.rollout_correction.get("bypass_mode"))
-        self._band_controller: BandController | None = None
+        self._band_controller: DriftMeasurement | None = None
         if self._settings is not None and self._settings.needs_state:
-            self._band_controller = BandController(self._settings, window=_CALIBRATION_ROUNDS)
+            self._band_controller = DriftMeasurement(window=_CALIBRATION_ROUNDS)
         self.loss_scale = LossScale(config)
         self._clip_values = ClipValues(config) if config.fspo.clip_values == "measured" else None
-        self._diagnostics = LengthDiagnostics(
-            window=_WINDOW_STEPS, s_max=math.inf if self._settings is None else self._settings.s_max
-        )
+        self._diagnostics = LengthDiagnostics(window=_WINDOW_STEPS)
         self._warned_margin, self._clipped_steps = math.inf, 0
         self._warned: set[str] = set()
         self._mini_batches: list[MiniBatch] = []
@@ -197,7 +195,7 @@ class StepRecords:
         unmoved = responses.select(~responses.moved_B & (responses.update_B == 0))
         if not len(unmoved):
             return {}
-        floor = noise_floor(unmoved, self._diagnostics.bins, self._settings, self.band_state)
+        floor = noise_floor(unmoved, self._settings, self.band_state)
         if (warning := floor.warning()) is not None and floor.margin < self._warned_margin / 2:
             self._warned_margin = floor.margin
             PROGRESS.say(f"{warning} (actor_rollout_ref.actor.shuffle=false gives the same packs)")
