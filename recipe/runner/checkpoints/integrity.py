@@ -17,13 +17,11 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from fspo.files import atomic_path, remove_folder
-from fspo.reading import read_text
 
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 _FOLDER = re.compile(r"global_step_(\d+)")
@@ -81,11 +79,7 @@ def damage_of_rank(worker: object, folder: Path, contents: Sequence[str]) -> lis
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder ``global_step_N``, whose files are looked at once.
-
-    Attributes:
-        folder: Its path. There may be nothing.
-    """
+    """A folder ``global_step_N``; there may be nothing."""
 
     folder: Path
 
@@ -97,26 +91,21 @@ class Checkpoint:
         """The step that it holds."""
         return int(self.folder.name.removeprefix("global_step_"))
 
-    @cached_property
+    @property
     def size(self) -> int:
         """Bytes of all its files."""
         return sum(path.lstat().st_size for path in self.folder.rglob("*"))
 
-    @cached_property
+    @property
     def ranks(self) -> list[int]:
         """How many FSDP ranks have saved it; several numbers if saves are mixed."""
         matches = (re.search(r"_world_size_(\d+)_rank_", path.name) for path in (self.folder / "actor").glob("*.pt"))
         return sorted({int(match[1]) for match in matches if match})
 
-    @cached_property
-    def damage(self) -> dict[Path, str]:
-        """What is wrong with each of its files of ``torch.save`` that is damaged; see :func:`archive_damage`."""
-        return {path: damage for path in sorted(self._files) if (damage := archive_damage(path)) is not None}
-
-    @cached_property
-    def _files(self) -> set[Path]:
-        """Its files of ``torch.save``; those in a linked folder are not looked for."""
-        return {self.folder / "data.pt", *self.folder.rglob("*.pt")}
+    @property
+    def is_whole(self) -> bool:
+        """Whether none of its files was cut short."""
+        return not unsound({self.folder / "data.pt", *self.folder.rglob("*.pt")})
 
     def problems(self, ranks: int, contents: Sequence[str]) -> list[str]:
         """Everything that keeps it from being resumed, one sentence a problem.
@@ -132,11 +121,9 @@ class Checkpoint:
             ]
         names = [prefix for kind, prefix in _PREFIXES.items() if kind in contents]
         needed = [self.folder / f"actor/{n}_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks) for n in names]
-        files = [*needed, *(path for path in self.damage if path.parent == self.folder)]  # a recipe may keep its own
-        damaged = {path: self.damage.get(path) if path in self._files else archive_damage(path) for path in files}
-        if QUEUE in contents and not (self.folder / QUEUE / "metadata.json").is_file():
-            damaged[self.folder / QUEUE] = "is missing"
-        return [f"{path} {damage}" for path, damage in damaged.items() if damage]
+        own = {self.folder / "data.pt", *self.folder.glob("*.pt")}  # verl's, and a recipe's
+        without_queue = QUEUE in contents and not (self.folder / QUEUE / "metadata.json").is_file()
+        return [*unsound([*needed, *sorted(own)]), *[f"{self.folder / QUEUE} is missing"] * without_queue]
 
 
 def checkpoints(root: Path) -> list[Checkpoint]:
@@ -158,7 +145,7 @@ def remove_old(root: Path, step: int, keep: int) -> None:
     fail for a moment. ``root`` holds all checkpoints; ``keep`` is verl's ``max_actor_ckpt_to_keep``, at least 2.
     """
     old = [checkpoint for checkpoint in checkpoints(root) if checkpoint.step < step]
-    whole = [checkpoint for checkpoint in old if not checkpoint.damage]
+    whole = [checkpoint for checkpoint in old if checkpoint.is_whole]
     kept = (*whole[: keep - 1], latest(root))
     for checkpoint in old if whole else ():
         if checkpoint not in kept:
@@ -174,10 +161,10 @@ def _needs(trainer: DictConfig, contents: Sequence[str] | None, own: bool = True
 def tracked_step(root: Path) -> int | None:
     """The step that the tracker names; None if there is no tracker or it holds no number."""
     try:
-        text = read_text(root / TRACKER_FILE, limit=100).strip()
+        text = (root / TRACKER_FILE).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return None
-    return int(text) if text.isascii() and text.isdecimal() else None
+    return int(text) if text.isdecimal() else None
 
 
 def latest(root: Path, must_be: bool = True) -> Checkpoint | None:
@@ -207,15 +194,11 @@ def name_latest(checkpoint: Checkpoint) -> None:
 
 
 def tracker_repair(trainer: DictConfig, contents: Sequence[str] | None) -> tuple[str, Checkpoint | None] | None:
-    """What a start does about a tracker file that is missing or unreadable. Writes nothing.
+    """What a start does about a tracker file that is missing or unreadable; None if there is nothing to do.
 
-    Args:
-        trainer: verl's group of that name.
-        contents: verl's ``actor.checkpoint.load_contents``; None: all.
-
-    Returns:
-        What is wrong and is done, for the person who watches, and the newest complete checkpoint, which the tracker has
-        to name; no checkpoint if the run starts as it began. None if there is nothing to do.
+    What is wrong and is done, for the person who watches, and the newest complete checkpoint, which the tracker has to
+    name (None: the run starts as it began). Writes nothing. ``contents``: verl's ``actor.checkpoint.load_contents``,
+    None for all.
     """
     root = Path(trainer.default_local_dir)
     tracker = root / TRACKER_FILE
@@ -243,10 +226,9 @@ def resume_problems(
 ) -> Iterator[str]:
     """One sentence for each reason why ``checkpoint``, which the run would resume (:func:`resumed_from`), cannot be.
 
-    The other arguments are those of :func:`tracker_repair`. A whole checkpoint is read once: another one is looked for
-    only where this one is damaged.
+    The other arguments are those of :func:`tracker_repair`.
     """
-    root = Path(trainer.default_local_dir)
+    root, problems, remedy = Path(trainer.default_local_dir), list[str](), "begin again with another run.dir"
     needs = _needs(trainer, contents, own=checkpoint is None or is_checkpoint_of(trainer, checkpoint.folder))
     if checkpoint is not None and not _FOLDER.fullmatch(checkpoint.folder.name):
         yield (
@@ -256,23 +238,14 @@ def resume_problems(
         return
     if checkpoint is not None:
         problems = checkpoint.problems(*needs) if checkpoint.folder.is_dir() else [f"{checkpoint} does not exist"]
-    elif trainer.resume_mode == "auto" and (root / TRACKER_FILE).exists():
-        damage = [saved.problems(*needs) for saved in checkpoints(root)]
-        if not all(damage):
-            return  # the tracker is repaired where the run starts
-        texts = [text for sentences in damage for text in sentences]
-        problems = [f"{root / TRACKER_FILE} names no step ({'; '.join(texts[:3])})"]
-    else:
-        return
-    if not problems:
-        return
-    other = newest_complete(checkpoint.folder.parent, *needs) if checkpoint else None
-    remedy = (
-        f"resume the newest complete one with trainer.resume_mode=resume_path trainer.resume_from_path={other}"
-        if other
-        else "correct trainer.resume_from_path"
-        if trainer.resume_mode == "resume_path"
-        else "begin again with another run.dir"
-    )
+        if problems and (other := newest_complete(checkpoint.folder.parent, *needs)):
+            remedy = (
+                f"resume the newest complete one with trainer.resume_mode=resume_path trainer.resume_from_path={other}"
+            )
+        elif trainer.resume_mode == "resume_path":
+            remedy = "correct trainer.resume_from_path"
+    elif trainer.resume_mode == "auto" and (root / TRACKER_FILE).exists() and not newest_complete(root, *needs):
+        damage = [text for saved in checkpoints(root) for text in saved.problems(*needs)]
+        problems = [f"{root / TRACKER_FILE} names no step ({'; '.join(damage[:3])})"]
     for problem in problems:
         yield f"the checkpoint cannot be resumed: {problem}; {remedy}"

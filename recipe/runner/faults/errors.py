@@ -48,12 +48,7 @@ class TrainingFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run ends before its time.
-
-    Attributes:
-        sentence: For a person: which process, what about it, when, why if that is known, and where its log is.
-        process: The one that has died, if one has.
-    """
+    """Why a run ends before its time: a sentence for a person, and the process that has died, if one has."""
 
     sentence: str
     process: Process | None = None
@@ -62,7 +57,7 @@ class Failure:
 def death(ended: Ended, phase: Phase | None, memory: str | None = None) -> Failure:
     """The failure of a run whose process has ended; ``memory``: who killed it for memory, if the kernel did not."""
     process = ended.process
-    how, why = "died", bus_error(process.log) or ended.why
+    how, why = "died", bus_error(process.log)
     if ended.for_memory or memory:
         how, why = "was killed for memory", f"{memory or ''}ask for more, or lower {_LOWER.get(process.role, _BATCH)}"
     log = f"; its log: {process.log}{f' on {process.node}' if process.node else ''}" if process.log else ""

@@ -45,8 +45,6 @@ STOP_VARIABLE: Final = "FSPO_STOP"
 UNSAVED_VARIABLE: Final = "FSPO_UNSAVED"
 #: SLURM's environment variable: when the job's time limit ends, seconds since 1970.
 _END_VARIABLE: Final = "SLURM_JOB_END_TIME"
-#: Longer than any job: a time of milliseconds lies behind it. SLURM gives one without a limit a year.
-_LONGEST_JOB_S: Final = 10 * 365 * 24 * 3600
 
 
 class Preempted(Exception):
@@ -102,17 +100,6 @@ def time_left_s() -> float:
     end = os.environ.get(_END_VARIABLE, "")
     limited = end.isdecimal() and int(end) > psutil.Process().create_time()
     return int(end) - time.time() if limited else float("inf")
-
-
-def end_note() -> str | None:
-    """Why the end of the time limit that the environment names is not obeyed; None if there is none, or it is."""
-    end = os.environ.get(_END_VARIABLE, "")
-    if end in ("", "UNLIMITED") or (end.isdecimal() and int(end) < time.time() + _LONGEST_JOB_S):
-        return None
-    return (
-        f"{_END_VARIABLE}={end} is not a time in seconds since 1970 that a job could end at, so the run does not save "
-        f"before its time limit: export {_END_VARIABLE}=$(($(date +%s) + 24 * 3600))"
-    )
 
 
 #: What asks a run to save and end.

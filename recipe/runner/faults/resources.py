@@ -98,21 +98,8 @@ def missing(needs: Needs, nodes: list[Mapping[str, float]]) -> str | None:
     return None
 
 
-def unused(needs: Needs, nodes: Mapping[str, Mapping[str, float]]) -> str | None:
-    """A note on GPUs of Ray that the run has no use for; None if it uses all. ``nodes``: each one's resources."""
-    gpus = {name: resources["GPU"] for name, resources in nodes.items() if resources.get("GPU", 0) > 0}
-    if (idle := sum(gpus.values()) - needs.gpus) <= 0:
-        return None
-    where = ", ".join(f"{name} ({count:g})" for name, count in gpus.items())
-    return (
-        f"note: {idle:g} GPU(s) of {where} stay idle: the run uses {needs.gpus}, by trainer.nnodes={needs.nodes} and "
-        f"trainer.n_gpus_per_node={needs.gpus_per_node} (with mode=separate_async also by rollout.nnodes and "
-        "rollout.n_gpus_per_node). Raise these, or give the job fewer nodes (sbatch --nodes, FSPO_NODES) or GPUs"
-    )
-
-
 def wait_for_resources(config: DictConfig, say: Callable[[str], None]) -> None:
-    """Return once Ray has what the run needs; ``say`` is called with what is being waited for, and with what is idle.
+    """Return once Ray has what the run needs; ``say`` is called with what is being waited for.
 
     Raises:
         ExplainedError: after two minutes without.
@@ -124,9 +111,6 @@ def wait_for_resources(config: DictConfig, say: Callable[[str], None]) -> None:
 
     if (what := wait_while(lacking, WAIT_S, lambda text: say(f"waiting for Ray, {text}"))) is not None:
         raise ExplainedError(f"gave up after {WAIT_S:.0f} s: {what}")
-    nodes = {node["NodeName"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-    if (note := unused(needs, nodes)) is not None:
-        say(note)
 
 
 def main() -> int:

@@ -18,15 +18,23 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from recipe.runner.faults.errors import Failure, TrainingFailed, death, explained
-from recipe.runner.faults.hang import HangLimit, Snapshot, snapshots_of
+from recipe.runner.faults.hang import HangLimit, stopped_of
 from recipe.runner.faults.phase import Phase, during, read_phase
-from recipe.runner.faults.processes import CLOSED_BY_TRAINER, Ended, Processes, is_stopped, kill, processes_of
+from recipe.runner.faults.processes import (
+    CLOSED_BY_TRAINER,
+    Ended,
+    Process,
+    Processes,
+    is_stopped,
+    kill,
+    processes_of,
+)
 from recipe.runner.faults.reaper import Reaper
 
 #: How often new nodes, and answers from the nodes, are looked for.
 _LOOK_AT_NODES_EVERY_S = 2.0
 #: How long the nodes may take to look at their processes.
-_SNAPSHOTS_S = 30.0
+_STACKS_S = 30.0
 #: How long an error may take to come out of Ray by itself after a failure, before the run is stopped.
 GRACE_S = 8.0
 #: How long the stopped run may take to end after that, before its launching process leaves without waiting.
@@ -49,11 +57,6 @@ class Supervisor(threading.Thread):
             if the run still goes on.
         hang: The limit on the time without progress; None: there is none.
         other_nodes: Whether the run may have processes on other nodes.
-
-    Attributes:
-        failure: The first one.
-        processes: What is watched on this machine.
-        over: Set once processes of the run are expected to end.
     """
 
     def __init__(
@@ -66,8 +69,8 @@ class Supervisor(threading.Thread):
         other_nodes: bool = False,
     ) -> None:
         super().__init__(daemon=True, name="supervisor")
-        self.failure: Failure | None = None
-        self.over = threading.Event()
+        self.failure: Failure | None = None  #: The first one.
+        self.over = threading.Event()  #: Set once processes of the run are expected to end.
         self._run_id, self._run_dir, self._stop_run, self._record = run_id, Path(run_dir), stop, record
         self._hang = hang
         self.processes = Processes(run_id)
@@ -89,7 +92,7 @@ class Supervisor(threading.Thread):
             ended = self.processes.first_end(lambda: expected_to_end(self._phase()))
             if ended is not None and not self.over.is_set():
                 self.report(death(ended, self._phase()))
-            if self._hang is not None and (hang := self._hang.look(self._snapshots)) is not None:
+            if self._hang is not None and (hang := self._hang.look(self._stopped)) is not None:
                 self.report(hang)
         self.processes.close()
         if self.failure is not None:
@@ -106,8 +109,8 @@ class Supervisor(threading.Thread):
     def _phase(self) -> Phase | None:
         return read_phase(self._run_dir)
 
-    def _snapshots(self) -> list[Snapshot]:
-        return [*snapshots_of(self.processes), *(self._nodes.snapshots() if self._nodes is not None else [])]
+    def _stopped(self) -> list[Process]:
+        return [*stopped_of(self.processes), *(self._nodes.stopped() if self._nodes is not None else [])]
 
     def explain(self, error: BaseException, log: Path) -> TrainingFailed:
         """What a person needs of an error of Ray; a process that is stopped may be behind one without a failure."""
@@ -159,9 +162,9 @@ class _NodeWatcher:
             pass
         return ended
 
-    def snapshots(self) -> list[Snapshot]:
-        """What the processes of the run here are doing."""
-        return snapshots_of(self._processes)
+    def stopped(self) -> list[Process]:
+        """Processes of the run here that are stopped; all of them write their stacks."""
+        return stopped_of(self._processes)
 
 
 class OtherNodes(threading.Thread):
@@ -203,19 +206,18 @@ class OtherNodes(threading.Thread):
                     self._report(death(ended._replace(process=replace(ended.process, node=name)), phase))
             del self._watchers[node_id]
 
-    def snapshots(self) -> list[Snapshot]:
-        """What the processes of the run on the other nodes are doing; a node that does not answer is left out."""
-        snapshots: list[Snapshot] = []
+    def stopped(self) -> list[Process]:
+        """Processes of the run on the other nodes that are stopped; a node that does not answer is left out."""
+        stopped: list[Process] = []
 
         def ask() -> None:
             with contextlib.suppress(Exception):
-                asked = {watcher.snapshots.remote(): name for name, watcher, _ in list(self._watchers.values())}
-                for answer in ray.wait([*asked], num_returns=len(asked), timeout=_SNAPSHOTS_S)[0]:
-                    name = asked[answer]
-                    snapshots.extend(replace(one, process=replace(one.process, node=name)) for one in ray.get(answer))
+                asked = {watcher.stopped.remote(): name for name, watcher, _ in list(self._watchers.values())}
+                for answer in ray.wait([*asked], num_returns=len(asked), timeout=_STACKS_S)[0]:
+                    stopped.extend(replace(process, node=asked[answer]) for process in ray.get(answer))
 
         # Ray may be what hangs: some of its calls take no time limit.
         asks = threading.Thread(target=ask, daemon=True)
         asks.start()
-        asks.join(1.5 * _SNAPSHOTS_S)
-        return list(snapshots)
+        asks.join(1.5 * _STACKS_S)
+        return list(stopped)
