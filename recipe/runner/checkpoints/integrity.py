@@ -23,9 +23,11 @@ from omegaconf import DictConfig
 
 from fspo.files import atomic_path, remove_folder
 
+# upstream: verl.trainer.ppo.v1.trainer_base "latest_checkpointed_iteration.txt"
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 _FOLDER = re.compile(r"global_step_(\d+)")
 #: File name of each kind of content (``actor.checkpoint.load_contents``) in verl's FSDP checkpoints.
+# upstream: verl.utils.checkpoint.fsdp_checkpoint_manager "extra_state_world_size_{self.world_size}_rank_{self.rank}.pt"
 _PREFIXES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
 #: What an asynchronous mode saves of TransferQueue: the prompts under way. Written last, but for the tracker.
 QUEUE = "transfer_queue"

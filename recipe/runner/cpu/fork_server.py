@@ -53,7 +53,7 @@ MODULES_WITH_RAY = (
     "verl.experimental.agent_loop",
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
     "vllm.v1.worker.cpu_worker",
-    "ray._private.workers.default_worker",
+    "ray._private.workers.default_worker",  # upstream: ray._private.workers.default_worker:parser
 )
 #: How many open files a process may pass on.
 MAX_FILES = 64

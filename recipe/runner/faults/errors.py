@@ -20,6 +20,8 @@ from recipe.runner.faults.processes import Ended, Process, role_by_title
 
 _LINES_OF_AN_ERROR = 12
 #: How Ray describes an actor whose process has gone: its class, and further lines of which one is the process.
+# upstream: ray.exceptions "class_name: {cause.class_name}"
+# upstream: ray.exceptions "pid: {cause.pid}"
 _ACTOR_GONE = re.compile(r"class_name: (?:\S*\.)?(?P<name>\w+)\n(?:\t\w+: .*\n)*?\tpid: (?P<pid>\d+)")
 #: The setting to lower when this process runs out of host memory; ``_BATCH`` for all others.
 _LOWER = {
@@ -76,6 +78,8 @@ def explained(error: BaseException, log: Path, failure: Failure | None, phase: P
         reason = inner
     if isinstance(reason, ExplainedError):
         return TrainingFailed(f"{reason}\nthe whole error: {log}")
+    # upstream: ray._private.worker:_global_node
+    # upstream: ray._private.node:Node.get_logs_dir_path
     node = ray_worker._global_node  # the newest session on the machine may be another run's
     ray_logs = Path(node.get_logs_dir_path() if node else "/tmp/ray/session_latest/logs")
     failure = failure or _death_in(str(error), phase, ray_logs)

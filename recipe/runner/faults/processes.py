@@ -21,6 +21,8 @@ import psutil
 #: Environment variable with a value of its own for each run.
 RUN_ID_VARIABLE = "FSPO_RUN_ID"
 #: Names for people of the processes that a run cannot do without, by how their title (or program) begins.
+# upstream: ray._private.worker "ray._raylet.setproctitle"
+# upstream: vllm.v1.engine.core "set_process_title(process_title)"
 ROLES = {
     "ray::TaskRunner": "trainer",
     "ray::WorkerDict": "FSDP worker",

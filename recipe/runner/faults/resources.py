@@ -25,9 +25,9 @@ from recipe.runner import ranks
 from recipe.runner.faults.errors import ExplainedError
 
 #: CPUs that verl reserves with each FSDP rank (``ResourcePoolManager.max_colocate_count``).
-CPUS_PER_RANK = 3
+CPUS_PER_RANK = 3  # upstream: verl.single_controller.ray.base "max_colocate_count=3"
 #: CPUs that verl reserves with each rank that only generates (``RolloutReplica.init_standalone``).
-CPUS_PER_ROLLOUT_RANK = 2
+CPUS_PER_ROLLOUT_RANK = 2  # upstream: verl.workers.rollout.replica "max_colocate_count=2"
 #: The task runner, TransferQueue's controller and the load balancer in front of the rollout servers.
 FIXED_CPUS = 3
 #: Seconds that a run waits for Ray's nodes, GPUs and CPUs.

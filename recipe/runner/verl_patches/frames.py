@@ -50,6 +50,7 @@ def code_of(key: bytes, frames: Sequence[Any]) -> bytes:
 
 
 def _key() -> bytes | None:
+    # upstream: ray._private.authentication.authentication_token_setup:AuthenticationTokenLoader
     from ray._raylet import AuthenticationTokenLoader
 
     token = AuthenticationTokenLoader.instance().get_raw_token()
@@ -60,6 +61,10 @@ def _sign(zmq_utils: Any) -> None:
     key, message = _key(), zmq_utils.ZMQMessage
     if key is None or hasattr(message, _MARK):
         return
+    # upstream: transfer_queue.utils.zmq_utils "result = decode(frames)"
+    # upstream: transfer_queue.utils.zmq_utils:ZMQMessage.serialize(self)
+    # upstream: transfer_queue.utils.zmq_utils:ZMQMessage.deserialize(frames)
+    # upstream: transfer_queue.utils.zmq_utils:ZMQMessageDecodeError
     serialize, deserialize = message.serialize, message.deserialize.__func__
 
     def signed(self: Any) -> list[Any]:
