@@ -4,9 +4,8 @@ verl writes a checkpoint's files first and its tracker file last, so a save that
 the checkpoint before. What verl does not handle: an empty tracker (a crash), a tracker that names a missing folder (a
 silent start from the beginning), and damaged files (an error minutes later, in one rank, or a wrong weight).
 
-A file that was cut short lacks the directory at its end; that is all that is looked at before a start and before a
-save. Bytes that have changed within a file are found by whoever loads it (:func:`unsound`, :func:`damage_of_rank`),
-because only that process reads it whole anyway.
+A checkpoint is torn if a file lacks the directory at its end. Bytes that have changed within a file are found by the
+rank that loads it (:func:`damage_of_rank`), because only that process reads it whole anyway.
 """
 
 from __future__ import annotations
@@ -66,10 +65,9 @@ def unsound(files: Iterable[Path], whole: bool = False) -> list[str]:
 
 
 def damage_of_rank(worker: object, folder: Path, contents: Sequence[str]) -> list[str]:
-    """What is wrong with the shards that this FSDP rank is about to load from ``folder``, each read whole.
+    """What is wrong with the shards that this FSDP rank (``worker`` is its actor) is about to load, each read whole.
 
-    Called in the rank's own process (``worker`` is its actor), so that all ranks read at a time. ``contents`` are
-    verl's ``checkpoint.load_contents`` of the role.
+    ``contents`` are verl's ``checkpoint.load_contents`` of the role.
     """
     import torch.distributed as dist
 
@@ -110,11 +108,9 @@ class Checkpoint:
         return not unsound({self.folder / "data.pt", *self.folder.rglob("*.pt")})
 
     def problems(self, ranks: int, contents: Sequence[str]) -> list[str]:
-        """Everything that keeps it from being resumed, one sentence a problem.
+        """What keeps a run of so many FSDP ranks from resuming it, a sentence each.
 
-        Args:
-            ranks: FSDP ranks of the run that would resume it.
-            contents: verl's ``actor.checkpoint.load_contents``, and ``QUEUE`` where prompts under way belong to it.
+        ``contents``: verl's ``actor.checkpoint.load_contents``, and ``QUEUE`` where prompts under way belong to it.
         """
         if self.ranks and ranks not in self.ranks:
             return [
@@ -142,9 +138,8 @@ def newest_complete(root: Path, ranks: int, contents: Sequence[str]) -> Checkpoi
 def remove_old(root: Path, step: int, keep: int) -> None:
     """Make place for the save of ``step``: of those before it the newest ``keep - 1`` whole ones stay, and the latest.
 
-    verl does so for those that one process has saved: without this, every requeue of a job would leave two behind. And
-    what a save that was killed has left would count as one. If all look damaged, nothing is deleted: a file system may
-    fail for a moment. ``root`` holds all checkpoints; ``keep`` is verl's ``max_actor_ckpt_to_keep``, at least 2.
+    verl does so for those that one process has saved: without this, every requeue of a job would leave two behind. If
+    all look damaged, nothing is deleted: a file system may fail for a moment. ``keep``: ``max_actor_ckpt_to_keep``.
     """
     old = [checkpoint for checkpoint in checkpoints(root) if checkpoint.step < step]
     whole = [checkpoint for checkpoint in old if checkpoint.is_whole]

@@ -80,8 +80,7 @@ def tell_of_save() -> None:
 def remove_old_request(run_dir: str | Path) -> bool:
     """Remove a request that came before this process began, which was an earlier start's; whether there was one.
 
-    A request that came since then is for this start, and stays. Its age is read from the clock of the file system,
-    which may differ from this machine's.
+    Its age is read from the clock of the file system, which may differ from this machine's.
     """
     path = Path(run_dir, STOP_FILE)
     with contextlib.suppress(FileNotFoundError), tempfile.TemporaryFile(dir=run_dir) as now:
@@ -141,22 +140,14 @@ def status_of(signals: list[signal.Signals]) -> int:
 
 
 class Ending:
-    """What a signal does in the launching process of a run.
-
-    Attributes:
-        signals: Those that came.
-        run_dir: Of the run, once its phase.json is of this start.
-        folder: Of the run's private files, which go with it.
-        how_far: What the run has done, the end of the last words.
-        let_go: Called before the end at once.
-    """
+    """What a signal does in the launching process of a run."""
 
     def __init__(self) -> None:
-        self.signals: list[signal.Signals] = []
-        self.run_dir: str | None = None
-        self.folder: Path | None = None
-        self.how_far: Callable[[], str] = lambda: NOT_BEGUN
-        self.let_go: Callable[[], None] = self._end_children
+        self.signals: list[signal.Signals] = []  #: Those that came.
+        self.run_dir: str | None = None  #: Of the run, once its phase.json is of this start.
+        self.folder: Path | None = None  #: Of the run's private files, which go with it.
+        self.how_far: Callable[[], str] = lambda: NOT_BEGUN  #: What the run has done, the end of the last words.
+        self.let_go: Callable[[], None] = self._end_children  #: Called before the end at once.
 
     def take(self, signum: signal.Signals) -> None:
         """Ask the run to save and end; or end it at once, if there is nothing to save, or this is a second signal."""

@@ -97,14 +97,10 @@ def processes_of(run_id: str, foreign: set[int] | None = None) -> list[int]:
     return [pid for pid in of_run if is_alive(pid)]
 
 
-def role_by_title(title: str) -> str | None:
-    """What a process with this title (or program) is for the run."""
+def _role(process: psutil.Process) -> str | None:
+    title = "".join(process.cmdline()[:1])
     program = title.rpartition("/")[2]
     return next((role for start, role in ROLES.items() if title.startswith(start) or program == start), None)
-
-
-def _role(process: psutil.Process) -> str | None:
-    return role_by_title("".join(process.cmdline()[:1]))
 
 
 def role_of(pid: int) -> str | None:

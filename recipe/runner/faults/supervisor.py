@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from recipe.runner.faults.errors import Failure, TrainingFailed, death, explained
+from recipe.runner.faults.errors import ExplainedError, Failure, TrainingFailed, death, explained, reason_of
 from recipe.runner.faults.hang import HangLimit, stopped_of
 from recipe.runner.faults.phase import Phase, during, read_phase
 from recipe.runner.faults.processes import (
@@ -33,6 +34,8 @@ from recipe.runner.faults.reaper import Reaper
 
 #: How often new nodes, and answers from the nodes, are looked for.
 _LOOK_AT_NODES_EVERY_S = 2.0
+#: An error of Ray may come so much sooner than the death behind it is seen, on another node for one.
+_SEEN_S = 1.5 * _LOOK_AT_NODES_EVERY_S
 #: How long the nodes may take to look at their processes.
 _STACKS_S = 30.0
 #: How long an error may take to come out of Ray by itself after a failure, before the run is stopped.
@@ -41,17 +44,15 @@ GRACE_S = 8.0
 LEAVE_S = 15.0
 
 
-def expected_to_end(phase: Phase | None) -> tuple[str, ...]:
+def _may_end(phase: Phase | None) -> tuple[str, ...]:
     """Roles of processes that may end now."""
     return CLOSED_BY_TRAINER if phase is not None and phase.ending else ()
 
 
 class Supervisor(threading.Thread):
-    """A thread of the launching process, and what else that process does to end a run.
+    """A thread of the launching process, and what else that process does to end the run with this id and folder.
 
     Args:
-        run_id: Of the run (:mod:`recipe.runner.faults.processes`).
-        run_dir: Of the run.
         stop: Should make the launcher's call to Ray return; called if the run goes on ``GRACE_S`` after a failure.
         record: Notes the sentence of a failure and returns the exit status; this process ends with it ``LEAVE_S`` later
             if the run still goes on.
@@ -78,7 +79,6 @@ class Supervisor(threading.Thread):
         self._reaper = Reaper(run_id, str(run_dir))
 
     def start(self) -> None:
-        """Begin."""
         super().start()
         if self._nodes is not None:
             self._nodes.start()
@@ -89,7 +89,7 @@ class Supervisor(threading.Thread):
 
     def run(self) -> None:
         while self.failure is None and not self.over.is_set():
-            ended = self.processes.first_end(lambda: expected_to_end(self._phase()))
+            ended = self.processes.first_end(lambda: _may_end(self._phase()))
             if ended is not None and not self.over.is_set():
                 self.report(death(ended, self._phase()))
             if self._hang is not None and (hang := self._hang.look(self._stopped)) is not None:
@@ -115,6 +115,9 @@ class Supervisor(threading.Thread):
     def explain(self, error: BaseException, log: Path) -> TrainingFailed:
         """What a person needs of an error of Ray; a process that is stopped may be behind one without a failure."""
         phase = self._phase()
+        for _ in range(int(_SEEN_S / 0.1)):
+            if self.failure is None and not isinstance(reason_of(error), ExplainedError):
+                time.sleep(0.1)
         if stopped := next((process for process in self.processes if is_stopped(process.pid)), None):
             self.report(Failure(f"{stopped} is stopped, so that the run failed{during(phase)}"))
         return explained(error, log, self.failure, phase)
@@ -202,7 +205,7 @@ class OtherNodes(threading.Thread):
             except ray.exceptions.RayError:
                 self._report(Failure(f"the Ray node {name} died{during(phase)}"))
             else:
-                if ended.process.role not in expected_to_end(phase):
+                if ended.process.role not in _may_end(phase):
                     self._report(death(ended._replace(process=replace(ended.process, node=name)), phase))
             del self._watchers[node_id]
 
