@@ -22,7 +22,7 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from recipe.fspo import CONF_DIR
 from recipe.runner.checkpoints import integrity
-from recipe.runner.faults.preemption import ENDING, FAILED, NOT_BEGUN, end_note, take_signals
+from recipe.runner.faults.preemption import ENDING, FAILED, NOT_BEGUN, take_signals
 from recipe.runner.faults.processes import own_run_id
 from recipe.runner.launch import end_of_turn, machine, resume, secrets
 from recipe.runner.launch.problems import MachineProblem, Refused
@@ -201,7 +201,7 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
         resume.turn_into_evaluation(config, start.checkpoint)
     start.stop_tokens, note = end_of_turn.add_stop_token(config, settings is not None, elsewhere)
     (start.unsettled if isinstance(note, MachineProblem) else start.notes).append(note)
-    start.notes += [*checks.notes(config), end_note() or ""]
+    start.notes += checks.notes(config)
     joins = not machine.starts_ray(config)
     found = [*refused, *secrets.printed_problems(config, start.references, joins)]
     found += [*checks.problems(config), *of_a_run.problems(config)]
