@@ -27,9 +27,7 @@ from fspo.types import SequenceLossOutput
 DRIVER = 580
 #: Packages that the first two steps can do without, and what is lost.
 MISSING = {
-    "verl": "the real stack does not run",
-    "ray": "the real stack does not run",
-    "vllm": "the real stack does not run",
+    **dict.fromkeys(("verl", "ray", "vllm"), "the real stack does not run"),
     "flash-attn": "attention by sdpa and no fused cross-entropy (docs/clusters.md#without-flash-attn)",
 }
 BANDS = {algo.upper(): loss for algo, loss in losses.BANDS.items()}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hostile import hostile_answers
 
+from benchmarks.rewards import HOSTILE
 from recipe.math.answers import MathScorer, Status, status_rates
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +115,7 @@ def test_hostile_answers_earn_nothing_and_run_no_code(scorer: MathScorer, tmp_pa
     trace = tmp_path / "ran"
     code = f"__import__('pathlib').Path('{trace}').touch()"
     answers = [(text, "1") for text in (code, f"\\boxed{{{code}}}", f"Answer: {code}", f"\\boxed{{\\text{{{code}}}}}")]
-    answers += hostile_answers(48, seed=0)
+    answers += [(hostile % i, "17") for i in range(3) for hostile in HOSTILE]
     with ThreadPoolExecutor(8) as threads:
         verdicts = list(threads.map(scorer.judge, *zip(*answers, strict=True)))
     assert [status for status in verdicts if status.score or status is Status.CRASHED] == []

@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import pytest
 from checking import check_all
+from messages import holds
 
 ROOT = Path(__file__).resolve().parents[2]
 Check = tuple[str, Callable[[], None]]
@@ -414,3 +416,17 @@ def check_import(module: str, name: str) -> None:
 
 def test_what_is_used_of_other_projects_is_still_there() -> None:
     check_all([*names(), *texts(), *imports()])
+
+
+def test_a_name_that_moves_is_named() -> None:
+    with pytest.raises(AssertionError, match=holds("trainer_base", "PPOTrainer._no_such_method")):
+        definition(_BASE, "PPOTrainer._no_such_method")
+    with pytest.raises(AssertionError, match=holds("verl.trainer.nowhere")):
+        source_of("verl.trainer.nowhere")
+    with pytest.raises(pytest.fail.Exception, match=holds("one.py", "NoSuchConfig", "two.py", "no_such_text")):
+        check_all(
+            [
+                ("one.py", partial(check_import, "verl.workers.config", "NoSuchConfig")),
+                ("two.py", partial(check_text, "README.md", "verl.trainer.main_ppo", "no_such_text")),
+            ]
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import re
 import select
 import subprocess
@@ -57,13 +56,15 @@ class MathScorer:
     def _start(self) -> None:
         n_workers, *limits = self._settings
         self._pid = os.getpid()
-        self._workers = [_Worker(*limits) for _ in range(n_workers)]
-        idle = queue.SimpleQueue[_Worker]()
-        for worker in self._workers:
-            idle.put(worker)
-        # Callers wait in the order in which they came, and each of these threads has a worker of its own.
+        self._workers: list[_Worker] = []
         self._own = threading.local()
-        self._threads = ThreadPoolExecutor(n_workers, "judge", lambda: setattr(self._own, "worker", idle.get()))
+
+        def begin() -> None:
+            self._own.worker = _Worker(*limits)
+            self._workers.append(self._own.worker)
+
+        # Callers wait in the order in which they came, and each of these threads has a worker of its own.
+        self._threads = ThreadPoolExecutor(n_workers, "judge", begin)
 
     def judge(self, response: str, ground_truth: str) -> Status:
         """Verdict on one response. It waits for the verdict; call it from several threads to use several workers.
