@@ -18,7 +18,7 @@ from recipe.fspo.reporter import Reporter
 from recipe.fspo.state import Stateful
 from transfer_queue import KVBatchMeta
 
-from fspo.calibration import BandController
+from fspo.calibration import DriftMeasurement
 from fspo.diagnostics import LengthDiagnostics, noise_floor
 from fspo.records import FUNNEL_FILE
 from fspo.responses import EVERY_MINI_BATCH, Responses
@@ -38,15 +38,13 @@ class StepAccounts:
         self._config, self._reporter = config, reporter
         self._settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
         self._every_mini_batch = config.fspo.pi_old == "rollout"
-        self._band_controller: BandController | None = None
+        self._band_controller: DriftMeasurement | None = None
         if self._settings is not None and self._settings.needs_state:
-            self._band_controller = BandController(self._settings, window=config.fspo.calibration_rounds)
+            self._band_controller = DriftMeasurement(window=config.fspo.calibration_rounds)
         #: What the loss is divided by.
         self.loss_scale = LossScale(config)
         self._clip_values = ClipValues(config) if config.fspo.clip_values == "measured" else None
-        self._diagnostics = LengthDiagnostics(
-            window=config.fspo.window_steps, s_max=math.inf if self._settings is None else self._settings.s_max
-        )
+        self._diagnostics = LengthDiagnostics(window=config.fspo.window_steps)
         self.funnel = LengthFunnel()
         self._warned_margin = math.inf
         self._warned_drift = False
@@ -70,7 +68,6 @@ class StepAccounts:
     def stateful_parts(self) -> dict[str, Stateful | None]:
         """The parts whose state a checkpoint has."""
         return {
-            "diagnostics": self._diagnostics,
             "band_controller": self._band_controller,
             "loss_scale": self.loss_scale,
             "clip_values": self._clip_values,
@@ -146,7 +143,7 @@ class StepAccounts:
 
     def _noise_floor_metrics(self, unmoved: Responses) -> dict[str, float]:
         """How much of S is rounding; a warning if the band is too close to it, again only when it has doubled."""
-        floor = noise_floor(unmoved, self._diagnostics.bins, self._settings, self.band_state)
+        floor = noise_floor(unmoved, self._settings, self.band_state)
         if (warning := floor.warning()) is not None and floor.margin < self._warned_margin / 2:
             self._warned_margin = floor.margin
             self._reporter.say(f"{warning} (actor_rollout_ref.actor.shuffle=false gives the same packs)")
