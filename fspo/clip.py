@@ -44,17 +44,14 @@ def needed_scale(
     Args:
         log_ratio_B: S in nats.
         length_B: L in tokens, at least 1.
-        settings: A band that is not measured, both clip values above 0.
+        settings: A band with both clip values above 0.
         drift_per_token: kl >= 0 in nats per token; a loss with ``drift="kl"`` has its centre at -L kl, others at 0.
 
     Raises:
-        ValueError: If a clip value is 0, which no factor scales, or if the band is measured.
+        ValueError: If a clip value is 0, which no factor scales.
     """
-    if settings.calibrated or min(settings.c_low, settings.c_high) <= 0:
-        raise ValueError(
-            f"band={settings.band!r} with c_low={settings.c_low!r} and c_high={settings.c_high!r}: no factor scales a "
-            "clip value of 0, or a band that is measured itself"
-        )
+    if min(settings.c_low, settings.c_high) <= 0:
+        raise ValueError(f"c_low={settings.c_low!r} and c_high={settings.c_high!r}: no factor scales a clip value of 0")
     s_B, length_B = (np.asarray(values, dtype=np.float64) for values in (log_ratio_B, length_B))
     centre_B = -drift_per_token * length_B if settings.drift == "kl" else 0.0
     x_B = (s_B - centre_B) / length_B**settings.exponent

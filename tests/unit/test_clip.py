@@ -79,9 +79,8 @@ def test_a_scaled_loss_has_bounds_that_many_times_as_wide(name: str) -> None:
 
 def test_clip_values_that_no_factor_scales_are_refused() -> None:
     s, length, _ = responses(2)
-    for loss in (dataclasses.replace(ALGORITHMS["fspo"], c_low=0.0), ALGORITHMS["fspo_quantile"]):
-        with pytest.raises(ValueError, match=rf"band='{loss.band}'.*c_low={loss.c_low}"):
-            needed_scale(s, length, loss)
+    with pytest.raises(ValueError, match=r"c_low=0\.0"):
+        needed_scale(s, length, dataclasses.replace(ALGORITHMS["fspo"], c_low=0.0))
     with pytest.raises(ValueError, match=r"needed_B.*record responses"):
         scale_for(np.zeros(0))
 
