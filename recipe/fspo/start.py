@@ -14,7 +14,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from recipe.runner.checkpoints import integrity
-from recipe.runner.faults.preemption import FAILED, end_note
+from recipe.runner.faults.preemption import FAILED
 from recipe.runner.launch import end_of_turn, machine, resume, secrets
 from recipe.runner.launch.problems import MachineProblem, Refused
 from recipe.runner.launch.settings import leaves, on_this_machine
@@ -94,7 +94,7 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
         resume.turn_into_evaluation(config, start.checkpoint)
     start.stop_tokens, note = end_of_turn.add_stop_token(config, settings is not None, elsewhere)
     (start.unsettled if isinstance(note, MachineProblem) else start.notes).append(note)
-    start.notes += [*checks.notes(config), end_note() or ""]
+    start.notes += checks.notes(config)
     joins = not machine.starts_ray(config)
     found = [*refused, *secrets.printed_problems(config, start.references, joins)]
     found += [*checks.problems(config), *of_a_run.problems(config)]

@@ -57,7 +57,7 @@ def read(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Outcomes:
 
 def test_metrics_are_means_and_shares_of_the_responses(monkeypatch: pytest.MonkeyPatch) -> None:
     """No task is known here: shares are of whatever statuses a reward reports."""
-    metrics = outcome_metrics(read(Queue(), monkeypatch), LengthDiagnostics(bins=2, window=1))
+    metrics = outcome_metrics(read(Queue(), monkeypatch), LengthDiagnostics(window=1))
     assert metrics["fspo/length_trained"] == 9 / 4
     assert {key: value for key, value in metrics.items() if key.startswith("reward/")} == {"reward/status/correct": 1.0}
 

@@ -27,10 +27,14 @@ def print_as_written(main_ppo: Any) -> None:
     Args:
         main_ppo: verl's module ``verl.trainer.main_ppo``.
     """
+    # upstream: verl.trainer.main_ppo "pprint(OmegaConf.to_container(config, resolve=True))"
+    # upstream: verl.trainer.main_ppo:pprint
     main_ppo.pprint = lambda config: pprint.pprint(written(config))
 
 
 def log_as_written(trainer_base: Any) -> None:
     """The same for verl's loggers; ``trainer_base`` is the module ``verl.trainer.ppo.v1.trainer_base``."""
+    # upstream: verl.trainer.ppo.v1.trainer_base "config=OmegaConf.to_container(self.config, resolve=True),"
+    # upstream: verl.trainer.ppo.v1.trainer_base:Tracking
     tracking = trainer_base.Tracking
     trainer_base.Tracking = lambda **arguments: tracking(**{**arguments, "config": written(arguments["config"])})
