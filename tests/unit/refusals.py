@@ -140,7 +140,7 @@ CHECKS: tuple[Row, ...] = (
     ),
     (f"{CORRECTION}.rollout_rs=\\'seq_sum_k1,token_k1\\'", "rollout_rs=seq_sum_k1,token_k1 ", "seq_..."),
     (
-        "trainer.v1.trainer_mode=fspo_separate_async fspo.allow_uncorrected=true",
+        "trainer.v1.trainer_mode=fspo_separate_async",
         *(f"{ROLLOUT}.nnodes=0", "trainer_mode=fspo_separate_async", "mode=separate_async"),
     ),
     # weights or probabilities that are not the trainer's (verl#7495, vime#64)
@@ -157,7 +157,6 @@ CHECKS: tuple[Row, ...] = (
         f"mode=colocate_async {ROLLOUT}.temperature=0.6 {ROLLOUT}.logprobs_mode=raw_logprobs",
         *(f"{ROLLOUT}.logprobs_mode=raw_logprobs ", "temperature=0.6", "processed_logprobs"),
     ),
-    (f"mode=separate_async {CORRECTION}.rollout_rs=null", "rollout_rs=null ", "seq_sqrt_k1", "allow_uncorrected=true"),
     (f"{CORRECTION}.rollout_is=sequence {ROLLOUT}.calculate_log_probs=false", "log_probs=false", CORRECTION, "true"),
     ("fspo.accept=1.2", "fspo.accept=1.2 ", "less than 1"),
     (f"fspo.clip_values=measured algo=gspo {LOSS}.c_low=0.001", "fspo.clip_values=measured", "c_low=0.001", "leave"),
@@ -234,7 +233,7 @@ UNSETTLED: tuple[Row, ...] = (
 
 TAKEN: tuple[str, ...] = (
     *(f"algo={algo}" for algo in choices("algo")),
-    f"{ONE_UPDATE} {ROLLOUT}.calculate_log_probs=true fspo.pi_old=rollout",
+    f"{ONE_UPDATE} {ROLLOUT}.calculate_log_probs=true {CORRECTION}.bypass_mode=true",
     f"{ONE_UPDATE} mode=separate_async",
     f"{ACTOR}.use_kl_loss=true algorithm.use_kl_in_reward=true",  # with verl's coefficients
     f"{ACTOR}.kl_loss_coef=0 {ACTOR}.grad_clip=1.0 {Q8B} {OPTIM}.lr_scheduler_type=cosine {OPTIM}.min_lr_ratio=0.1",

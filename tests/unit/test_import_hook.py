@@ -23,6 +23,7 @@ from recipe.runner.launch.compose import parsed
 LOSS = "actor_rollout_ref.actor.policy_loss"
 TYPED = f"{LOSS}._target_=fspo.verl.SequencePolicyLossConfig"
 N = "actor_rollout_ref.rollout.n"
+BYPASS = "algorithm.rollout_correction.bypass_mode=true"
 NO_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=false"
 CORRECTED = (
     "algorithm.rollout_correction.rollout_rs=seq_sqrt_k1",
@@ -71,7 +72,10 @@ def ask(*overrides: str, loss: str = "fspo", mode: str = "fspo") -> dict[str, ob
         ("fspo", (TYPED, f"+{LOSS}.drift=kl")),
         ("fspo", ("+fspo.accept=0.9", "+fspo.kl_to_start=true", "+fspo.clip_values=measured")),
         ("seq_gspo", ("+fspo.match_scale=native",)),
-        ("fspo", ("+fspo.pi_old=rollout", "actor_rollout_ref.rollout.calculate_log_probs=true")),
+        (
+            "fspo",
+            (BYPASS, "actor_rollout_ref.rollout.calculate_log_probs=true"),
+        ),
         ("fspo", CORRECTED),
     ],
 )
@@ -80,22 +84,6 @@ def test_what_is_measured_is_no_problem_and_needs_no_note(
 ) -> None:
     assert ask(*overrides, loss=loss) == {"env_vars": {}}
     assert "note" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("mode", ["fspo_colocate_async", "fspo_separate_async"])
-def test_asynchronous_modes_need_a_rule_for_old_responses(mode: str) -> None:
-    with pytest.raises(ValueError, match=holds("rollout_rs=null ", "seq_sqrt_k1", "fspo.allow_uncorrected=true")):
-        ask(mode=mode)
-    for enough in (CORRECTED, ("+fspo.allow_uncorrected=true",)):
-        assert ask(*enough, mode=mode) == {"env_vars": {}}
-
-
-@pytest.mark.parametrize("name", ["param_offload", "offload_policy"])
-def test_weights_on_the_host_have_no_copy_in_separate_async(name: str) -> None:
-    offload = (*CORRECTED, f"actor_rollout_ref.actor.fsdp_config.{name}=true")
-    with pytest.raises(ValueError, match=holds("fspo_separate_async", name, "+fspo.pi_old=rollout")):
-        ask(*offload, mode="fspo_separate_async")
-    assert ask(*offload, mode="fspo_colocate_async") == {"env_vars": {}}
 
 
 def test_the_table_of_another_training_is_not_replaced(tmp_path: Path) -> None:
@@ -127,12 +115,16 @@ def test_a_driver_without_verls_groups_is_left_alone() -> None:
             ("fspo.clip_values=measured", "vanilla", f"{LOSS}.loss_mode=fspo"),
         ),
         ("fspo", (TYPED, f"+{LOSS}.c_low=0.05", "+fspo.clip_values=measured"), ("measured", "c_low=0.05", "leave one")),
-        ("fspo", ("+fspo.window=3",), ("fspo.window ", "window_steps")),
+        ("fspo", ("+fspo.acept=0.9",), ("fspo.acept ", "accept")),
         ("fspo", ("+fspo.accept=1.5",), ("fspo.accept=1.5 ",)),
         ("fspo", ("+fspo.kl_to_start=maybe",), ("fspo.kl_to_start=maybe ",)),
         ("fspo", ("trainer.use_v1=false",), ("trainer.use_v1=false ", "trainer_mode=fspo")),
         ("fspo", ("actor_rollout_ref.rollout.top_p=0.9",), ("rollout.top_p=0.9 ", "top_p=1")),
-        ("fspo", ("+fspo.pi_old=rollout", NO_LOG_PROBS), ("calculate_log_probs=false", "fspo.pi_old=rollout", "true")),
+        (
+            "fspo",
+            (BYPASS, NO_LOG_PROBS),
+            ("calculate_log_probs=false", "bypass_mode=true", "true"),
+        ),
         ("fspo", ("algorithm.adv_estimator=gae",), ("adv_estimator=gae ",)),
         ("fspo", (TYPED, f"+{LOSS}.c_low=30.0"), (f"{LOSS}.c_low=30.0 ",)),
         ("nobody", (), (f"{LOSS}.loss_mode=nobody ", "external_lib", "seq_gspo")),
@@ -189,7 +181,7 @@ ADAPTER = ("actor_rollout_ref.model.lora_adapter_path=/an/adapter",)
 MERGED = "actor_rollout_ref.model.lora.merge=true"
 TEMPERATURE, RAW = "actor_rollout_ref.rollout.temperature", "actor_rollout_ref.rollout.logprobs_mode=raw_logprobs"
 STALENESS = "trainer.v1.sampler.max_off_policy_threshold"
-ASYNC = (*CORRECTED, "+fspo.allow_uncorrected=true")
+ASYNC = CORRECTED
 
 
 @pytest.mark.parametrize(

@@ -456,8 +456,8 @@ def test_a_run_folder_that_a_file_or_a_reference_names_is_gone_on_with(
 def test_a_key_that_is_newer_than_the_run_is_named(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     text = (folder / "config.yaml").read_text()
-    (folder / "config.yaml").write_text(text.replace("  calibration_rounds: 8\n", ""))
-    with pytest.raises(PreflightError, match=holds("fspo.calibration_rounds", "8", "run.allow_changed=[")):
+    (folder / "config.yaml").write_text(text.replace("  accept: 0.85\n", ""))
+    with pytest.raises(PreflightError, match=holds("fspo.accept", "0.85", "run.allow_changed=[")):
         prepared(f"resume={folder}")
 
 
