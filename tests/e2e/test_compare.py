@@ -45,7 +45,8 @@ def test_a_comparison_trains_both_losses_under_the_same_conditions_and_once(tmp_
     losses = ["gspo", "fspo_power"]
     words = (
         own_groups(Path("conf")), *SMALL, "trainer.logger=[console,tensorboard]", "trainer.save_freq=-1",
-        "trainer.rollout_data_dir=${trainer.default_local_dir}/rollouts", "fspo.skip_zero_advantage=false",  # every mini-batch has an S
+        "trainer.rollout_data_dir=${trainer.default_local_dir}/rollouts",
+        "fspo.skip_zero_advantage=false",  # every mini-batch has an S
     )  # fmt: skip
     rest = compare(tmp_path, losses, *words)
     assert rest.returncode == 0, rest.stdout[-2000:] + rest.stderr[-2000:]
