@@ -150,3 +150,15 @@ def counts_zero_advantages(config: DictConfig) -> str | None:
         if counts:
             return why
     return None
+
+
+def facts_of(config: DictConfig, algo: str | None = None) -> dict[str, Any]:
+    """What ``run.json`` says of the method, by a completed configuration; ``algo`` is the name of the settings."""
+    loss: Any = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
+    return {
+        "algo": algo or loss["loss_mode"],
+        "clip_values": config.fspo.clip_values,
+        "loss": {key: value for key, value in loss.items() if value is not None},
+        "seed": config.data.seed,
+        "experiment": config.trainer.experiment_name,
+    }

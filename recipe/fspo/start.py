@@ -17,7 +17,7 @@ from recipe.runner.checkpoints import integrity
 from recipe.runner.faults.preemption import FAILED
 from recipe.runner.launch import end_of_turn, machine, resume, secrets
 from recipe.runner.launch.problems import MachineProblem, Refused
-from recipe.runner.launch.settings import leaves, on_this_machine
+from recipe.runner.launch.settings import on_this_machine
 from recipe.runner.launch.sweep import Arm
 
 
@@ -102,14 +102,7 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
     if refused := [problem for problem in dict.fromkeys(found) if problem not in start.unsettled]:
         raise Refused(*refused)
     start.notes += method.complete(config)
-    loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
-    start.facts = {
-        "algo": arm.name or loss["loss_mode"],
-        "clip_values": config.fspo.clip_values,
-        "loss": {key: value for key, value in leaves(loss) if value is not None},
-        "seed": config.seed,
-        "experiment": config.trainer.experiment_name,
-    }
+    start.facts = method.facts_of(config, arm.name)
     _ask_verl(config)
     if settings is not None and not config.evaluate:
         before = (resume.run_info(folder) or {}).get("algo", start.facts["algo"])

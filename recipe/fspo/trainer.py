@@ -14,7 +14,7 @@ from typing import Any, Final
 import ray
 from omegaconf import DictConfig
 from recipe.fspo.checkpoint import STATE_FILE, load_state, save_state
-from recipe.fspo.config import GROUP_ESTIMATORS, complete_settings
+from recipe.fspo.config import GROUP_ESTIMATORS, complete_settings, facts_of
 from recipe.fspo.recorder import join_ranks
 from recipe.fspo.replay_buffer import ENDS_FILE, clear_trained, ordered
 from recipe.fspo.rollout_batch import for_workers, kl_to_start, number_rows, read_outcomes
@@ -22,7 +22,7 @@ from recipe.fspo.step_records import StepRecords
 from recipe.fspo.worker import FSPODetachedWorker, FSPOWorker
 from recipe.fspo.zero_advantage import Padding, equal_rewards, write_zeros
 from recipe.runner.hooks import RunnerHooks
-from recipe.runner.progress import PROGRESS, Columns
+from recipe.runner.progress import PROGRESS, Columns, note
 from transfer_queue import KVBatchMeta
 
 from fspo.fairness.lre import lre_in_words
@@ -55,6 +55,8 @@ class FSPOHooks(PPOTrainer):
     def __init__(self, config: DictConfig) -> None:
         PROGRESS.columns = COLUMNS
         complete_settings(config)
+        if "dry_run" not in config:  # recipe.fspo.main has this setting, and has written more
+            note(self.folder, **facts_of(config))
         self._records = StepRecords(config, self.folder)
         self._fetched = 0
         super().__init__(config)

@@ -134,11 +134,12 @@ def write_dataset(
     problems = {split: distinct(counts[split], seed, split) for split in splits}
     paths = {split: Path(folder) / f"{split}.parquet" for split in splits}
     for split, path in paths.items():
-        write_rows([_row(index, problem) for index, problem in enumerate(problems[split])], path)
+        write_rows([row_of(index, problem) for index, problem in enumerate(problems[split])], path)
     return paths
 
 
-def _row(index: int, problem: Division) -> dict[str, Any]:
+def row_of(index: int, problem: Division) -> dict[str, Any]:
+    """A problem as a row in verl's data schema."""
     return {
         "data_source": DATA_SOURCE,
         "prompt": [{"role": "user", "content": problem.question}],
