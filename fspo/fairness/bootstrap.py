@@ -33,7 +33,7 @@ def mean_interval(values: Sequence[float], *, resamples: int = 10_000, seed: int
     n / (n - 1), and the variance itself is estimated from n values. Widening by ``sqrt(n / (n - 1)) * t / z``, t and z
     the quantiles of Student's distribution with n - 1 degrees of freedom and of the Gaussian, corrects both (after
     T. Hesterberg, The American Statistician 69 (2015), who adjusts the percentiles instead). The measured coverage is
-    in docs/lre.md. Values are finite, at least one; a single one gives no interval: ``low`` and ``high`` are nan.
+    in docs/fairness.md. Values are finite, at least one; a single one gives no interval: ``low`` and ``high`` are nan.
     """
     x = np.asarray(values, dtype=np.float64)
     mean, n = float(x.mean()), int(x.size)

@@ -1,7 +1,7 @@
 """Length fairness: the Length Reweighting Error and its sampling noise, intervals, and bins of nearly equal mass.
 
 The paper names a Length Reweighting Error, but its formula was not available. Its definitions here are this
-project's; docs/lre.md explains them. With p_b the share of bin b, a_b its acceptance rate and
+project's; docs/fairness.md explains them. With p_b the share of bin b, a_b its acceptance rate and
 abar = sum_b p_b a_b the overall acceptance rate:
 
     LRE = sum_b p_b |a_b / abar - 1|        LRE_max = max_b |a_b / abar - 1|

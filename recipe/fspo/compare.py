@@ -60,7 +60,7 @@ Trains every algorithm with every seed and writes a report. Interrupted, the sam
 
 example: python -m recipe.fspo.compare experiment=demo algos=[fspo,rloo,gspo] seeds=[1,2,3]
 Each run shares the rest of its configuration; by default fspo.match_scale=matched. A loss of your own is
-one more value of algos; what it needs: docs/extending.md.
+one more value of algos; what it needs: docs/architecture.md.
 """
 
 

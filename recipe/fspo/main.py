@@ -37,7 +37,7 @@ Settings often changed, of the recipe and of verl:
   actor_rollout_ref.actor.policy_loss.c_low=0.05            band below, in nats; c_high above; given ones: not measured
   actor_rollout_ref.actor.optim.lr=1e-6                     learning rate
   actor_rollout_ref.model.path=FOLDER                       model in Hugging Face format
-  data.train_files=FILE data.val_files=[FILE,FILE]          yours: docs/data-and-rewards.md
+  data.train_files=FILE data.val_files=[FILE,FILE]          yours: docs/data.md
   reward.custom_reward_function.path=FILE                   a reward of your own
   data.train_batch_size=512                                 prompts per step
   actor_rollout_ref.actor.ppo_mini_batch_size=32            prompts per optimizer step
@@ -45,7 +45,7 @@ Settings often changed, of the recipe and of verl:
   trainer.nnodes=1 trainer.n_gpus_per_node=8                machine
   trainer.total_training_steps=300 trainer.save_freq=5 trainer.test_freq=10
   trainer.logger=[console,tensorboard,wandb]                verl's, into the run folder
-  hydra.searchpath=[FOLDER]                                 your algo/ (own loss: docs/extending.md) or experiment/
+  hydra.searchpath=[FOLDER]                                 your algo/ (own loss: docs/architecture.md) or experiment/
 
 Any other key of verl's configuration works too (+KEY=VALUE adds one that is not there, ~KEY removes one).
 --cfg job prints the configuration as it is composed (--resolve, --package GROUP).

@@ -110,7 +110,7 @@ def lacks_its_class(policy_loss: DictConfig) -> bool:
 def _class_problems(config: DictConfig) -> Iterator[str]:
     """What is wrong with the class of settings of a loss that is none of this repository's.
 
-    ``actor.policy_loss._target_`` names it (docs/extending.md). It says by fields what the rest of the recipe may do
+    ``actor.policy_loss._target_`` names it (docs/architecture.md). It says by fields what the rest of the recipe may do
     with the loss: ``grad_scale``, how its gradient grows with L ("1": a sum over tokens, which
     ``fspo.match_scale=matched`` divides by a typical length; "1/L": a mean); ``band``, in words, for the report.
     """
@@ -560,7 +560,7 @@ def _reward_problems(config: DictConfig) -> Iterator[str]:
         yield (
             f"{keys}: this recipe's reward manager reads none of them; leave them out. A penalty for length is "
             f"+{where}.reward_kwargs.overlong_buffer=TOKENS +{where}.reward_kwargs.max_response_length=TOKENS "
-            "(docs/data-and-rewards.md)"
+            "(docs/data.md)"
         )
     model = reward.reward_model
     if model.enable and not model.model_path:

@@ -182,7 +182,7 @@ INPUTS: tuple[Row, ...] = (
     ("data.val_files=null", "data.val_files", "0 rows", "give more data"),
     ("data.train_max_samples=8", "data.train_files: ", "8 are taken", "data.train_batch_size"),
     ("data.val_files=broken.parquet", "data.val_files: ", "/broken.parquet", "not a Parquet file"),
-    ("data.val_files=foreign.jsonl", "data.val_files: ", "/foreign.jsonl", "no column prompt", "data-and-rewards.md"),
+    ("data.val_files=foreign.jsonl", "data.val_files: ", "/foreign.jsonl", "no column prompt", "data.md"),
     ("data.val_files=data.csv", "data.val_files: ", "/data.csv", ".parquet"),
     ("data.val_files=zero.parquet", "data.val_files", "/zero.parquet", "no rows"),
     (f"+{REWARD}.reward_kwargs.overlong_bufer=64", "overlong_bufer", "overlong_buffer"),
@@ -200,18 +200,18 @@ INPUTS: tuple[Row, ...] = (
     (f"{MANAGER}.module.path=managers.py {MANAGER}.name=Older", f"{MANAGER}.name=Older ", "/managers.py", "run_single"),
 )
 
-#: The rows of docs/what-works.md that are refused, by their feature.
+#: What docs/settings.md lists as refused: a command, and a part of the sentence.
 NOT_SERVED: Final[dict[str, str]] = {
-    "verl's own synchronous trainer": "trainer_mode=sync",
-    "Megatron": "model_engine=megatron",
-    "VeOmni, TorchTitan": "strategy=veomni",
-    "SGLang, TensorRT-LLM": "rollout.name=sglang",
-    "Ulysses without flash-attn": "ulysses_sequence_parallel_size=2",
-    "deterministic sampling": "full_determinism",
-    "one update per rollout batch": "algo=unclipped",
-    "a KL penalty without a coefficient": "kl_loss_coef=0",
-    "critic and GAE with a sequence-level loss": "adv_estimator=gae",
-    "importance weights by token": "rollout_is=token",
+    "trainer.v1.trainer_mode=sync": "trainer_mode=sync",
+    "model_engine=megatron": "model_engine=megatron",
+    f"{ACTOR}.strategy=veomni": "strategy=veomni",
+    f"{ROLLOUT}.name=sglang": "rollout.name=sglang",
+    f"trainer.n_gpus_per_node=2 {ACTOR}.ulysses_sequence_parallel_size=2": "ulysses_sequence_parallel_size=2",
+    f"{ROLLOUT}.full_determinism=true": "full_determinism",
+    f"{ACTOR}.ppo_mini_batch_size=32": "algo=unclipped",
+    f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_coef=0": "kl_loss_coef=0",
+    "algorithm.adv_estimator=gae": "adv_estimator=gae",
+    "algorithm.rollout_correction.rollout_is=token": "rollout_is=token",
 }
 
 #: Rows that need a command of their own, and tables of rows that do not concern each other.

@@ -41,7 +41,7 @@ def test_the_readmes_figure_has_the_lres_of_the_readmes_audit() -> None:
     figures.clip_by_length(axes, read_audit(STUDY / "demo.parquet").responses.moved())
     shown = [bars.get_label() for bars in axes.containers]
     (line,) = re.findall(
-        r"^- with 85% of all responses inside.*", (ROOT / "README.md").read_text(encoding="utf-8"), re.M
+        r"^- with 85% of all responses inside.*", (ROOT / "docs/audit.md").read_text(encoding="utf-8"), re.M
     )
     found = dict(re.findall(r"(sqrt\(L\)|constant|linear) (\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\])", line))
     bands = ("sqrt(L)", "constant", "linear")

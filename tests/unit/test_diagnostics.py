@@ -63,7 +63,7 @@ def test_every_metric_is_documented_and_every_documented_one_occurs() -> None:
     funnel.train([3], staleness=[1], versions=[2])
     funnel.end("stale", [9])
     metrics |= funnel.end_step(1)[0]
-    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/fairness.md").read_text(encoding="utf-8")
     explained = set(re.findall(r"^\| `(fspo/[^`]+)` \|", page, re.M))
     patterns = {name: re.compile(re.sub(r"\\\{\w+\\\}", "[^ ]+", re.escape(name))) for name in explained}
     assert [name for name in metrics if not any(pattern.fullmatch(name) for pattern in patterns.values())] == []

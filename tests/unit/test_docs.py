@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 ON_THE_SITE = sorted(DOCS.glob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "recipe/fspo/README.md", *ON_THE_SITE]
-#: What docs/extending.md lets its reader write, and what docs/data-and-rewards.md shows and its reader saves.
+#: What docs/architecture.md lets its reader write, and what docs/data.md shows and its reader saves.
 OF_THE_READER = {"conf/algo/fspo_power.yaml", "own/make_data.py"}
 
 

@@ -1,4 +1,4 @@
-"""The files that docs/data-and-rewards.md shows its reader, saved under the names that they give themselves."""
+"""The files that docs/data.md shows its reader, saved under the names that they give themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/data-and-rewards.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs/data.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A loss of the user's, as docs/extending.md shows it: its settings, a matched gradient, a comparison, the record."""
+"""A loss of the user's, as docs/architecture.md shows it: settings, a matched gradient, a comparison, the record."""
 
 from __future__ import annotations
 

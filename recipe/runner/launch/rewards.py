@@ -145,6 +145,6 @@ def _manager_problem(manager: DictConfig) -> str | None:
         if name in _LIKE_OURS or (path.startswith(_RECIPES) and name not in REWARD_MANAGER):
             way = f"leave {_MANAGER}.name (reward_model.reward_manager) out for the recipe's, or {way}"
         elif name in REWARD_MANAGER:
-            way = f"{_MANAGER}.source=register takes verl's {name} (what is lost with it: docs/data-and-rewards.md)"
+            way = f"{_MANAGER}.source=register takes verl's {name} (what is lost with it: docs/data.md)"
         return f"{named} with module.path={path}: {problem}; {way}"
     return None
