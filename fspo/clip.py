@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fspo.fairness.lre import Array, Interval, percentile_ends
-from fspo.types import SequenceLossSettings
+from fspo.types import GradScale, SequenceLossSettings
 
 #: Share of the responses that is to lie inside a band.
 ACCEPT: Final = 0.85
@@ -44,17 +44,14 @@ def needed_scale(
     Args:
         log_ratio_B: S in nats.
         length_B: L in tokens, at least 1.
-        settings: A band that is not measured, both clip values above 0.
+        settings: A band with both clip values above 0.
         drift_per_token: kl >= 0 in nats per token; a loss with ``drift="kl"`` has its centre at -L kl, others at 0.
 
     Raises:
-        ValueError: If a clip value is 0, which no factor scales, or if the band is measured.
+        ValueError: If a clip value is 0, which no factor scales.
     """
-    if settings.calibrated or min(settings.c_low, settings.c_high) <= 0:
-        raise ValueError(
-            f"band={settings.band!r} with c_low={settings.c_low!r} and c_high={settings.c_high!r}: no factor scales a "
-            "clip value of 0, or a band that is measured itself"
-        )
+    if min(settings.c_low, settings.c_high) <= 0:
+        raise ValueError(f"c_low={settings.c_low!r} and c_high={settings.c_high!r}: no factor scales a clip value of 0")
     s_B, length_B = (np.asarray(values, dtype=np.float64) for values in (log_ratio_B, length_B))
     centre_B = -drift_per_token * length_B if settings.drift == "kl" else 0.0
     x_B = (s_B - centre_B) / length_B**settings.exponent
@@ -65,6 +62,23 @@ def needed_scale(
 def scaled(settings: SequenceLossSettings, scale: float) -> SequenceLossSettings:
     """The loss with both clip values multiplied by ``scale``."""
     return dataclasses.replace(settings, c_low=settings.c_low * scale, c_high=settings.c_high * scale)
+
+
+def clipped_cosine(
+    kept_B: Array, advantage_B: Array, weight_B: Array, length_B: Array, grad_scale: GradScale = "1"
+) -> float:
+    """Cosine of the clipped and the unclipped update: ``sqrt(sum kept (A w h)^2 L / sum (A w h)^2 L)``; nan without A.
+
+    It is exact if the gradients of different responses are orthogonal and their squared norms grow like L. The paper
+    bounds this cosine; the formula is defined here, and docs/fairness.md has the bound.
+
+    Args:
+        kept_B: Share of each response's gradient that is kept, in [0, 1].
+        advantage_B, weight_B, length_B: A, the importance weight w without its clip, and L in tokens.
+        grad_scale: h(L) of the loss: ``"1/L"`` for GSPO.
+    """
+    square_B = (advantage_B * weight_B) ** 2 * length_B / (length_B**2 if grad_scale == "1/L" else 1.0)
+    return math.sqrt((kept_B * square_B).sum() / square_B.sum()) if square_B.any() else math.nan
 
 
 def _reached(sorted_B: Array, share: float) -> int:

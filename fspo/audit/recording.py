@@ -80,7 +80,7 @@ class Audit:
     ) -> None:
         if rule is not None and rule.needs_state:
             raise ValueError(
-                f"rule= has a band that is measured during training (band={rule.band!r}, drift={rule.drift!r}), and an "
+                f"rule= has a band that is measured during training (drift={rule.drift!r}), and an "
                 "audit measures none. Give a fixed rule such as ALGORITHMS['fspo'], or no rule and "
                 "add(..., output=) with what your loss returned"
             )

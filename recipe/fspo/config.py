@@ -155,7 +155,7 @@ def can_be_measured(loss: DictConfig) -> bool:
         settings = policy_loss_settings(loss)
     except ValueError:  # which is said elsewhere
         return False
-    return settings is not None and not settings.calibrated
+    return settings is not None
 
 
 def clip_values_of(config: DictConfig) -> list[str]:

@@ -60,7 +60,6 @@ def ask(*overrides: str, loss: str = "fspo", mode: str = "fspo") -> dict[str, ob
     [
         ("fspo", ()),
         ("fspo_v1", ()),
-        ("fspo_quantile", ("+fspo.calibration_rounds=4",)),
         ("fspo", (TYPED, f"+{LOSS}.drift=kl")),
         ("fspo", ("+fspo.accept=0.9", "+fspo.kl_to_start=true", "+fspo.clip_values=measured")),
         ("seq_gspo", ("+fspo.match_scale=native",)),
@@ -119,7 +118,6 @@ def test_a_driver_without_verls_groups_is_left_alone() -> None:
             ("+fspo.clip_values=measured",),
             ("fspo.clip_values=measured", "vanilla", f"{LOSS}.loss_mode=fspo"),
         ),
-        ("fspo_quantile", ("+fspo.clip_values=measured",), ("fspo.clip_values=measured", "fspo_quantile")),
         ("fspo", (TYPED, f"+{LOSS}.c_low=0.05", "+fspo.clip_values=measured"), ("measured", "c_low=0.05", "leave one")),
         ("fspo", ("+fspo.window=3",), ("fspo.window ", "window_steps")),
         ("fspo", ("+fspo.accept=1.5",), ("fspo.accept=1.5 ",)),
@@ -153,19 +151,11 @@ MEASURED = "trainer.v1.trainer_mode=fspo"
 @pytest.mark.parametrize(
     ("loss", "fields", "says"),
     [
-        *((name, "", (f"loss_mode={name} ", "loss_mode=fspo,", MEASURED)) for name in ("fspo_v1", "fspo_quantile")),
+        ("fspo_v1", "", ("loss_mode=fspo_v1 ", "loss_mode=fspo,", MEASURED)),
         ("fspo", "_target_ +drift=kl", ("drift=kl ", "leave it out", MEASURED)),
         ("seq_gspo", "+drift=kl", ("drift=kl ", "leave it out", MEASURED)),
-        ("seq_rloo", "_target_ +band=quantile +target_acceptance=0.7", ("band=quantile ", "leave it out", MEASURED)),
         ("fspo", "_target_ +c_low=-1", ("c_low=-1 ",)),
         ("fspo", "_target_ +c_low=much", ("c_low=much ",)),
-        ("seq_rloo", "_target_ +clip_low=0.2", ("clip_low=0.2 ", "c_low=0.223144")),
-        ("seq_gspo", "+clip_high=4e-4", ("clip_high=0.0004 ", "c_high=0.00039992")),
-        (
-            "fspo",
-            "_target_ +clip_low=0.05 +clip_high=0.06",
-            ("clip_low=0.05 clip_high=0.06 ", "c_low=0.05 c_high=0.06"),
-        ),
         ("fspo", "_target_ +exponent=3", ("exponent=3",)),
         ("fspo", "+c_low=0.05", ("_target_=verl.", "'c_low'", TYPED)),
         ("fspo", "_target_ +c_lwo=0.05", ("_target_=", "'c_lwo'")),

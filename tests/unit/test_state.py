@@ -9,9 +9,8 @@ import pytest
 import torch
 from batches import loss_output, responses_of
 
-from fspo.calibration import BandController
+from fspo.calibration import DriftMeasurement
 from fspo.diagnostics import LengthDiagnostics
-from fspo.losses import ALGORITHMS
 from fspo.responses import Responses
 from recipe.fspo.state import STATE_FILE, load_state, save_state
 
@@ -36,8 +35,8 @@ def responses(seed: int) -> Responses:
 
 
 def test_trainer_state_survives_a_restart(tmp_path: Path) -> None:
-    def parts() -> tuple[LengthDiagnostics, BandController]:
-        return LengthDiagnostics(bins=2, window=3), BandController(ALGORITHMS["fspo_quantile"], min_count=1)
+    def parts() -> tuple[LengthDiagnostics, DriftMeasurement]:
+        return LengthDiagnostics(bins=2, window=3), DriftMeasurement()
 
     diagnostics, controller = parts()
     for step in range(3):
@@ -56,7 +55,7 @@ def test_damaged_or_foreign_trainer_state_is_refused(tmp_path: Path) -> None:
     load_state(tmp_path, fixed)  # a checkpoint of plain verl has no such file
     save_state(tmp_path, fixed)
     with pytest.raises(ValueError, match="band_controller"):
-        load_state(tmp_path, fixed | {"band_controller": BandController(ALGORITHMS["fspo_quantile"])})
+        load_state(tmp_path, fixed | {"band_controller": DriftMeasurement()})
     (tmp_path / STATE_FILE).write_bytes((tmp_path / STATE_FILE).read_bytes()[:100])
     with pytest.raises(ValueError, match=STATE_FILE):
         load_state(tmp_path, fixed)

@@ -199,7 +199,6 @@ def test_an_audit_that_cannot_write_ends_before_the_training(tmp_path: Path) -> 
         ({"beta": 0.1}, "beta=0.1", "0"),
         ({"top_entropy_quantile": 0.5}, "top_entropy_quantile=0.5", "1.0"),
         ({"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold=0.5", "None"),
-        ({"rule": "fspo_quantile"}, "rule=", "a loss with a fixed band: nothing here measures one"),
         ({"rule": "fspo_v1"}, "rule=", "a loss with a fixed band: nothing here measures one"),
     ],
 )

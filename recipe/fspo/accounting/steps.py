@@ -18,7 +18,7 @@ from recipe.fspo.reporter import Reporter
 from recipe.fspo.state import Stateful
 from transfer_queue import KVBatchMeta
 
-from fspo.calibration import BandController
+from fspo.calibration import DriftMeasurement
 from fspo.diagnostics import LengthDiagnostics, noise_floor
 from fspo.records import FUNNEL_FILE
 from fspo.responses import Responses
@@ -37,9 +37,9 @@ class StepAccounts:
     def __init__(self, config: DictConfig, reporter: Reporter) -> None:
         self._config, self._reporter = config, reporter
         self._settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
-        self._band_controller: BandController | None = None
+        self._band_controller: DriftMeasurement | None = None
         if self._settings is not None and self._settings.needs_state:
-            self._band_controller = BandController(self._settings, window=config.fspo.calibration_rounds)
+            self._band_controller = DriftMeasurement(window=config.fspo.calibration_rounds)
         #: What the loss is divided by.
         self.loss_scale = LossScale(config)
         self._clip_values = ClipValues(config) if config.fspo.clip_values == "measured" else None
