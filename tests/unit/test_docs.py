@@ -173,6 +173,7 @@ def run_examples(page: Path, folder: Path) -> None:
 OF_THE_SYSTEM = {"cd", "export", "source", "git", "ray", "tar", "tensorboard", "wandb", "mlflow", "hf"}
 #: Options of sbatch that the documentation uses; a misspelt one would only be noticed on a cluster.
 SBATCH_OPTIONS = {"nodes", "array", "job-name", "account", "partition", "signal", "gpus-per-node", "time"}
+SBATCH_OPTIONS |= {"oversubscribe", "cpus-per-task", "mem"}
 
 
 def split_commands(block: str) -> Iterator[list[str]]:
@@ -281,14 +282,9 @@ def check_sbatch(words: list[str], environment: dict[str, str]) -> None:
     options = {word[2:].partition("=")[0] for word in words[1:] if word.startswith("--")}
     assert options <= SBATCH_OPTIONS, options
     script, *overrides = [word for word in words[1:] if not word.startswith("--")]
-    (experiment,) = re.findall(r"experiment=(?:\$\{FSPO_EXPERIMENT:-)?(\w+)", text_of(script))
-    experiment = environment.get("FSPO_EXPERIMENT", experiment)
+    (experiment,) = re.findall(r"experiment=(\w+)", text_of(script))
     # What slurm/train.sh adds.
-    train = (f"experiment={experiment}", "++ray_kwargs.ray_init.address=auto", "trainer.nnodes=2")
-    if "recipe.fspo.compare" in text_of(script):
-        check_compare(*train, "run=0", *overrides)
-    else:
-        composes(*train, *overrides)
+    composes(f"experiment={experiment}", "++ray_kwargs.ray_init.address=auto", "trainer.nnodes=2", *overrides)
 
 
 def check(command: str) -> None:

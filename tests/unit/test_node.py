@@ -71,7 +71,9 @@ def test_a_run_with_a_ray_of_its_own_asks_before_it(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_folder_that_is_not_private_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.umask(0)
     folder = node.private_folder(tmp_path / "new", "TMPDIR=x")
+    os.umask(before)
     assert folder == tmp_path / f"new/fspo-{os.getuid()}" and folder.stat().st_mode & 0o777 == 0o700
     assert node.private_folder(tmp_path / "new", "TMPDIR=x") == folder
 
@@ -95,15 +97,7 @@ def test_a_folder_that_is_not_private_is_refused(tmp_path: Path, monkeypatch: py
     assert str(tmp_path / "file") in refused(tmp_path / "file")
 
 
-def test_a_private_folder_is_private_whatever_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        assert node.private_folder(tmp_path, "").stat().st_mode & 0o777 == 0o700
-    finally:
-        os.umask(before)
-
-
-def test_inductor_takes_no_kernels_from_somebody_else_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inductor_takes_no_kernels_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's default is a folder of a known name in the temporary one, whoever made it."""
     program = "from torch._inductor.runtime.cache_dir_utils import cache_dir; print(cache_dir())"
     private = node.private_folder(tmp_path, "")
@@ -116,9 +110,7 @@ def test_inductor_takes_no_kernels_from_somebody_else_s_folder(tmp_path: Path, m
         assert Path(done.stdout.strip()).parent == folder, done.stderr
 
 
-def test_caches_are_private_and_of_the_home_if_that_can_be_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_caches_are_private_or_in_a_home_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("HF_", "XDG_", "TRITON_", "TORCHINDUCTOR_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")

@@ -1,10 +1,10 @@
 """Everything of verl, Ray, vLLM and others that this project relies on and that is private or undocumented.
 
-This is the list to go through before an upgrade: for each of our files the names and texts upstream that it uses, what
-they have to look like, and why no public way serves. Installed sources are read as text, nothing is imported, so the
-test also says what moved when the new version cannot be imported here. What our files import needs no entry: it is read
-from their code. Public hooks that are overridden are listed too, marked ``PUBLIC``. verl is about to change its trainer
-and queue; its asynchronous modes override some of what is listed too.
+A mark stands where it is used: ``# upstream: MODULE:NAME(PARAMETER, ...)``, a class, function, method (``Class.a|b``)
+or assigned attribute, with parameters that it must take; or ``# upstream: MODULE "TEXT"``, a text of the installed
+source, blanks and lines aside. ``grep -rn "# upstream:" fspo recipe`` is the list to go through before an upgrade.
+Installed sources are read as text, nothing is imported, so the test also says what moved when the new version cannot be
+imported here. What our files import needs no mark: it is read from their code. Files without marks: NAMES and TEXTS.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import pytest
 from checking import check_all
 from messages import holds
 
+from recipe.runner import verl_patches
+
 ROOT = Path(__file__).resolve().parents[2]
 Check = tuple[str, Callable[[], None]]
 PUBLIC = "public hook"
@@ -34,14 +36,8 @@ _AGENTS = "verl.experimental.agent_loop.agent_loop"
 _QUEUE = "verl.trainer.ppo.v1.agent_loop_tq"
 _CORRECTION = "verl.trainer.ppo.rollout_corr_helper"
 _WORKERS = "verl.workers.engine_workers"
-_ENGINE = "verl.workers.engine.fsdp.transformer_impl"
-_SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 _NAIVE = "verl.experimental.reward_loop.reward_manager.naive"
-_MOE = "vllm.model_executor.layers.fused_moe.cpu_fused_moe"
-_SEPARATION = "verl.experimental.separation.engine_workers"
 _TRACKING = "verl.utils.tracking"
-_TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
-_MESSAGES = "transfer_queue.utils.zmq_utils"
 
 #: By our file, ``module:name`` upstream, of a class, function, method (``Class.method``, or several: ``Class.a|b``) or
 #: attribute that the module assigns, and what it is used for. ``(a, b)``: parameters that must be among those of the
@@ -87,21 +83,6 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "recipe/runner/response_watch.py": {
         f"{_BUFFER}:ReplayBuffer._wait_for_next_poll(partition_id, last_debug_time)": "notes progress; counts its rows",
-    },
-    "recipe/runner/verl_patches/weight_copies.py": {
-        f"{_SEPARATION}:DetachActorWorker.copy_handler": "its copies on the host are the weights themselves",
-        f"{_SEPARATION}:DetachActorWorker.restore_handler": "writes to what verl's offloading may still copy to",
-    },
-    "recipe/runner/verl_patches/server_slots.py": {
-        "verl.workers.rollout.replica:RolloutReplica.max_concurrency(self)": "replaced: verl's number has no setting",
-    },
-    "recipe/runner/verl_patches/shown.py": {
-        "verl.trainer.main_ppo:pprint as main_ppo.pprint": "replaced: it prints the configuration with its secrets",
-        f"{_BASE}:Tracking as trainer_base.Tracking": "replaced: the loggers keep the configuration",
-    },
-    "recipe/runner/verl_patches/packs.py": {
-        f"{_WORKERS}:TrainingWorker.infer_batch(data)": "as many calls as there are mini-batches",
-        "verl.utils.tensordict_utils:make_iterator(tensordict, mini_batch_size, epochs)": "as train_mini_batch",
     },
     "recipe/fspo/audit.py": {
         "verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)": "it forwards a fixed list of variables",
@@ -168,37 +149,8 @@ NAMES: dict[str, dict[str, str]] = {
     "recipe/runner/reward_manager.py": {
         f"{_NAIVE}:NaiveRewardManager.run_single(data)": "verl keeps the response's length in tokens to itself",
     },
-    "recipe/runner/verl_patches/sockets.py": {
-        f"{_TRANSFER}:BucketedWeightSender.__init__(zmq_handle) as BucketedWeightSender": "moved out of /tmp",
-        f"{_TRANSFER}:BucketedWeightReceiver.__init__(zmq_handle) as BucketedWeightReceiver": "the same",
-    },
-    "recipe/runner/verl_patches/frames.py": {
-        f"{_MESSAGES}:ZMQMessage.serialize(self)": "wrapped: appends a code",
-        f"{_MESSAGES}:ZMQMessage.deserialize(frames)": "wrapped: compares it before anything is unpickled",
-        f"{_MESSAGES}:ZMQMessageDecodeError": "what TransferQueue's loops survive",
-        "ray._private.authentication.authentication_token_setup:AuthenticationTokenLoader": "Ray's token",
-    },
-    "recipe/runner/verl_patches/stores.py": {
-        "torch.distributed.rendezvous:TCPStore": "wrapped: torch listens on all addresses",
-    },
     "recipe/runner/ray_worker.py": {
         "verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)": "what Ray's workers do first",
-    },
-    "recipe/runner/cpu/patches.py": {
-        "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._run_agent_loop(trajectory) as module.hydra": (
-            "its module's Hydra, which makes the agent loop of every response"
-        ),
-        "verl.utils.torch_functional:logprobs_from_logits_v2(logits, labels)": "one call of logsumexp for many tokens",
-        "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm(layer, remove_weight)": "packs weights",
-        f"{_MOE}:CPUFusedMOE.check_grouped_gemm|_pad_moe_intermediate_for_grouped_gemm(layer)": "the same of experts",
-    },
-    "recipe/runner/cpu/vllm_worker.py": {
-        "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension._update_weights(weights)": (
-            "tensors are copied out of shared memory; recipe/runner/cpu/patches.py has the other departures"
-        ),
-    },
-    "recipe/runner/cpu/fork_server.py": {
-        "ray._private.workers.default_worker:parser as ray._private.workers.default_worker": "imported before a fork",
     },
     "recipe/runner/launch/checks.py": {
         f"{_AGENTS}:_agent_loop_registry": "the loops that a worker knows",
@@ -208,10 +160,6 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "recipe/runner/launch/attempt.py": {
         "ray._private.auto_init_hook:enable_auto_connect": "no Ray starts in a trial",
-    },
-    "recipe/runner/faults/errors.py": {
-        "ray._private.worker:_global_node": "where this run's Ray keeps its logs",
-        "ray._private.node:Node.get_logs_dir_path": "the same",
     },
 }
 
@@ -237,19 +185,8 @@ TEXTS: dict[str, dict[str, str]] = {
     "recipe/fspo/import_hook.py": {
         "verl.trainer.main_ppo: from verl.trainer.ppo.v1 import get_trainer_cls": "looked up when it is called",
     },
-    "recipe/runner/verl_patches/weight_copies.py": {
-        "verl.utils.fsdp_utils: local_cpu_tensor = local_gpu_tensor.detach().cpu()": "no copy on CPUs",
-    },
     "recipe/runner/reward_manager.py": {
         "ray.actor: def __ray_call__(": "asks a reward worker; Ray's DeveloperAPI",
-    },
-    "recipe/runner/cpu/patches.py": {
-        f"{_ENGINE}: CPUOffloadPolicy(pin_memory=True)": "pinning needs an accelerator",
-        "verl.utils.distributed: cpu:gloo": "names the device twice on a CPU",
-    },
-    "recipe/runner/verl_patches/shown.py": {
-        "verl.trainer.main_ppo: pprint(OmegaConf.to_container(config, resolve=True))": "what is printed",
-        f"{_BASE}: config=OmegaConf.to_container(self.config, resolve=True),": "what the loggers get",
     },
     "recipe/runner/launch/checks.py": {
         f"{_BASE}: async_save": "with it the tracker is not written",
@@ -263,14 +200,6 @@ TEXTS: dict[str, dict[str, str]] = {
         f'{_TRACKING}: os.environ.get("MLFLOW_TRACKING_URI"': "the same",
         f'{_TRACKING}: os.environ.get("SWANLAB_LOG_DIR"': "the same",
     },
-    "recipe/runner/verl_patches/server_slots.py": {
-        f"{_SERVER}: max_concurrency=self.max_concurrency": "a server's slots",
-        "verl.workers.rollout.router: if request_id in self._request_id_to_server:": "a request stays with its server",
-    },
-    "recipe/runner/verl_patches/sockets.py": {
-        "verl.workers.rollout.vllm_rollout.utils: "
-        'f"ipc:///tmp/rl-colocate-zmq-{job_id}-replica-{replica_rank}-rank-{trainer_rank}.sock"': "the receiver's name",
-    },
     "recipe/runner/ray_worker.py": {
         "ray.runtime_env.runtime_env: worker_process_setup_hook": "Ray calls it experimental",
         "ray._private.workers.default_worker: load_and_execute_setup_hook(": "before tasks",
@@ -278,23 +207,6 @@ TEXTS: dict[str, dict[str, str]] = {
     "recipe/runner/launch/machine.py": {
         "ray._private.ray_constants: RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "Ray's address is 127.0.0.1",
         "ray._private.services: if not ray_constants.ENABLE_RAY_CLUSTER:": "the same",
-    },
-    "recipe/runner/checkpoints/integrity.py": {
-        "verl.utils.checkpoint.fsdp_checkpoint_manager: "
-        'f"extra_state_world_size_{self.world_size}_rank_{self.rank}.pt"': "names of a checkpoint's files",
-        f"{_BASE}: latest_checkpointed_iteration.txt": "the tracker",
-    },
-    "recipe/runner/faults/errors.py": {
-        "ray.exceptions: \\tclass_name: {cause.class_name}": "which actor died",
-        "ray.exceptions: \\tpid: {cause.pid}": "its process",
-    },
-    "recipe/runner/faults/resources.py": {
-        "verl.workers.rollout.replica: max_colocate_count=2": "CPUs per rank",
-        "verl.single_controller.ray.base: max_colocate_count=3": "CPUs per rank",
-    },
-    "recipe/runner/faults/processes.py": {
-        "ray._private.worker: ray._raylet.setproctitle": "ray::CLASS",
-        "vllm.v1.engine.core: set_process_title(process_title)": "VLLM::EngineCore",
     },
 }
 
@@ -317,6 +229,26 @@ def texts() -> Iterator[Check]:
     for file, entries in TEXTS.items():
         for text, why in entries.items():
             yield f"{file} ({why})", partial(check_text, file, *text.split(": ", 1))
+
+
+def marks() -> Iterator[tuple[str, str, str, str | None]]:
+    """File and line, module upstream, name or text in quotes, and parameters of each mark."""
+    for path in sorted([*(ROOT / "recipe").rglob("*.py"), *(ROOT / "fspo").rglob("*.py")]):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if "# upstream:" in line:
+                match = re.search(r"# upstream: ([\w.]+)(?::([\w.|]+)(?:\((.*)\))?| (\".*\"))$", line)
+                assert match, f"{path}:{number}: no mark as above"
+                yield f"{path.relative_to(ROOT)}:{number}", match[1], match[2] or match[4], match[3]
+
+
+def check_mark(module: str, what: str, takes: str | None) -> None:
+    if what.startswith('"'):
+        flat = " ".join(source_of(module).read_text(encoding="utf-8").split())
+        assert what[1:-1] in flat, f"{module} no longer has {what}"
+        return
+    owner, _, last = what.rpartition(".")
+    for name in last.split("|"):
+        check_definition(module, f"{owner}.{name}" if owner else name, takes)
 
 
 def imports() -> Iterator[Check]:
@@ -388,12 +320,16 @@ def definition(module: str, name: str) -> ast.AST:
     return node
 
 
-def check_name(file: str, module: str, name: str, takes: str | None, seen_as: str) -> None:
+def check_definition(module: str, name: str, takes: str | None) -> None:
     node = definition(module, name)
     if takes is not None:
         assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef), f"{name} is no function"
         taken = {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
         assert set(filter(None, takes.split(", "))) <= taken, f"{name} takes {sorted(taken)} now"
+
+
+def check_name(file: str, module: str, name: str, takes: str | None, seen_as: str) -> None:
+    check_definition(module, name, takes)
     assert seen_as in (ROOT / file).read_text(encoding="utf-8"), f"the file no longer uses {name}"
 
 
@@ -415,7 +351,16 @@ def check_import(module: str, name: str) -> None:
 
 
 def test_what_is_used_of_other_projects_is_still_there() -> None:
-    check_all([*names(), *texts(), *imports()])
+    marked = [(place, partial(check_mark, module, what, takes)) for place, module, what, takes in marks()]
+    assert len(marked) > 40
+    check_all([*marked, *names(), *texts(), *imports()])
+
+
+def test_each_patch_of_verl_marks_what_is_wrong_in_it() -> None:
+    """A text that is gone is good news: the patch can go."""
+    texts = {place.partition(":")[0] for place, _, what, _ in marks() if what.startswith('"')}
+    for path in (ROOT / "recipe/runner/verl_patches").glob("[!_]*.py"):
+        assert str(path.relative_to(ROOT)) in texts and f"``{path.stem}``" in (verl_patches.__doc__ or "")
 
 
 def test_a_name_that_moves_is_named() -> None:
@@ -423,10 +368,14 @@ def test_a_name_that_moves_is_named() -> None:
         definition(_BASE, "PPOTrainer._no_such_method")
     with pytest.raises(AssertionError, match=holds("verl.trainer.nowhere")):
         source_of("verl.trainer.nowhere")
-    with pytest.raises(pytest.fail.Exception, match=holds("one.py", "NoSuchConfig", "two.py", "no_such_text")):
+    with pytest.raises(
+        pytest.fail.Exception, match=holds("one.py", "NoSuchConfig", "two.py", "no_such_text", "three.py", "four.py")
+    ):
         check_all(
             [
                 ("one.py", partial(check_import, "verl.workers.config", "NoSuchConfig")),
+                ("three.py", partial(check_mark, _BASE, '"no such line"', None)),
+                ("four.py", partial(check_mark, _BASE, "PPOTrainer.fit", "no_such_parameter")),
                 ("two.py", partial(check_text, "README.md", "verl.trainer.main_ppo", "no_such_text")),
             ]
         )

@@ -25,7 +25,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fspo.files import local_path
 from recipe.runner.checkpoints import integrity
-from recipe.runner.faults.preemption import end_note
 from recipe.runner.faults.resources import needs_of
 from recipe.runner.launch import checks, model_files, rewards, run_settings, secrets
 from recipe.runner.launch.compose import absolute_path, defaults, key_of
@@ -100,7 +99,6 @@ def prepare(
         run_settings.check_folder(Path(config.run.dir), trainer, goes_on, resume)
         refused += filter(None, [saves_elsewhere])
         notes, facts, unsettled = check(config, job, elsewhere, refused, checkpoint, references)
-    _note(end_note() or "")
     if isinstance(note, MachineProblem):
         unsettled.append(note)
     else:

@@ -16,6 +16,10 @@ def show_configuration(written: Mapping[str, Any]) -> None:
     from verl.trainer import main_ppo
     from verl.trainer.ppo.v1 import trainer_base
 
+    # upstream: verl.trainer.main_ppo "pprint(OmegaConf.to_container(config, resolve=True))"
+    # upstream: verl.trainer.ppo.v1.trainer_base "config=OmegaConf.to_container(self.config, resolve=True),"
+    # upstream: verl.trainer.main_ppo:pprint
+    # upstream: verl.trainer.ppo.v1.trainer_base:Tracking
     tracking = trainer_base.Tracking
     main_ppo.pprint = lambda _: pprint.pprint(written)
     trainer_base.Tracking = lambda **arguments: tracking(**{**arguments, "config": written})
