@@ -204,7 +204,7 @@ def floors(size: Size, device: str, dtype: torch.dtype, one_shape: bool) -> dict
     ]
     old, new = ([log_prob[index] for index in range(len(tokens))] for log_prob in passes)
     responses = Responses.of_output(policy_losses(new, old)["fspo"]())
-    return {name: noise_floor(responses, 4, ALGORITHMS[algo]) for name, algo in BANDS.items()}
+    return {name: noise_floor(responses, ALGORITHMS[algo]) for name, algo in BANDS.items()}
 
 
 def over_noise(margin: float) -> float | str:

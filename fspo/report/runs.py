@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fspo.audit.description import NOT_MOVED
-from fspo.audit.reading import accept_of, of_before, read_audit, settings_of
+from fspo.audit.reading import accept_of, counts, of_before, read_audit, settings_of
 from fspo.losses import ALGORITHMS, BANDS, resolve_settings
 from fspo.reading import ANYTHING, NULL, NUMBER, check_fields, is_below, mapping_of, read_yaml, wrong_fields
 from fspo.records import (
@@ -187,7 +187,7 @@ def load_run(path: Path) -> Run:
     if os.path.lexists(path / FOLDER):
         table = read_table(path / FOLDER, columns=_COLUMNS)
         run.problems += table.problems
-        run.responses = Responses.of_rows(table.columns).moved()
+        run.responses = Responses.of_rows(table.columns, counts(table.meta, False)).moved()
     if (path / FUNNEL_FILE).exists():  # of a step that was done twice, the later record
         ends = read_steps(path / FUNNEL_FILE, run.problems, lambda line: FunnelSteps.of([line]))
         run.funnel = FunnelSteps.join([run.funnel, *{step: record for _, step, record in ends}.values()])

@@ -24,7 +24,7 @@ import torch
 from recipe.fspo.recorder import RECORDER, weights_moved
 
 from fspo.audit import Audit, live_metrics
-from fspo.responses import Responses
+from fspo.responses import EVERY_MINI_BATCH, Responses
 from fspo.table import read_table
 from fspo.when_imported import WhenImported
 
@@ -90,8 +90,8 @@ class AuditedWorkers:
                 rank=worker.engine.get_data_parallel_rank(),
                 ranks=worker.engine.get_data_parallel_size(),
                 run=run.get("run", ""),
-                on_policy=run.get("on_policy", True),
                 precision=str(getattr(getattr(worker.engine, "engine_config", None), "dtype", "")),
+                meta={EVERY_MINI_BATCH: run.get(EVERY_MINI_BATCH, "no")},
             )
         RECORDER.begin_mini_batch()
         groups = getattr(worker.engine.optimizer, "param_groups", None)
@@ -155,7 +155,7 @@ class LiveNumbers:
             print(f"FSPO_AUDIT: {recorded} recorded the first update in {os.environ[FOLDER]}; {_WHY_NOT}", flush=True)
         if not table.columns or len(table.ranks) < table.expected:
             return {}
-        responses = Responses.of_rows(table.columns).moved()
+        responses = Responses.of_rows(table.columns, table.meta.get(EVERY_MINI_BATCH) == "yes").moved()
         return {f"fspo_audit/{name}": value for name, value in live_metrics(responses).items()}
 
     def wrap(self, tracking: Any) -> None:
@@ -197,7 +197,8 @@ class AuditedCorrection:
         if self._audit is None:
             folder = os.environ[FOLDER] + CORRECTION
             print(f"FSPO_AUDIT: what the rollout correction does to each response goes to {folder}", flush=True)
-            self._audit = Audit(folder, loss="rollout_correction", run=_run().get("run", ""), on_policy=False)
+            meta = {EVERY_MINI_BATCH: "yes"}
+            self._audit = Audit(folder, loss="rollout_correction", run=_run().get("run", ""), meta=meta)
         old_BT, engine_BT = batch["old_log_probs"], batch["rollout_log_probs"]
         left_BT = (batch["response_mask"] != 0).float()
         no_advantage_B = torch.zeros(len(old_BT), device=old_BT.device)
@@ -240,7 +241,8 @@ def _announce(config: Any) -> None:
     if _at(config, "trainer", "v1", "trainer_mode") == "separate_async":
         calls = _at(config, "trainer", "v1", "separate_async", "parameter_sync_step") or 1
     by_rollout = bool(_at(config, "algorithm", "rollout_correction", "bypass_mode"))
-    run = {"run": uuid.uuid4().hex[:12], "updates_per_rollout_batch": calls, "on_policy": not by_rollout}
+    run = {"run": uuid.uuid4().hex[:12], "updates_per_rollout_batch": calls}
+    run |= {EVERY_MINI_BATCH: "yes" if by_rollout else "no"}
     os.environ[RUN] = json.dumps(run | {"max_response_length": _at(config, "data", "max_response_length")})
 
 

@@ -99,14 +99,13 @@ class Recorder:
         self._output: SequenceLossOutput | None = None
         self._mini_batches: list[MiniBatch] = []
 
-    def enable(self, max_response_length: int, on_policy: bool = True) -> None:
+    def enable(self, max_response_length: int) -> None:
         """Start recording for a trainer of this recipe, which collects the mini-batches.
 
         Args:
             max_response_length: responses that end here or later count as truncated.
-            on_policy: see :class:`fspo.audit.Audit`.
         """
-        self.audit = Audit(on_policy=on_policy)
+        self.audit = Audit()
         self.max_response_length, self.is_of_a_trainer = max_response_length, True
 
     def begin_update(self, band_state: BandState | None, step: int, loss_scale: float = 1.0) -> None:

@@ -80,7 +80,7 @@ class FSPOHooks(PPOTrainer):
 
     def on_init_end(self) -> None:
         super().on_init_end()
-        self.actor_rollout_wg.record(on_policy=self.config.fspo.pi_old != "rollout")
+        self.actor_rollout_wg.record()
 
     # ---------------------------------------------------------------- checkpoints
 

@@ -49,10 +49,10 @@ class FSPOWorker(ActorRolloutRefWorker):
     actor_worker_cls = RecordingTrainingWorker
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def record(self, on_policy: bool = True) -> None:
+    def record(self) -> None:
         """Record from now on, as at the start of a training; all losses are registered by then."""
         observe_losses()
-        RECORDER.enable(self.config.rollout.response_length, on_policy)
+        RECORDER.enable(self.config.rollout.response_length)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_update(self, band_state: BandState | None, step: int, **options: Any) -> None:

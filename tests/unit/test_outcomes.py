@@ -71,7 +71,7 @@ def test_no_tokens_are_read_but_their_mask_and_the_metrics_are_those_of_the_toke
 ) -> None:
     reported, untold = Queue(reported=True), Queue(reported=False)
     metrics = [
-        outcome_metrics(rows, LengthDiagnostics(bins=2, window=1))
+        outcome_metrics(rows, LengthDiagnostics(window=1))
         for rows in (read(reported, monkeypatch), read(untold, monkeypatch))
     ]
     assert reported.read == {"extra_fields", "data_source", "response_mask"}

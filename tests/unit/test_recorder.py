@@ -162,14 +162,12 @@ def test_recorded_sequences_find_their_rows_under_any_split() -> None:
 def test_mini_batches_before_the_first_step_that_moves_are_unmoved(
     steps: list[tuple[float | None, float | None]], unmoved: int
 ) -> None:
-    for on_policy in (True, False):
-        recorder = Recorder()
-        recorder.enable(max_response_length=8, on_policy=on_policy)
-        for step in (1, 2):  # each rollout batch is counted anew
-            for learning_rate, grad_norm in steps:
-                recorder.begin_update(None, step)
-                recorder.begin_mini_batch()
-                recorder.end_mini_batch(grad_norm, learning_rate)
-            expected = [0] * unmoved + list(range(unmoved, len(steps))) if on_policy else range(1, len(steps) + 1)
-            assert [part.number for part in recorder.pop()] == list(expected)
+    recorder = Recorder()
+    recorder.enable(max_response_length=8)
+    for step in (1, 2):  # each rollout batch is counted anew
+        for learning_rate, grad_norm in steps:
+            recorder.begin_update(None, step)
+            recorder.begin_mini_batch()
+            recorder.end_mini_batch(grad_norm, learning_rate)
+        assert [part.number for part in recorder.pop()] == [0] * unmoved + list(range(unmoved, len(steps)))
     assert minibatch_numbers([False, True, True]) == [0, 0, 2]

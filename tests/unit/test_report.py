@@ -50,7 +50,7 @@ ACCURACY = "val-core/sums/acc/mean@1"
 def run_files(loss: str, seed: int, moves: float = 1.0, advantage: float = 1.0) -> tuple[str, tuple[Rows, ...], str]:
     """Text of metrics.jsonl, rows of each step, and text of run.json of a small run."""
     generator = torch.Generator().manual_seed(seed)
-    diagnostics = LengthDiagnostics(resamples=20)
+    diagnostics = LengthDiagnostics()
     metrics, tables = [{"step": 0, "metrics": {ACCURACY: 0.2 + 0.01 * seed}}], []
     for step in range(1, STEPS + 1):
         parts = []

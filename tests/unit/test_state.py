@@ -10,8 +10,8 @@ import torch
 from batches import loss_output, responses_of
 
 from fspo.calibration import DriftMeasurement
-from fspo.diagnostics import LengthDiagnostics
 from fspo.responses import Responses
+from recipe.fspo.accounting.funnel import LengthFunnel
 from recipe.fspo.state import STATE_FILE, load_state, save_state
 
 
@@ -35,23 +35,17 @@ def responses(seed: int) -> Responses:
 
 
 def test_trainer_state_survives_a_restart(tmp_path: Path) -> None:
-    def parts() -> tuple[LengthDiagnostics, DriftMeasurement]:
-        return LengthDiagnostics(bins=2, window=3), DriftMeasurement()
-
-    diagnostics, controller = parts()
+    drift, restored = DriftMeasurement(window=2), DriftMeasurement(window=2)
     for step in range(3):
-        diagnostics.update(responses(step))
-        controller.update(responses(step))
-    save_state(tmp_path, {"diagnostics": diagnostics, "band_controller": controller})
-    restored, restored_controller = parts()
-    load_state(tmp_path, {"diagnostics": restored, "band_controller": restored_controller})
-    assert restored_controller.state == controller.state
-    following = responses(5)
-    assert restored.update(following) == diagnostics.update(following)
+        drift.update(responses(step))
+    save_state(tmp_path, {"band_controller": drift})
+    load_state(tmp_path, {"band_controller": restored})
+    assert restored.state == drift.state
+    assert restored.update(responses(5)) == drift.update(responses(5))
 
 
 def test_damaged_or_foreign_trainer_state_is_refused(tmp_path: Path) -> None:
-    fixed = {"diagnostics": LengthDiagnostics(), "band_controller": None}
+    fixed = {"funnel": LengthFunnel(), "band_controller": None}
     load_state(tmp_path, fixed)  # a checkpoint of plain verl has no such file
     save_state(tmp_path, fixed)
     with pytest.raises(ValueError, match="band_controller"):

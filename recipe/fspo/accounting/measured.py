@@ -72,6 +72,7 @@ class ClipValues:
         assert settings is not None, "the configuration's rules leave fspo.clip_values=measured to losses with a band"
         self._settings, self._lr = settings, float(config.actor_rollout_ref.actor.optim.lr)
         self._measurement = ClipMeasurement(settings, float(config.fspo.accept))
+        self._every = config.fspo.pi_old == "rollout"  # pi_old is another policy: the first mini-batches count, too
         self._warm = self._given_up = False
 
     @property
@@ -97,12 +98,10 @@ class ClipValues:
             return None
         # Weight decay moves the weights without a gradient, too: by so little that its S is no measure of a step's.
         steered = [any(x.grad_norm != 0 for x in mini_batches[:index]) for index in range(len(mini_batches))]
-        if mini_batches[0].number > 0:  # pi_old is another policy
-            steered = [True] * len(mini_batches)
         moved = [
             (index, mini_batch)
             for index, mini_batch in enumerate(mini_batches)
-            if mini_batch.number > 0 and steered[index]
+            if self._every or (mini_batch.number > 0 and steered[index])
         ]
         if len(mini_batches) == 1 and not moved and not self.values:
             self._given_up, self._measurement.scale = True, 1.0

@@ -21,7 +21,7 @@ from transfer_queue import KVBatchMeta
 from fspo.calibration import DriftMeasurement
 from fspo.diagnostics import LengthDiagnostics, noise_floor
 from fspo.records import FUNNEL_FILE
-from fspo.responses import Responses
+from fspo.responses import EVERY_MINI_BATCH, Responses
 from fspo.table import FOLDER, Rows, TableWriter, join_rows
 from fspo.types import BandState
 
@@ -37,15 +37,14 @@ class StepAccounts:
     def __init__(self, config: DictConfig, reporter: Reporter) -> None:
         self._config, self._reporter = config, reporter
         self._settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
+        self._every_mini_batch = config.fspo.pi_old == "rollout"
         self._band_controller: DriftMeasurement | None = None
         if self._settings is not None and self._settings.needs_state:
             self._band_controller = DriftMeasurement(window=config.fspo.calibration_rounds)
         #: What the loss is divided by.
         self.loss_scale = LossScale(config)
         self._clip_values = ClipValues(config) if config.fspo.clip_values == "measured" else None
-        self._diagnostics = LengthDiagnostics(
-            window=config.fspo.window_steps, s_max=math.inf if self._settings is None else self._settings.s_max
-        )
+        self._diagnostics = LengthDiagnostics(window=config.fspo.window_steps)
         self.funnel = LengthFunnel()
         self._warned_margin = math.inf
         self._warned_drift = False
@@ -69,7 +68,6 @@ class StepAccounts:
     def stateful_parts(self) -> dict[str, Stateful | None]:
         """The parts whose state a checkpoint has."""
         return {
-            "diagnostics": self._diagnostics,
             "band_controller": self._band_controller,
             "loss_scale": self.loss_scale,
             "clip_values": self._clip_values,
@@ -106,7 +104,7 @@ class StepAccounts:
             )
             self.note()
         rows = join_rows([mini_batch.rows for mini_batch in mini_batches])
-        responses = Responses.of_rows(rows)
+        responses = Responses.of_rows(rows, self._every_mini_batch)
         metrics = self._diagnostics.update(responses)
         if len(unmoved := responses.unmoved()):
             metrics |= self._noise_floor_metrics(unmoved)
@@ -127,7 +125,7 @@ class StepAccounts:
         with_gradient = responses.select(responses.advantage_B != 0)
         if self._band_controller is not None and with_gradient.moved_B.any():
             self._band_controller.update(with_gradient)
-        metrics |= outcome_metrics(outcomes, self._diagnostics) | _shares_of_all(rows)
+        metrics |= outcome_metrics(outcomes, self._diagnostics) | _shares_of_all(rows, self._every_mini_batch)
         without_gradient = len(rows.get("A", ())) > 0 and not rows["A"].any()
         if (warning := self._equal_rewards.warning(step, outcomes, last, without_gradient, read)) is not None:
             self._reporter.say(warning)
@@ -145,7 +143,7 @@ class StepAccounts:
 
     def _noise_floor_metrics(self, unmoved: Responses) -> dict[str, float]:
         """How much of S is rounding; a warning if the band is too close to it, again only when it has doubled."""
-        floor = noise_floor(unmoved, self._diagnostics.bins, self._settings, self.band_state)
+        floor = noise_floor(unmoved, self._settings, self.band_state)
         if (warning := floor.warning()) is not None and floor.margin < self._warned_margin / 2:
             self._warned_margin = floor.margin
             self._reporter.say(f"{warning} (actor_rollout_ref.actor.shuffle=false gives the same packs)")
@@ -158,6 +156,7 @@ class StepAccounts:
                 loss = str(self._config.actor_rollout_ref.actor.policy_loss.loss_mode)
                 known = self._settings is not None or "inside" in rows
                 meta = {"loss": loss, "rule": "known" if known else "unknown"}
+                meta[EVERY_MINI_BATCH] = "yes" if self._every_mini_batch else "no"
                 if self._config.fspo.skip_zero_advantage:
                     meta["without_S"] = "A = 0"
                 self._table = TableWriter(folder, meta, run="run", first_step=step)
@@ -174,9 +173,9 @@ class StepAccounts:
             self._table.sync()
 
 
-def _shares_of_all(rows: Rows) -> dict[str, float]:
+def _shares_of_all(rows: Rows, every_mini_batch: bool) -> dict[str, float]:
     """Shares of all responses of the mini-batches that count, those without S among them."""
-    moved_B = np.asarray(rows.get("minibatch", ())) > 0
+    moved_B = (np.asarray(rows.get("minibatch", ())) > 0) | every_mini_batch
     values = {"fspo/advantage_zero_frac": rows.get("A", np.empty(0)) == 0, "fspo/truncated_frac": rows.get("truncated")}
     shares = {
         name: float(value_B[moved_B].mean())
