@@ -12,9 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner.checkpoints.integrity import (
     TRACKER_FILE,
-    Checkpoint,
     damage_of_rank,
-    newest_complete,
     remove_old,
     repair_tracker,
     resume_problems,
@@ -123,16 +121,6 @@ def test_an_unreadable_tracker_names_the_newest_whole_again(tmp_path: Path, left
     assert repair_tracker(config(tmp_path).trainer, KINDS) is None
 
 
-def test_a_save_killed_in_the_middle_leaves_the_one_before(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, 10)
-    killed_in_its_save = write_checkpoint(tmp_path, 20, track=False)
-    (killed_in_its_save / "data.pt").unlink()
-    cut(killed_in_its_save / "actor" / "optim_world_size_2_rank_0.pt")
-    assert repair_tracker(config(tmp_path).trainer, KINDS) is None
-    assert problems_of(config(tmp_path)) == []
-    assert newest_complete(tmp_path, 2, KINDS) == Checkpoint(tmp_path / "global_step_10")
-
-
 @pytest.mark.parametrize(("mode", "left", "begins_again"), [
     ("fspo", "a cut file", True),
     ("fspo_separate_async", "no prompts under way", True),  # they are saved last
@@ -181,25 +169,23 @@ def test_a_pointer_to_nothing_is_refused_and_a_new_run_begins(tmp_path: Path) ->
     assert problems_of(config(tmp_path, mode="disable")) == []
 
 
-def test_old_checkpoints_of_earlier_starts_are_removed(tmp_path: Path) -> None:
+def left(root: Path) -> set[str]:
+    return {path.name for path in root.iterdir() if path.is_dir()}
+
+
+def test_old_ones_of_earlier_starts_and_half_ones_are_removed(tmp_path: Path) -> None:
     for step in (5, 9, 10, 13, 40):
         write_checkpoint(tmp_path, step, ranks=1)
     (tmp_path / "global_step_best").mkdir()
     remove_old(tmp_path, 13, 2)
     # The two newest up to now, a later one (of a run that was continued from before it), and what is no checkpoint.
-    left = {path.name for path in tmp_path.iterdir() if path.is_dir()}
-    assert left == {"global_step_10", "global_step_13", "global_step_40", "global_step_best"}
-
-
-def test_a_half_written_one_is_not_kept_for_a_whole_one(tmp_path: Path) -> None:
-    for step in (10, 20):
-        write_checkpoint(tmp_path, step, ranks=1)
-    cut(write_checkpoint(tmp_path, 23, ranks=1, track=False) / "data.pt")  # of a save that was killed
-    remove_old(tmp_path, 30, 2)  # before the save of step 30, where there is no room for it
-    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"global_step_20"}
-    cut(tmp_path / "global_step_20" / "data.pt")
-    remove_old(tmp_path, 30, 2)
-    assert (tmp_path / "global_step_20").exists(), "nothing whole would be left"
+    assert left(tmp_path) == {"global_step_10", "global_step_13", "global_step_40", "global_step_best"}
+    cut(write_checkpoint(tmp_path, 43, ranks=1, track=False) / "data.pt")  # of a save that was killed
+    remove_old(tmp_path, 50, 2)  # before the save of step 50, where there is no room for it
+    assert left(tmp_path) == {"global_step_40", "global_step_best"}
+    cut(tmp_path / "global_step_40" / "data.pt")
+    remove_old(tmp_path, 50, 2)
+    assert "global_step_40" in left(tmp_path), "nothing whole would be left"
 
 
 def test_export_finds_the_latest_finished_checkpoint(tmp_path: Path) -> None:

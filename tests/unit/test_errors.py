@@ -46,15 +46,6 @@ def test_a_failed_run_says_why_and_keeps_the_rest_in_its_log(tmp_path: Path) -> 
     assert unwritable == died.replace(str(log), str(tmp_path))
 
 
-def test_a_worker_that_ray_ended_for_memory_is_named_so(tmp_path: Path) -> None:
-    for text, is_said in {"killed due to the node running low on memory": True, "gone": False}.items():
-        sentence = str(
-            explained(RuntimeError(text), tmp_path / "log", death(Ended(Process("FSDP worker", 4520)), None), None)
-        )
-        assert sentence.startswith("the FSDP worker (process 4520) ")
-        assert [part in sentence for part in ("RAY_memory_usage_threshold", "ppo_max_token_len")] == [is_said] * 2
-
-
 def test_a_process_without_shared_memory_is_named_so(tmp_path: Path) -> None:
     log = tmp_path / "worker.err"
     code = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -64,29 +63,13 @@ def test_a_node_takes_a_ray_in_path_before_the_repository_s(
     assert done.stdout.split(":")[0] == used.replace("ROOT", str(tmp_path)), done.stderr
 
 
-def test_a_set_up_may_fail_within_and_its_failure_is_named(tmp_path: Path) -> None:
-    setup = tmp_path / "setup.sh"
-    setup.write_text('[ -z "$PS1" ] || echo shell\nfalse\nexport MINE=1\n')
-    print_mine = ("node.sh", "run", "/bin/bash", "-c", "echo $MINE")
-    done = bash(*print_mine, FSPO_ROOT=str(tmp_path), FSPO_SETUP=str(setup))
-    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
-    setup.write_text("return 3\n")
-    done = bash(*print_mine, FSPO_ROOT=str(tmp_path), FSPO_SETUP=str(setup))
-    assert done.returncode == 1 and f"FSPO_SETUP={setup} ended with status 3" in done.stderr and not done.stdout
-
-
-def test_files_may_be_many(tmp_path: Path) -> None:
-    done = bash("node.sh", "run", "/bin/bash", "-c", "ulimit -Sn", FSPO_ROOT=str(tmp_path))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert int(done.stdout) == max(soft, min(hard, 65536)), done.stderr
-
-
 def test_nobody_else_may_enter_the_folder_of_ray_s_files(tmp_path: Path) -> None:
     """Ray lets everybody write to the folder that it makes, and the address of the job's Ray stands in a file there."""
     with tempfile.TemporaryDirectory() as short:  # pytest's own may be too long for a socket of Ray's
         (log,) = join(tmp_path, short, SLURM_CPUS_ON_NODE="1").splitlines()
         private = Path(short, f"fspo-{os.getuid()}")
         assert f" --temp-dir={private}/test{os.getpid()}-1 " in log
+        assert " --num-cpus=1 " in log and "--address=10.0.0.1:20000" in log
         assert private.stat().st_mode & 0o777 == 0o700
         private.chmod(0o777)
         log = join(tmp_path, short, SLURM_CPUS_ON_NODE="1")
@@ -97,19 +80,14 @@ def test_nobody_else_may_enter_the_folder_of_ray_s_files(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("nodes", ["node1", "node1 node2"])
 def test_ray_listens_on_the_loopback_of_a_job_s_only_node(nodes: str, tmp_path: Path) -> None:
-    environment = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER GLOO_SOCKET_IFNAME VLLM_HOST_IP"
+    environment = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER GLOO_SOCKET_IFNAME VLLM_HOST_IP SLURM_JOB_END_TIME"
     srun = f'#!/bin/bash\nfor name in {environment}; do echo "$name=${{!name-}}" >>"$CALLS"; done\nexit 127\n'
-    launch(tmp_path, steps=srun, scontrol=f"#!/bin/sh\nprintf '%s\\n' {nodes}\n", GLOO_SOCKET_IFNAME="mine")
+    launch(tmp_path, steps=srun, scontrol=f"#!/bin/sh\nprintf '%s\\n' {nodes}\n", GLOO_SOCKET_IFNAME="mine", TZ="UTC")
     alone = nodes == "node1"
     seen = set((tmp_path / "calls").read_text().splitlines())
     assert f"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER={'0' if alone else ''}" in seen
+    assert "SLURM_JOB_END_TIME=1893553445" in seen, "the command knows when its time ends"
     assert {"GLOO_SOCKET_IFNAME=mine", f"VLLM_HOST_IP={'127.0.0.1' if alone else ''}"} <= seen
-
-
-@pytest.mark.parametrize(("on_node", "counted"), [("1", 1), ("1000", len(os.sched_getaffinity(0)))])
-def test_ray_counts_the_cpus_that_its_step_may_use(tmp_path: Path, on_node: str, counted: int) -> None:
-    log = join(tmp_path, "/tmp", SLURM_CPUS_ON_NODE=on_node)
-    assert f" --num-cpus={counted} " in log and "--address=10.0.0.1:20000" in log
 
 
 def join(folder: Path, ray_tmp: str, **variables: str) -> str:
@@ -193,31 +171,6 @@ def test_a_signal_reaches_the_command_as_a_file(tmp_path: Path, signal: str, req
     status, output, requeued = launch(tmp_path, steps=steps)
     assert (status, requeued) == (75, requeues), output
     assert (tmp_path / "run/slurm/7-restart-0/stop").exists()
-
-
-@pytest.mark.parametrize(
-    ("end", "variables", "seconds"),
-    [
-        ("2030-01-02T03:04:05", {"TZ": "UTC"}, "1893553445"),
-        ("N/A", {}, ""),
-        ("", {}, ""),
-        ("", {"SLURM_JOB_END_TIME": "12"}, "12"),
-    ],
-)
-def test_the_command_knows_when_its_time_ends(
-    tmp_path: Path, end: str, variables: dict[str, str], seconds: str
-) -> None:
-    steps = STEPS.replace('exit "$COMMAND" ;;', 'echo "ends: ${SLURM_JOB_END_TIME-}" >>"$CALLS"; exit 0 ;;')
-    assert steps != STEPS
-    launch(tmp_path, steps=steps, squeue=f"#!/bin/sh\necho '{end}'\n", **variables)
-    assert f"ends: {seconds}" in (tmp_path / "calls").read_text().splitlines()
-
-
-def test_a_job_that_is_cancelled_while_it_ends_is_not_requeued(tmp_path: Path) -> None:
-    steps = STEPS.replace("do sleep 0.1; done ;;\n    *res", f"do sleep 0.1; done; {UP}; kill -TERM $p ;;\n    *res")
-    assert steps != STEPS
-    status, output, requeued = launch(tmp_path, steps=steps)
-    assert (status, requeued) == (143, []), output
 
 
 def test_a_refused_requeue_is_no_success(tmp_path: Path) -> None:

@@ -9,22 +9,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from composing import composed
 
 from recipe.runner.faults import node
-from recipe.runner.launch import checks
-
-
-@pytest.mark.parametrize(
-    ("socket", "room"),
-    # Ray itself: bytes of session_2026-11-25_15-31-45_123456_1234567/sockets/plasma_store and of vLLM's uuid4.
-    [(node.RAY, 107 - 1 - 42 - 1 - 20), (node.VLLM, 107 - 1 - 36)],
-)
-def test_a_folder_too_long_for_sockets_is_named(socket: str, room: int) -> None:
-    folder = Path("/" + "t" * (room - 1))
-    assert list(node.socket_problems(folder, socket, "TMPDIR=x")) == []
-    (problem,) = node.socket_problems(folder.with_name("é" * (room // 2 + 1)), socket, "TMPDIR=x")
-    assert problem.startswith("TMPDIR=x: ") and "107" in problem and "shorter" in problem
 
 
 def test_gpus_in_exclusive_mode_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,20 +40,6 @@ def test_a_job_asks_on_the_node(tmp_path: Path) -> None:
         command[-2] = short
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout) == (0, f"{short}/fspo-{os.getuid()}/7-0\n"), done.stderr
-
-
-def test_a_run_with_a_ray_of_its_own_asks_before_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.delenv("RAY_TMPDIR", raising=False)
-    monkeypatch.setenv("TMPDIR", "/" + "x" * 100)
-    (problem,) = checks.node_problems(composed())
-    assert problem.startswith("TMPDIR=/xxx")
-    (problem,) = checks.node_problems(composed(f"++ray_kwargs.ray_init._temp_dir=/{'y' * 100}"))
-    assert problem.startswith("ray_kwargs.ray_init._temp_dir=/yyy")
-    monkeypatch.setenv("RAY_TMPDIR", "/tmp")
-    assert list(checks.node_problems(composed())) == []
-    monkeypatch.delenv("RAY_TMPDIR")
-    assert list(checks.node_problems(composed("++ray_kwargs.ray_init.address=auto"))) == []
 
 
 def test_a_folder_that_is_not_private_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,16 +160,6 @@ def test_a_signal_that_comes_twice_within_a_second_is_one(tmp_path: Path) -> Non
         assert process.communicate("goes on\n", timeout=30)[0] == "goes on\n\n" and process.returncode == 0
 
 
-def test_a_signal_that_cannot_be_written_down_ends_at_once(tmp_path: Path) -> None:
-    (tmp_path / "stop").symlink_to("/no/such/folder/stop")
-    with launcher(tmp_path, "update") as process:
-        assert process.stdout is not None and process.stderr is not None
-        process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
-        assert str(tmp_path / "stop") in process.stderr.read()
-
-
 def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
     with launcher(tmp_path, "imports", ignored=signal.SIGHUP) as process:
         assert process.stdout is not None

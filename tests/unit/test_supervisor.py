@@ -118,6 +118,9 @@ def test_a_stopped_process_explains_an_error_of_ray(
     watched.start({"control service of Ray (gcs_server)"})
     control.send_signal(signal.SIGSTOP)
     wait_until(lambda: processes.is_stopped(control.pid))
+    (tmp_path / PHASE_FILE).write_text("{")
+    assert read_phase(tmp_path) is None
+    write_phase(tmp_path, Phase(3, "update"))
     failed = watched.supervisor.explain(RuntimeError("Ray is gone"), tmp_path / "launcher.log")
     assert failed.of_process
     for part in (f"(process {control.pid}) is stopped", "during the update of step 3", f"{tmp_path}/launcher.log"):
@@ -205,12 +208,3 @@ def test_a_reaper_leaves_a_launcher_alone_that_goes_on(run_id: str, begin: Begin
     ended = subprocess.run(command, input="bye\n", capture_output=True, text=True, timeout=30)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert is_alive(next_run.pid)
-
-
-def test_a_phase_that_is_missing_or_damaged_is_none(tmp_path: Path) -> None:
-    assert read_phase(tmp_path) is None
-    write_phase(tmp_path, Phase(1, "weight sync", ending=True))
-    phase = read_phase(tmp_path)
-    assert phase is not None and phase.words() == "during the weight sync of step 1" and phase.ending
-    (tmp_path / PHASE_FILE).write_text("{")
-    assert read_phase(tmp_path) is None
