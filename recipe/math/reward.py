@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from recipe.math.answers import MathScorer, Status, Verdict, soft_overlong_penalty
+from recipe.math.answers import MathScorer, Status, Verdict
 from recipe.math.data import offline_task
 
 #: Statuses that are counted one by one as metrics; the string `status` in verl's dumps names all of them.
@@ -91,3 +91,18 @@ def compute_score(
         "data_source": data_source,
         "problem_id": f"{data_source}/{info.get('index')}" if problem is None else str(problem),
     }
+
+
+def soft_overlong_penalty(response_length: int, max_response_length: int, buffer_length: int) -> float:
+    """DAPO's soft overlong punishment (Yu et al. 2025, arXiv 2503.14476, equation 13), in [-1, 0].
+
+    With `L_max = max_response_length`, `L_cache = buffer_length` and L the response length, all in tokens: 0 up to
+    `L_max - L_cache`, then `((L_max - L_cache) - L) / L_cache`, and -1 beyond `L_max`.
+
+    Raises:
+        ValueError: a buffer outside (0, max_response_length].
+    """
+    if not 0 < buffer_length <= max_response_length:
+        raise ValueError(f"buffer_length={buffer_length} must be in (0, {max_response_length}], the longest response")
+    free = max_response_length - buffer_length
+    return min(0.0, max(-1.0, (free - response_length) / buffer_length))
