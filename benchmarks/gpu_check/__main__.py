@@ -42,7 +42,7 @@ STEPS = {
 }
 LIMIT_S = 1800
 #: Weights that a step writes, up to 28 GB at 8B's width; they go when it ends, however it ends.
-WEIGHTS: Final = {"smoke": "smoke/checkpoints", "preemption": "preemption/checkpoints"}
+WEIGHTS: Final = {"smoke": "smoke", "preemption": "preemption"}
 #: Packages may lie in folders of their own.
 PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 NOT_RUN: Final = "not run"

@@ -278,7 +278,7 @@ def preemption(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
         status = start.process.wait()
     finally:
         start.stop()
-    seconds, saved = time.monotonic() - begin, sorted(path.name for path in run.glob("checkpoints/global_step_*"))
+    seconds, saved = time.monotonic() - begin, sorted(path.name for path in run.glob("global_step_*"))
     numbers: Numbers = {"status": status, "from warning to end, s": seconds, "saved": ", ".join(saved) or "nothing"}
     if status != PREEMPTED or not saved:
         raise Failed(f"a warning should end the run with status {PREEMPTED} and a checkpoint", numbers)

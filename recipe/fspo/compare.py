@@ -164,11 +164,6 @@ def _problems_of(words: Sequence[str], is_own: bool) -> list[str]:
     except Refused as error:
         wrong, config = list(error.problems), error.config
     wrong += problems_of(config, JOB, overrides)
-    if config is not None and is_own and not wrong:
-        from recipe.fspo.config import unknown_scale
-
-        # A comparison of losses whose gradients differ by a factor would be one of learning rates.
-        wrong += filter(None, [unknown_scale(config)])
     return wrong
 
 

@@ -21,8 +21,6 @@ from verl.workers.config import PolicyLossConfig
 _ACTOR: Final = "actor_rollout_ref.actor"
 _POLICY_LOSS: Final = f"{_ACTOR}.policy_loss"
 
-#: Values of ``trainer.v1.trainer_mode`` that name a trainer of this recipe.
-TRAINER_MODES: Final = ("fspo", "fspo_colocate_async", "fspo_separate_async")
 #: Advantage estimators that compare the responses to one prompt, and need at least two.
 GROUP_ESTIMATORS: Final = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg", "grpo_passk")
 
@@ -49,20 +47,6 @@ def settings_of(policy_loss: DictConfig) -> dict[str, Any]:
     verls = {field.name for field in dataclasses.fields(PolicyLossConfig)} - {"loss_mode"}
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     return {name: value for name, value in values.items() if name not in verls}
-
-
-def unknown_scale(config: DictConfig) -> str | None:
-    """What ``fspo.match_scale=matched`` cannot do with an own loss that does not say how its gradient grows with L."""
-    policy_loss = config.actor_rollout_ref.actor.policy_loss
-    if config.fspo.match_scale == "native" or not is_users_loss(policy_loss):
-        return None
-    if settings_of(policy_loss).get("grad_scale") in ("1", "1/L"):
-        return None
-    return (
-        f"fspo.match_scale=matched leaves the gradient of loss_mode={policy_loss.loss_mode} as it is, because nothing "
-        "says how it grows with the response's length: give fspo.match_scale=native, or let the class of its settings "
-        'have the field grad_scale ("1" for a sum over tokens, "1/L" for a mean)'
-    )
 
 
 def policy_loss_settings(policy_loss: DictConfig) -> SequenceLossSettings | None:
@@ -128,8 +112,6 @@ def complete_loss(config: DictConfig) -> None:
         values = dataclasses.asdict(settings) | {"_target_": "fspo.verl.SequencePolicyLossConfig"}
     elif is_users_loss(policy_loss):
         values = settings_of(policy_loss)
-        if note := unknown_scale(config):
-            print(f"note: {note}", flush=True)
     else:
         return
     with open_dict(policy_loss):
@@ -198,18 +180,6 @@ def own_scale(config: DictConfig) -> str | None:
         f"{_POLICY_LOSS}.grad_multiplier={factor} is the factor on the gradient: fspo.match_scale is off (native), and "
         "divides by no length besides"
     )
-
-
-def scales_with_length(policy_loss: DictConfig) -> bool:
-    """Whether the gradient of a response grows with its length L: a sum over its tokens, h(L) = 1, and not a mean.
-
-    The gradients of such losses (FSPO, RLOO, LUSPO) are about L times those of GSPO and of verl's token means, so a
-    common gradient-norm clip would bind always for the ones and never for the others. ``fspo.match_scale=matched``
-    divides them by a typical length. Of a loss of the user's the field ``grad_scale`` says it.
-    """
-    if (settings := policy_loss_settings(policy_loss)) is not None:
-        return settings.grad_scale == "1"
-    return is_users_loss(policy_loss) and settings_of(policy_loss).get("grad_scale") == "1"
 
 
 def complete_mode(config: DictConfig) -> None:

@@ -12,12 +12,9 @@ from recipe.math.data.offline_task import write_dataset
 from recipe.runner.launch import compose as runner
 from recipe.runner.launch.job import Job
 
-from fspo.fairness.lre import lre_in_words
-
 
 def _problems(config: DictConfig) -> Iterator[str]:
-    import recipe.fspo.policy_loss  # the losses, which are tried
-    import recipe.fspo.sqrt_mask  # noqa: F401  (a rule of the asynchronous modes)
+    import recipe.fspo.sqrt_rejection  # noqa: F401  (a rule of the asynchronous modes)
     from recipe.fspo.rules import problems  # imports verl: after the platform is exported
 
     return problems(config)
@@ -51,17 +48,11 @@ JOB: Final = Job(
     command="recipe.fspo.main",
     config=CONF_DIR / "fspo.yaml",
     name="fspo",
-    modules=("recipe.fspo.in_runner.trainer",),
+    modules=("recipe.fspo.trainer",),
     problems=_problems,
     complete=_complete,
     write_data=write_dataset,
     conclude=_conclude,
-    columns=(
-        ("length", "fspo/funnel/length_trained", "{:.0f}".format, ""),  # verl's own counts a tool's tokens, too
-        ("clipped", "fspo/clip_frac", "{:.1%}".format, "-"),
-        ("LRE", "fspo/lre_debiased fspo/lre_ci_low fspo/lre_ci_high", lre_in_words, "-"),
-        ("KL to start", "fspo/kl_to_start", "{:.4f}".format, ""),
-    ),
 )
 
 

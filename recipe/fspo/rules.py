@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,10 +19,9 @@ from typing import Any, Final, Literal
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
-from recipe.fspo import CONF_DIR
+from recipe.fspo import CONF_DIR, TRAINER_MODES
 from recipe.fspo.config import (
     GROUP_ESTIMATORS,
-    TRAINER_MODES,
     can_be_measured,
     clip_values_of,
     complete_settings,
@@ -44,7 +42,7 @@ from recipe.runner.launch.trial import (
     loss_problems,
     why_zero_advantages_count,
 )
-from recipe.runner.launch.values import Count, Positive, Share, kind_problems, type_problems, types_of
+from recipe.runner.launch.values import Share, kind_problems, type_problems, types_of
 
 from fspo.files import folder_problem
 from fspo.losses import ALGORITHMS, LOSSES, resolve_settings
@@ -81,12 +79,7 @@ _NEEDED: Final = {
 class FspoSettings:
     """The settings ``fspo.*``; ``conf/base.yaml`` has their values and says what each does."""
 
-    window_steps: Count
     kl_to_start: bool
-    pi_old: Literal["actor", "rollout"]
-    allow_uncorrected: bool
-    calibration_rounds: Count
-    reference_length: Positive | None
     match_scale: Literal["matched", "native"]
     clip_values: Literal["measured", "published"] | None
     accept: Share
@@ -269,7 +262,7 @@ def plain_problems(config: DictConfig) -> Iterator[str]:
         return
     yield from _rollout_problems(config)
     if _is_ours(config):
-        import recipe.fspo.sqrt_mask  # noqa: F401  (a rule that the trainer adds)
+        import recipe.fspo.sqrt_rejection  # noqa: F401  (a rule that the trainer adds)
 
         if problems := list(_plain_trainer_problems(config)):
             yield from problems
@@ -288,13 +281,6 @@ def plain_problems(config: DictConfig) -> Iterator[str]:
         yield from correction_problems(config)
         if config.trainer.use_v1:
             yield from estimator_problems(config)
-
-
-def audit_problems(config: DictConfig) -> Iterator[str]:
-    """A folder of ``FSPO_AUDIT`` that nothing can be written to, as this process sees it."""
-    folder = os.environ.get("FSPO_AUDIT")
-    if folder and not _is_ours(config) and (problem := folder_problem(Path(folder))):
-        yield f"FSPO_AUDIT={folder}: {problem}"
 
 
 def _plain_loss_problems(config: DictConfig) -> Iterator[str]:
@@ -342,18 +328,6 @@ def _plain_trainer_problems(config: DictConfig) -> Iterator[str]:
             "resumed: move it away, or give another trainer.experiment_name"
         )
     actor = config.actor_rollout_ref.actor
-    on_host = (
-        any(OmegaConf.select(actor, f"fsdp_config.{name}") for name in ("param_offload", "offload_policy"))
-        or OmegaConf.select(config, "trainer.device") == "cpu"
-    )
-    if config.trainer.v1.trainer_mode == "fspo_separate_async" and on_host and settings.get("pi_old") != "rollout":
-        # A run of recipe.fspo.main has what mends it: recipe/runner/verl_patches/weight_copies.py.
-        yield (
-            "trainer.v1.trainer_mode=fspo_separate_async with weights on the host "
-            f"({_ACTOR}.fsdp_config.param_offload or offload_policy, or a CPU): verl 0.9.1 keeps no copy of these, so "
-            "S would be 0 in every mini-batch: set param_offload and offload_policy to false, give "
-            "+fspo.pi_old=rollout, or train with python -m recipe.fspo.main mode=separate_async"
-        )
     if settings.get("clip_values") == "measured" and not can_be_measured(actor.policy_loss):
         yield (
             f"fspo.clip_values=measured: loss_mode={actor.policy_loss.loss_mode} has none that could be measured: "
@@ -361,29 +335,22 @@ def _plain_trainer_problems(config: DictConfig) -> Iterator[str]:
         )
 
 
+def _by_rollout(config: DictConfig) -> bool:
+    """Whether pi_old is the rollout engine's policy."""
+    return bool((config.algorithm.get("rollout_correction") or {}).get("bypass_mode"))
+
+
 def _ratio_problems(config: DictConfig) -> Iterator[str]:
     """Settings that make S or the importance ratios wrong, whoever trains."""
     rollout, correction = config.actor_rollout_ref.rollout, config.algorithm.get("rollout_correction") or {}
     corrects = correction.get("rollout_is") is not None or correction.get("rollout_rs") is not None
-    by_rollout = config.fspo.pi_old == "rollout"
-    needs = "fspo.pi_old=rollout" if by_rollout else "algorithm.rollout_correction"
+    by_rollout = _by_rollout(config)
+    needs = "algorithm.rollout_correction.bypass_mode=true" if by_rollout else "algorithm.rollout_correction"
     truncated = [
         f"{_ROLLOUT}.{name}={rollout[name]}" for name, off in (("top_p", 1), ("top_k", -1)) if rollout[name] != off
     ]
     if (corrects or by_rollout) and not rollout.calculate_log_probs:
         yield f"{_ROLLOUT}.calculate_log_probs=false: {needs} needs vLLM's log-probabilities; set it to true"
-    if corrects and by_rollout:
-        yield (
-            "algorithm.rollout_correction has no effect with fspo.pi_old=rollout: it compares vLLM's log-probabilities "
-            "with themselves; set fspo.pi_old to actor, or rollout_is and rollout_rs to null"
-        )
-    asynchronous = str(config.trainer.v1.trainer_mode).endswith("_async")
-    if asynchronous and not (corrects or by_rollout or config.fspo.allow_uncorrected):
-        yield (
-            "algorithm.rollout_correction.rollout_rs=null keeps responses however old their weights are, and S is "
-            "measured from newer ones. Set rollout_rs=seq_sqrt_k1, or fspo.pi_old=rollout, or "
-            "fspo.allow_uncorrected=true (docs/async.md)"
-        )
     # Truncated sampling: the log-probabilities are those of another distribution (trl#6789).
     if truncated:
         yield (
@@ -457,7 +424,7 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
             "differently; set them equal",
         ),
         (
-            mode == "fspo" and config.fspo.pi_old != "rollout" and not config.evaluate and _never_clips(config),
+            mode == "fspo" and not _by_rollout(config) and not config.evaluate and _never_clips(config),
             f"{_ACTOR}.ppo_mini_batch_size={mini_batch}",
             f"is data.train_batch_size={config.data.train_batch_size}: a rollout batch has one update, in which S is 0 "
             "and nothing is ever clipped. Set it to a smaller divisor of the batch, or take algo=unclipped",
@@ -479,7 +446,6 @@ def _correction_problems(config: DictConfig) -> Iterator[str]:
     weights, rules = correction.get("rollout_is"), correction.get("rollout_rs")
     by_token = "token_" in str(rules)
     for key, wrong, why in (
-        ("bypass_mode", correction.get("bypass_mode"), "replaces the loss by verl's own: set it to false"),
         ("rollout_is", weights not in (None, "sequence"), "is one weight per token: set it to sequence or null"),
         ("rollout_rs", by_token, "removes tokens, and S and L would be those of the rest: take a rule seq_..."),
     ):

@@ -49,8 +49,8 @@ from verl.single_controller.ray import (  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.workers.utils.padding import response_from_nested  # noqa: E402
 
-from recipe.fspo.in_runner.worker import RunTrainingWorker, RunWorker  # noqa: E402
 from recipe.fspo.recorder import join_ranks  # noqa: E402
+from recipe.fspo.worker import FSPOWorker, RecordingTrainingWorker  # noqa: E402
 from recipe.runner.launch.prepare import on_this_machine  # noqa: E402
 
 SEQUENCES, MINI_BATCHES, PROMPT, LONGEST = 32, 2, 8, 48
@@ -62,7 +62,7 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
     return whole.detach().to(torch.float64).flatten()
 
 
-class KeepingWorker(RunTrainingWorker):
+class KeepingWorker(RecordingTrainingWorker):
     """Keeps the whole gradient of each mini-batch, before it is clipped."""
 
     def reset(self) -> None:
@@ -78,7 +78,7 @@ class KeepingWorker(RunTrainingWorker):
         self.engine.optimizer_step = keep_and_step
 
 
-class KeptWorker(RunWorker):
+class KeptWorker(FSPOWorker):
     """Asked for its gradients and weights."""
 
     actor_worker_cls = KeepingWorker
@@ -187,7 +187,6 @@ def main() -> None:
     config = on_this_machine(CONFIG)
     start_ray(config)
     workers = start_workers(config)
-    workers.record()
     workers.begin_run(str(FOLDER))
     rows = torch.load(BATCH) if BATCH.exists() else record(workers)
     _, before = workers.kept()[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ def clip_values(
 
     The run is killed after the steps ``kills`` and resumed from their checkpoints.
     """
-    from recipe.fspo.accounting.measured import ClipValues
+    from fspo.audit import minibatch_numbers
+    from recipe.fspo.measured_values import ClipValues
     from recipe.fspo.recorder import MiniBatch as Recorded
     from recipe.fspo.recorder import join_ranks
 
@@ -66,7 +68,6 @@ def clip_values(
             by_rank.append(
                 [
                     Recorded(
-                        part.number,
                         {name: np.asarray(column)[rank::ranks] for name, column in part.rows.items()},
                         part.grad_norm,
                         part.learning_rate,
@@ -74,7 +75,9 @@ def clip_values(
                     for part in step
                 ]
             )
-        values.add(join_ranks(by_rank), None, number)
+        joined = join_ranks(by_rank)
+        moved = [place > 0 for place in minibatch_numbers([part.moves for part in joined])]
+        values.add(joined, moved, None, number)
         if number in kills:
             state, values = copy.deepcopy(values.state_dict()), ClipValues(config)
             values.load_state_dict(state)
@@ -83,7 +86,7 @@ def clip_values(
 
 def divisors(lengths: Sequence[Any], kills: Sequence[int] = (), of_one_batch: bool = False) -> list[float]:
     """What a run divides ``fspo`` by in updates with responses of these lengths, each a rollout batch unless said."""
-    from recipe.fspo.accounting.measured import LossScale
+    from recipe.fspo.measured_values import LossScale
 
     config, used = _config(), []
     scale = LossScale(config)
@@ -127,7 +130,7 @@ def begun(folder: Path, *words: str) -> Path:
 
 def saved(folder: Path, step: int) -> Path:
     """A checkpoint of one rank as verl's FSDP manager writes it, which the tracker names."""
-    root = folder / "checkpoints"
+    root = folder
     place = root / f"global_step_{step}"
     (place / "actor").mkdir(parents=True)
     for name in ("model", "optim", "extra_state"):
@@ -145,23 +148,23 @@ def evicted(
     import transfer_queue
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-    from recipe.fspo.accounting.funnel import LengthFunnel
-    from recipe.fspo.accounting.replay_buffer import counting
+    from fspo.records import complete_lines
+    from recipe.fspo.replay_buffer import ordered
 
     def read(keys: list[str], **_: Any) -> dict[str, Any]:
         rows = [torch.ones(3, dtype=torch.int64) for _ in keys]
         return {"response_mask": torch.nested.nested_tensor(rows, layout=torch.jagged)}
 
-    funnel = LengthFunnel()
     settings = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}
+    ends = Path(tempfile.mkdtemp()) / "ends.jsonl"
     # TransferQueue in memory, of responses of three tokens.
     with patch.multiple(transfer_queue, kv_batch_get=read, kv_clear=lambda **_: None):
-        buffer = counting(ReplayBufferAsync("separate_async", {}, **settings), funnel, 2, {})
+        buffer = ordered(ReplayBufferAsync("separate_async", {}, **settings), ends, 2)
         for prompt, count in groups.items():
             buffer.partitions["train"] |= {f"{prompt}_{i}_0": {"response_len": 3} for i in range(count)}
-        funnel.start(sum(groups.values()))
         buffer._evict_terminal_groups(3, "train", ({*stale}, set(), {*failed}, Counter()))
         buffer._clear_groups("train", {*surplus})
-    metrics, _ = funnel.end_step(3)
-    names = ("stale", "filtered", "failed", "surplus")
-    return {name: int(n) for name in names if (n := metrics.get(f"fspo/funnel/{name}", 0))}
+    ended: Counter[str] = Counter()
+    for line in complete_lines(ends):
+        ended[line["reason"]] += len(line["lengths"])
+    return dict(ended)

@@ -49,11 +49,10 @@ class Policy:
     """
 
     def __init__(self, config: Any, folder: Path, tokens: list[torch.Tensor], mini_batch: int) -> None:
-        from recipe.fspo.in_runner.worker import RunWorker
+        from recipe.fspo.worker import FSPOWorker
 
-        self.worker = RunWorker(config=config.actor_rollout_ref, role="actor")
+        self.worker = FSPOWorker(config=config.actor_rollout_ref, role="actor")
         self.worker.init_model()
-        self.worker.record()
         self.worker.begin_run(str(folder))
         self.tokens, self.mini_batch = tokens, mini_batch
 

@@ -28,7 +28,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-import recipe.fspo.sqrt_mask  # noqa: F401  (adds a rule to verl's; in a run the plugin imports it)
+import recipe.fspo.sqrt_rejection  # noqa: F401  (adds a rule to verl's; in a run the plugin imports it)
 from fspo.table import TableWriter
 from recipe.fspo.rules import problems as problems_of_settings
 from recipe.runner.launch.compose import verl_config_dir

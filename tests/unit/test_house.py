@@ -22,7 +22,7 @@ LAYERS: dict[str, set[str]] = {
     "recipe.runner.checkpoints": {"recipe.runner.cpu", "recipe.runner.faults"},
     "recipe.runner.launch": {
         *("recipe.runner.cpu", "recipe.runner.faults", "recipe.runner.verl_patches", "recipe.runner.checkpoints"),
-        *("recipe.runner.ranks", "recipe.runner.ray_worker"),
+        *("recipe.runner.ranks", "recipe.runner.ray_worker", "recipe.runner.progress"),
     },
 }
 #: What the other packages of the recipe may import of the library, each besides itself. The runner: files, texts, a run
@@ -34,11 +34,6 @@ MAY: dict[str, tuple[str, ...]] = {
     ),
     "recipe.math": (*("fspo.fairness.bootstrap", "fspo.fairness.lre", "fspo.files", "fspo.markdown", "fspo.wording"),),
 }
-#: What of recipe.fspo may import the runner: commands, a run's trainers, rules in a driver, verl's entry point (for the
-#: CPU platform). Trainer, worker and losses work in verl's own command.
-WITH_THE_RUNNER = tuple(
-    f"recipe.fspo.{name}" for name in ("main", "job", "compare", "in_runner", "rules", "plugin", "import_hook")
-)
 #: The modules of the library that know a trainer; nothing in it imports them.
 OPTIONAL = ("fspo.trl", "fspo.verl")
 Graph = dict[str, set[str]]
@@ -86,8 +81,6 @@ def breaches(graph: Graph) -> Iterator[str]:
                 allowed &= all(module == f"fspo.{trainer}" or not inside(other, trainer) for trainer in ("trl", "verl"))
             else:
                 allowed = inside(module, "benchmarks") or not inside(other, "benchmarks")
-            if inside(module, "recipe.fspo") and inside(other, "recipe.runner"):
-                allowed &= inside(module, *WITH_THE_RUNNER)
             for package, names in MAY.items():
                 if inside(module, package) and inside(other, "fspo", "recipe"):
                     allowed = other == "recipe" or inside(other, package, *names)
@@ -166,31 +159,20 @@ assert not [problem for problem in JOB.problems(asynchronous) if "rollout_rs" in
 """
 
 VERL_ON_GPUS = """
-import sys, verl, recipe.fspo.in_runner.worker
+import sys, verl, recipe.fspo.worker
 from verl.plugin.platform import PlatformRegistry
 assert "cpu" not in PlatformRegistry.registered_names()
 present = [name for name in sys.modules if name.startswith("recipe.runner.cpu")]
 assert not present, present
 """
 
-#: verl's own command imports nothing of the runner but its plugin; a run's trainers replace the plain ones.
-PLAIN_TRAINERS = """
+#: The trainers are imported where verl is asked for one of them.
+TRAINERS_WHEN_ASKED = """
 import sys, verl
-present = {name for name in sys.modules if name.startswith("recipe.runner")}
 from verl.trainer.ppo.v1 import get_trainer_cls
 assert "recipe.fspo.trainer" not in sys.modules, "every agent loop's process imports this package of verl's"
 names = ("fspo", "fspo_colocate_async", "fspo_separate_async")
 assert {get_trainer_cls(name).__module__ for name in names} == {"recipe.fspo.trainer"}
-assert {name for name in sys.modules if name.startswith("recipe.runner")} == present
-import recipe.fspo.in_runner.trainer
-assert {get_trainer_cls(name).__module__ for name in names} == {"recipe.fspo.in_runner.trainer"}
-"""
-TRAINERS_OF_A_RUN = """
-import recipe.fspo.in_runner.trainer
-import recipe.fspo.trainer
-from verl.trainer.ppo.v1 import get_trainer_cls
-names = ("fspo", "fspo_colocate_async", "fspo_separate_async")
-assert {get_trainer_cls(name).__module__ for name in names} == {"recipe.fspo.in_runner.trainer"}
 """
 
 AUDIT_IN_A_PROCESS_THAT_TRAINS_NOTHING = """
@@ -215,8 +197,7 @@ for method in (Tracking.log, TrainingWorker.train_batch, TrainingWorker.train_mi
             id="an audit waits for what it wraps",
             marks=pytest.mark.slow,
         ),
-        pytest.param(PLAIN_TRAINERS, ON_CPUS, id="plain trainers, then a run's", marks=pytest.mark.slow),
-        pytest.param(TRAINERS_OF_A_RUN, ON_CPUS, id="a run's trainers, then plain ones", marks=pytest.mark.slow),
+        pytest.param(TRAINERS_WHEN_ASKED, ON_CPUS, id="trainers when one is asked for", marks=pytest.mark.slow),
         pytest.param(VERL_ON_GPUS, {}, id="a GPU run imports nothing of CPUs", marks=pytest.mark.slow),
     ],
 )

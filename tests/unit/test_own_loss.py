@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,21 +11,16 @@ from typing import Any
 import pytest
 import torch
 from batches import random_batch
-from composing import composed, composed_from
+from composing import composed
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 from verl.utils.config import omega_conf_to_dataclass
 
-import fspo.verl
 from fspo.losses import sequence_policy_loss
-from fspo.types import SequenceLossOutput, SequenceLossSettings
-from recipe.fspo import compare
+from fspo.types import SequenceLossSettings
 from recipe.fspo import rules as method
-from recipe.fspo.compare import parse
-from recipe.fspo.config import scales_with_length
-from recipe.fspo.job import JOB, choices, compose
-from recipe.fspo.recorder import Recorder
+from recipe.fspo.job import JOB
 from recipe.runner.launch import run_folder, trial
 from recipe.runner.launch.compose import parsed
 from recipe.runner.launch.prepare import on_this_machine
@@ -46,23 +40,17 @@ def configured(*overrides: str) -> DictConfig:
     return composed(SEARCH, "algo=fspo_power", *overrides)
 
 
-def outcome(config: DictConfig) -> tuple[torch.Tensor, Any, SequenceLossOutput]:
-    """Loss, gradient and what a worker records, of the loss as verl calls it."""
+def outcome(config: DictConfig) -> tuple[torch.Tensor, Any]:
+    """Loss and gradient of the loss as verl calls it."""
     actor = SimpleNamespace(
         policy_loss=instantiate(config.actor_rollout_ref.actor.policy_loss),
         global_batch_info={"global_batch_size": 64, "dp_size": 1},
     )
     inputs = batch()
     inputs["log_prob"].requires_grad_()
-    recorder = Recorder()
-    recorder.enable(max_response_length=300)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fspo.verl, "recorder", recorder)
-        loss, _ = get_policy_loss_fn("fspo_power")(**inputs, loss_agg_mode="token-mean", config=actor)
+    loss, _ = get_policy_loss_fn("fspo_power")(**inputs, loss_agg_mode="token-mean", config=actor)
     loss.backward()
-    output = recorder.pop_output()
-    assert output is not None
-    return loss.detach(), inputs["log_prob"].grad, output
+    return loss.detach(), inputs["log_prob"].grad
 
 
 def batch() -> dict[str, torch.Tensor]:
@@ -71,7 +59,7 @@ def batch() -> dict[str, torch.Tensor]:
 
 
 def test_it_is_a_loss_like_the_librarys(own_loss: Path) -> None:
-    loss, gradient, _ = outcome(configured(f"{KEY}.exponent=0.5"))  # FSPO's band
+    loss, gradient = outcome(configured(f"{KEY}.exponent=0.5"))  # FSPO's band
     inputs = batch()
     inputs["log_prob"].requires_grad_()
     settings = SequenceLossSettings(c_low=0.02, c_high=0.02)
@@ -81,9 +69,6 @@ def test_it_is_a_loss_like_the_librarys(own_loss: Path) -> None:
     expected.backward()
     torch.testing.assert_close(loss, expected.detach())
     torch.testing.assert_close(gradient, inputs["log_prob"].grad)
-    _, _, output = outcome(configured())
-    torch.testing.assert_close(output.upper_B, 0.02 * output.length_B.double() ** 0.6, rtol=0.01, atol=0)
-    assert 0 < int(output.accepted_B.sum()) < 64
 
 
 def test_its_settings_are_checked_and_completed(own_loss: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +77,6 @@ def test_its_settings_are_checked_and_completed(own_loss: Path, monkeypatch: pyt
     JOB.complete(config)
     loss = config.actor_rollout_ref.actor.policy_loss
     assert (loss.exponent, loss.clip, loss.grad_scale, loss.band) == (0.7, 0.02, "1", "+- clip L^exponent")
-    assert scales_with_length(loss), "so that fspo.match_scale=matched divides it"
 
 
 @pytest.mark.parametrize(
@@ -137,20 +121,6 @@ def test_a_loss_without_its_class_of_settings_is_told_what_works(loss_mode: str,
         assert loss.isfinite()
 
 
-def test_a_loss_that_does_not_say_how_it_scales_keeps_its_gradient_and_a_line_says_so(
-    own_loss: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = own_loss / "my_loss.py"
-    source.write_text(source.read_text().replace("grad_scale: str", "scale: str"))
-    for overrides, lines in (((), 1), (("fspo.match_scale=native",), 0)):
-        config = configured(*overrides)
-        assert list(problems(config)) == []
-        JOB.complete(config)
-        assert not scales_with_length(config.actor_rollout_ref.actor.policy_loss)
-        printed = capsys.readouterr().out
-        assert printed.count("fspo.match_scale=native") == printed.count("loss_mode=fspo_power") == lines
-
-
 def test_a_loss_without_settings_is_a_library(own_loss: Path) -> None:
     library = [f"{KEY}._target_=verl.workers.config.PolicyLossConfig", f"~{KEY}.exponent", f"~{KEY}.clip"]
     config = configured(*library, "actor_rollout_ref.model.external_lib=my_loss")
@@ -159,21 +129,6 @@ def test_a_loss_without_settings_is_a_library(own_loss: Path) -> None:
     assert f"{KEY}.loss_mode=fspo_power " in problem and "'exponent'" in problem
     JOB.complete(config)
     assert "exponent" not in config.actor_rollout_ref.actor.policy_loss
-
-
-def test_a_comparison_takes_it_or_says_what_it_needs(own_loss: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipe.fspo.compare.compose", composed_from)
-    assert "fspo_power" in choices("algo", [SEARCH]) and "fspo_power" not in choices("algo")
-    algos = "algos=[fspo,fspo_power]"
-    request = parse([SEARCH, algos, "seeds=[1]"])
-    assert [run.algo for run in request.runs()] == ["fspo", "fspo_power"]
-    assert list(problems(composed(*parse([]).overrides, SEARCH, "algo=fspo_power"))) == []
-    source = own_loss / "my_loss.py"
-    source.write_text(source.read_text().replace("grad_scale: str", "scale: str"))
-    del sys.modules["my_loss"]
-    monkeypatch.setattr("recipe.fspo.compare.compose", compose)
-    (problem,) = compare.problems(parse([SEARCH, algos, "seeds=[1]"]))
-    assert re.search("algo=fspo_power: fspo.match_scale=matched .* fspo.match_scale=native", problem)
 
 
 def test_what_was_run_is_in_the_run_folder(own_loss: Path, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from test_checkpoints import write_checkpoint
 from fspo.table import FOLDER, TableWriter
 from recipe.fspo.job import JOB
 from recipe.fspo.main import main as main_of_fspo
+from recipe.fspo.trainer import COLUMNS
 from recipe.math.data.offline_task import write_dataset
 from recipe.runner.checkpoints.integrity import Checkpoint, latest, resumed_from, step_folder
 from recipe.runner.faults.errors import TrainingFailed
@@ -44,12 +45,12 @@ from recipe.runner.launch.commands import launch_or_exit, next_commands
 from recipe.runner.launch.compose import Refused, parsed, quoted, text_of
 from recipe.runner.launch.inputs import write_offline_task
 from recipe.runner.launch.prepare import on_this_machine, prepare, turn_into_evaluation
-from recipe.runner.launch.progress import PROGRESS, step_line, validation_line
 from recipe.runner.launch.run_folder import Changes, Start
 from recipe.runner.launch.run_settings import Resume, resume_of
 from recipe.runner.launch.start import launch
 from recipe.runner.launch.values import PreflightError
 from recipe.runner.main import main
+from recipe.runner.progress import PROGRESS, RunLog, step_line, validation_line
 
 SMALL_TASK = ("data.offline_task.n_train=64", "data.offline_task.n_test=8")
 LR = "actor_rollout_ref.actor.optim.lr"
@@ -102,7 +103,7 @@ def begun(folder: Path, *overrides: str, step: int = 1) -> Path:
 
 def saved_by(folder: Path, *steps: int) -> Path:
     """Checkpoints that can be resumed, the last of which the tracker names; the folder of the first."""
-    first, *_ = [write_checkpoint(folder / "checkpoints", step, ranks=1) for step in steps]
+    first, *_ = [write_checkpoint(folder, step, ranks=1) for step in steps]
     return first
 
 
@@ -313,17 +314,17 @@ def test_a_run_json_that_cannot_be_written_at_the_end_changes_no_status(
 
 def test_run_log_appends_and_writes_only_numbers_on_whole_lines(tmp_path: Path) -> None:
     config = OmegaConf.create({"run": {"dir": str(tmp_path)}})
-    log = run_folder.RunLog(config, total_steps=2)
+    log = RunLog(config.run.dir, total_steps=2)
     log.log({"a": np.float64(1.5), "b": float("nan"), "c": np.int64(2)}, step=1)
-    run_folder.RunLog(config, total_steps=2).log({"a": 2.0}, step=2)  # a resumed run
+    RunLog(config.run.dir, total_steps=2).log({"a": 2.0}, step=2)  # a resumed run
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == [{"step": 1, "metrics": {"a": 1.5, "b": None, "c": 2}}, {"step": 2, "metrics": {"a": 2.0}}]
 
 
 def test_lines_leave_out_what_was_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert step_line(3, 20, {"critic/rewards/mean": 0.5, "fspo/lre_debiased": None}) == "step 3/20  reward 0.500"
-    monkeypatch.setattr(PROGRESS, "columns", JOB.columns)
-    lengths = {"response_length/mean": 72.0, "fspo/funnel/length_trained": 36.0}  # half of it a tool's
+    monkeypatch.setattr(PROGRESS, "columns", COLUMNS)
+    lengths = {"response_length/mean": 72.0, "fspo/length_trained": 36.0}  # half of it a tool's
     assert step_line(3, 20, lengths) == "step 3/20  length 36  clipped -  LRE -"
     nothing_clipped = {"critic/rewards/mean": 0.5, "fspo/clip_frac": 0.0}
     assert step_line(3, 20, nothing_clipped) == "step 3/20  reward 0.500  clipped 0.0%  LRE -"
@@ -356,7 +357,7 @@ def test_the_folder_alone_restores_the_settings(tmp_path: Path) -> None:
     assert given(f"run.dir={tmp_path}/new")[0].fspo.algo == "fspo"
     elsewhere = tmp_path.rename(f"{tmp_path}_moved")
     config = given(f"resume={elsewhere}")[0]
-    assert config.trainer.default_local_dir == f"{elsewhere}/checkpoints"
+    assert config.trainer.default_local_dir == str(elsewhere)
     assert config.data.train_files == [f"{elsewhere}/data/train.parquet"]
     assert changed_settings(on_this_machine(config)) == []
 
@@ -506,7 +507,7 @@ def test_length_logs_and_machine_may_change_and_what_is_allowed(
 def test_changes_are_recorded_with_their_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begun(tmp_path)
     saved_by(tmp_path, 10, 20)
-    back = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/checkpoints/global_step_10")
+    back = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/global_step_10")
     run_folder.begin(prepared(f"resume={tmp_path}", *back, "trainer.save_freq=5"))
     assert "trainer.save_freq was 10, from step 11 on it is 5" in capsys.readouterr().out
     start = prepared(f"resume={tmp_path}")
@@ -807,7 +808,7 @@ def test_a_healthy_resume_opens_each_file_of_its_checkpoint_once(
 
     monkeypatch.setattr(zipfile, "is_zipfile", counted)
     start = prepared(f"run.dir={tmp_path}", *SMALL_TASK)
-    assert start.checkpoint == Checkpoint(tmp_path / "checkpoints/global_step_20") and start.step == 20
+    assert start.checkpoint == Checkpoint(tmp_path / "global_step_20") and start.step == 20
     assert sorted(opened) == sorted(start.checkpoint.folder.rglob("*.pt"))
 
 

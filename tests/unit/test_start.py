@@ -22,8 +22,8 @@ from recipe.runner.faults.preemption import ENDING, STOP_VARIABLE, ask_to_stop, 
 from recipe.runner.launch import start
 from recipe.runner.launch.commands import launch_or_exit
 from recipe.runner.launch.compose import parsed
-from recipe.runner.launch.progress import Progress
 from recipe.runner.launch.trainer_process import TaskRunner
+from recipe.runner.progress import Progress
 
 #: verl's own part, and the supervisor of Ray's processes, are not here.
 NO_SUPERVISOR = SimpleNamespace(
@@ -107,5 +107,5 @@ def test_the_trainer_has_its_job_s_variables_whoever_has_started_its_ray(monkeyp
     variables = preemption.job_variables()
     monkeypatch.setenv(STOP_VARIABLE, "/another/stop")
     monkeypatch.setenv("SLURM_JOB_END_TIME", "1")
-    TaskRunner((), (), {}, variables)
+    TaskRunner((), {}, variables)
     assert os.environ[STOP_VARIABLE] == "/job/stop" and preemption.time_left_s() == float("inf")

@@ -17,7 +17,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.v1 import trainer_base
 
-import recipe.fspo.policy_loss  # noqa: F401  (registers the losses)
+import fspo.verl  # noqa: F401  (registers the losses)
 from recipe.fspo.rules import plain_problems
 from recipe.runner.launch import trial
 from recipe.runner.launch.trial import estimator_problems

@@ -31,8 +31,6 @@ class Job:
             another origin is in the way.
         conclude: Called with the configuration of a run that has finished.
         resumes: Whether the run goes on in its folder, so that its settings must be those of the folder.
-        columns: Numbers of a step's line, further ones or in place of the runner's of that label: label, metrics
-            (blanks between them), format, and what stands for those that a step does not have; empty: nothing.
     """
 
     command: str
@@ -44,4 +42,3 @@ class Job:
     write_data: Callable[..., object] | None = None
     conclude: Callable[[DictConfig], None] = lambda config: None
     resumes: bool = True
-    columns: tuple[tuple[str, str, str, str], ...] = ()

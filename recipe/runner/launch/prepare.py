@@ -71,7 +71,7 @@ def prepare(
     trainer, evaluates = config.trainer, bool(config.get("evaluate"))
     # Many scripts give another one: what else is wrong with them is said in the same go.
     saves_elsewhere = folder_problem(config)
-    trainer.default_local_dir = f"{config.run.dir}/checkpoints"
+    trainer.default_local_dir = str(config.run.dir)
     goes_on = job.resumes and not evaluates
     measured = resume if resume and resume.measured else None
     mended: integrity.Checkpoint | None = None
@@ -224,7 +224,9 @@ def turn_into_evaluation(config: DictConfig, checkpoint: integrity.Checkpoint | 
     folders = (run / (f"evaluation_{n}" if n > 1 else "evaluation") for n in itertools.count(1))
     folder = next(path for path in folders if not any(path.glob("validation/*.jsonl")))
     with open_dict(config):
-        config.run.dir = str(folder)
+        config.run.dir = config.trainer.default_local_dir = str(folder)
+        if checkpoint is not None:
+            config.trainer.update(resume_mode="resume_path", resume_from_path=str(checkpoint.folder))
         config.trainer.val_before_train = True
         config.trainer.val_only = True
         config.trainer.validation_data_dir = str(folder / "validation")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.metadata
-import json
-import math
 import platform
 import socket
 import sys
@@ -17,19 +15,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.files import atomic_path, write_json
-from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, append_records
+from fspo.records import CONFIG_FILE, INFO_FILE
 from recipe.runner.checkpoints.integrity import Checkpoint
 from recipe.runner.faults.phase import read_phase
 from recipe.runner.launch import end_of_turn
 from recipe.runner.launch.code_state import code_state
 from recipe.runner.launch.compose import SEARCH_PATH, key_of, own_folders, search_path, text_of
 from recipe.runner.launch.job import Job
-from recipe.runner.launch.progress import PROGRESS, step_line, validation_line
 from recipe.runner.launch.run_settings import has_results, run_info
 from recipe.runner.launch.secrets import as_given
 from recipe.runner.launch.values import PreflightError
@@ -177,13 +173,6 @@ def _written(overrides: Sequence[Override]) -> list[str]:
     return [*map(text_of, task), *([search_path(folders)] if folders else [])]
 
 
-def note(run_dir: str, **facts: Any) -> None:
-    """Add facts that are known only once the run is under way."""
-    path = Path(run_dir) / INFO_FILE
-    info = json.loads(path.read_text(encoding="utf-8"))
-    write_json(path, info | facts, allow_nan=True)
-
-
 def end(run_dir: str, status: str, error: str | None = None) -> None:
     """Record how the run ended: ``finished``, ``failed``, ``preempted`` or ``interrupted``; and why, if it failed.
 
@@ -206,45 +195,3 @@ def _earlier_starts(folder: Path, earlier: Mapping[str, Any]) -> list[dict[str, 
         last = datetime.fromtimestamp(phase.since, UTC).isoformat(timespec="seconds") if phase else began
         starts[-1] |= {"ended": max(last, began), "status": "killed"}
     return starts
-
-
-def _json_number(value: Any) -> float | int | None:
-    """A number that JSON can hold: NaN and infinities become null."""
-    value = value.item() if isinstance(value, np.generic) else value
-    return value if not isinstance(value, float) or math.isfinite(value) else None
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[Path]:
-    """Around a write to a file or folder of the run.
-
-    Raises:
-        ExplainedError: if the disk is full or fails.
-    """
-    try:
-        yield path
-    except OSError as error:
-        from recipe.runner.faults.errors import ExplainedError  # imports Ray
-
-        raise ExplainedError(
-            f"{path} cannot be written ({error.strerror or error}): make room, or mend the file system, before you "
-            "continue"
-        ) from error
-
-
-class RunLog:
-    """A logger beside verl's own (it has their ``log(data, step)``), whose file is always there."""
-
-    def __init__(self, config: DictConfig, total_steps: int) -> None:
-        self._folder = Path(config.run.dir)
-        self._total_steps = total_steps
-
-    def log(self, data: Mapping[str, Any], step: int) -> None:
-        """Append one line of metrics and tell the person who watches."""
-        metrics = {name: _json_number(value) for name, value in data.items()}
-        with writing(self._folder / METRICS_FILE) as path:
-            append_records(path, [{"step": step, "metrics": metrics}])
-        if "timing_s/step" in metrics:
-            PROGRESS.say(step_line(step, self._total_steps, metrics))
-        if validation := validation_line(step, metrics):
-            PROGRESS.say(validation)

@@ -244,7 +244,7 @@ def resume_of(overrides: Sequence[Override], job: Job) -> Resume | None:
     if len({os.path.abspath(str(override.value())) for override in named}) > 1:
         raise PreflightError(
             "resume=FOLDER is another way to write run.dir=FOLDER: give one of them. To begin another run with a "
-            "checkpoint: trainer.resume_mode=resume_path trainer.resume_from_path=RUN/checkpoints/global_step_N"
+            "checkpoint: trainer.resume_mode=resume_path trainer.resume_from_path=RUN/global_step_N"
         )
     if not named or "${" in text_of(named[0]) or not job.resumes:
         return None

@@ -34,10 +34,10 @@ from recipe.runner.faults.supervisor import Supervisor
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.inputs import write_offline_task
 from recipe.runner.launch.machine import ray_folder
-from recipe.runner.launch.progress import length, print_new, say
 from recipe.runner.launch.run_folder import Start
 from recipe.runner.launch.run_settings import status_after_failure
 from recipe.runner.launch.trainer_process import TrainerHandle
+from recipe.runner.progress import length, print_new, say
 from recipe.runner.ranks import only_generating
 
 

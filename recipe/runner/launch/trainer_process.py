@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 from verl.trainer.main_ppo import TaskRunnerV1
 
 from recipe.runner.faults.preemption import job_variables
-from recipe.runner.launch.progress import PROGRESS, Columns
+from recipe.runner.launch.loggers import run_name
 from recipe.runner.launch.run_folder import Start
+from recipe.runner.progress import PROGRESS
 from recipe.runner.verl_patches.shown import show_configuration
 
 
@@ -24,16 +25,9 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-de
     ``variables`` are what the launching process's environment says of its job.
     """
 
-    def __init__(
-        self,
-        modules: tuple[str, ...],
-        columns: Columns,
-        written: Mapping[str, Any],
-        variables: Mapping[str, str],
-    ) -> None:
+    def __init__(self, modules: tuple[str, ...], written: Mapping[str, Any], variables: Mapping[str, str]) -> None:
         super().__init__()
         self._modules, self._written = modules, written
-        PROGRESS.columns = columns
         os.environ.update(variables)
 
     def run(self, config: DictConfig) -> None:
@@ -41,6 +35,8 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-de
         PROGRESS.say("the trainer is up, importing the trainer")
         for module in self._modules:
             importlib.import_module(module)
+        with open_dict(config):
+            config.trainer.experiment_name = run_name(config)
         show_configuration(self._written)
         super().run(config)
 
@@ -51,7 +47,7 @@ class TrainerHandle:
     def __init__(self, start: Start) -> None:
         self.handle: Any = None
         job = start.job
-        self._arguments = (job.modules, job.columns, start.written(), job_variables())
+        self._arguments = (job.modules, start.written(), job_variables())
         self._options: dict[str, Any] = {}
 
     def options(self, **options: Any) -> TrainerHandle:

@@ -312,7 +312,7 @@ def folder_problem(config: DictConfig) -> str | None:
     if not OmegaConf.is_dict(config.trainer):
         return None
     saved = str(config.trainer.default_local_dir)
-    if os.path.abspath(saved) == os.path.abspath(f"{config.run.dir}/checkpoints"):
+    if os.path.abspath(saved) == os.path.abspath(config.run.dir):
         return None
     return (
         f"trainer.default_local_dir={saved}: a run saves in its folder, where all commands look for checkpoints; "

@@ -1,4 +1,4 @@
-"""What a run measures of itself and then holds fixed: the loss's scale, and its clip values."""
+"""Two values that a run measures on its first rollout batches and then keeps: the loss's divisor, and clip values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from recipe.fspo.config import policy_loss_settings, scales_with_length
+from recipe.fspo.config import policy_loss_settings
 from recipe.fspo.recorder import MiniBatch
 
 from fspo.clip import ClipMeasurement, needed_scale
@@ -20,17 +20,17 @@ _FULL = 1 - 1e-6
 
 class LossScale:
     """What ``fspo.match_scale=matched`` divides a loss by that sums over tokens: the mean length of the first rollout
-    batch, unless ``fspo.reference_length`` gives it. Defined here.
+    batch. Defined here.
 
     Where an update takes a part of a rollout batch (``mode=separate_async``), it is the mean of the responses so far.
     The first part alone would not do: it holds the responses that end first, which are the shortest.
     """
 
     def __init__(self, config: DictConfig) -> None:
-        loss = config.actor_rollout_ref.actor.policy_loss
-        self._applies = config.fspo.match_scale == "matched" and scales_with_length(loss)
-        self.length: float | None = config.fspo.reference_length if self._applies else None
-        self._open = self._applies and self.length is None
+        settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
+        self._applies = config.fspo.match_scale == "matched" and settings is not None and settings.grad_scale == "1"
+        self.length: float | None = None
+        self._open = self._applies
         self._lengths: list[torch.Tensor] = []
 
     @property
@@ -62,17 +62,15 @@ class LossScale:
 class ClipValues:
     """The clip values of a run with ``fspo.clip_values=measured``, by :class:`fspo.clip.ClipMeasurement`.
 
-    Responses count from the first rollout batch on that begins with the full learning rate, in the mini-batches before
-    which a gradient has moved a weight since pi_old. (S != 0 is no sign of it: in bf16 rounding alone makes S other
-    than 0.)
+    A response counts if its rollout batch began at the full learning rate and a gradient has moved the policy since
+    pi_old. S != 0 does not show that: in bf16 rounding alone makes S nonzero.
     """
 
     def __init__(self, config: DictConfig) -> None:
         settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
-        assert settings is not None, "the configuration's rules leave fspo.clip_values=measured to losses with a band"
+        assert settings is not None, "completing the settings leaves fspo.clip_values=measured to losses with a band"
         self._settings, self._lr = settings, float(config.actor_rollout_ref.actor.optim.lr)
         self._measurement = ClipMeasurement(settings, float(config.fspo.accept))
-        self._every = config.fspo.pi_old == "rollout"  # pi_old is another policy: the first mini-batches count, too
         self._warm = self._given_up = False
 
     @property
@@ -84,37 +82,34 @@ class ClipValues:
         """The band's state, scaled by the measured factor."""
         return (state or BandState()).scaled(self._measurement.scale)
 
-    def add(self, mini_batches: Sequence[MiniBatch], state: BandState | None, step: int) -> str | None:
+    def add(
+        self, mini_batches: Sequence[MiniBatch], counts: Sequence[bool], state: BandState | None, step: int
+    ) -> str | None:
         """Take in a rollout batch that was trained on with this state; a line for the person who watches, or None.
 
         Args:
             mini_batches: All of the rollout batch.
+            counts: For each, whether the policy has moved before it, or pi_old is another one.
             state: As it was in force, with the drift of each mini-batch.
             step: Of the rollout batch.
         """
         full = [x.learning_rate is None or x.learning_rate >= self._lr * _FULL for x in mini_batches]
-        counts, self._warm = self._warm or full[0], self._warm or any(full)
-        if self._given_up or not counts:
+        warm, self._warm = self._warm or full[0], self._warm or any(full)
+        if self._given_up or not warm:
             return None
-        # Weight decay moves the weights without a gradient, too: by so little that its S is no measure of a step's.
-        steered = [any(x.grad_norm != 0 for x in mini_batches[:index]) for index in range(len(mini_batches))]
-        moved = [
-            (index, mini_batch)
-            for index, mini_batch in enumerate(mini_batches)
-            if self._every or (mini_batch.number > 0 and steered[index])
-        ]
-        if len(mini_batches) == 1 and not moved and not self.values:
+        if len(mini_batches) == 1 and not any(counts) and not self.values:
             self._given_up, self._measurement.scale = True, 1.0
             why = "no mini-batch comes after a moved weight (one update for each rollout batch)"
             return f"clip values: the published ones are in force, because {why}"
-        needed = []
-        for index, mini_batch in moved:
-            drift = (state or BandState()).at_mini_batch(index).drift_per_token
-            s_B, length_B = (np.asarray(mini_batch.rows[name], dtype=np.float64) for name in ("S", "L"))
-            # Responses whose A is 0 have no gradient that a clip could remove.
-            whole_B = np.isfinite(s_B) & (np.asarray(mini_batch.rows.get("A", np.nan)) != 0)
-            needed.append(needed_scale(s_B[whole_B], length_B[whole_B], self._settings, drift))
-        return self._measurement.add(np.concatenate([np.zeros(0), *needed]), step)
+        needed = [np.zeros(0)]
+        for index, mini_batch in enumerate(mini_batches):
+            if counts[index]:
+                drift = (state or BandState()).at_mini_batch(index).drift_per_token
+                s_B, length_B = (np.asarray(mini_batch.rows[name], dtype=np.float64) for name in ("S", "L"))
+                # Responses whose A is 0 have no gradient that a clip could remove.
+                whole_B = np.isfinite(s_B) & (mini_batch.rows["A"] != 0)
+                needed.append(needed_scale(s_B[whole_B], length_B[whole_B], self._settings, drift))
+        return self._measurement.add(np.concatenate(needed), step)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""

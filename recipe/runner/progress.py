@@ -1,18 +1,24 @@
-"""Lines for the person who watches: ``progress.log`` in the run folder, which the launching process prints.
+"""A run's folder as its trainer writes it: lines for the person who watches, metrics, and facts that it has measured.
 
-Ray prefixes and interleaves what its workers print, so a run's own lines do not go through stdout: the trainer appends
-them to the file, and everything else stays in Ray's log files.
+Ray prefixes and interleaves what its workers print, so a run's own lines stand in ``progress.log``, which the launching
+process of a run prints.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
+import numpy as np
+
+from fspo.files import write_json
+from fspo.records import INFO_FILE, METRICS_FILE, append_records, read_object
 from recipe.runner.faults.phase import PROGRESS_FILE
 
 
@@ -34,7 +40,7 @@ class Progress:
     """What the trainer's process tells the person who watches."""
 
     def __init__(self) -> None:
-        #: What the job adds to the numbers of a step's line.
+        #: What a recipe adds to the numbers of a step's line.
         self.columns: Columns = ()
         self._file: Path | None = None
         self._started = time.monotonic()
@@ -44,8 +50,9 @@ class Progress:
         self._file = Path(run_dir) / PROGRESS_FILE
 
     def say(self, text: str) -> None:
-        """Append a line, stamped with the seconds since this process began."""
+        """Append a line, stamped with the seconds since this process began; and print it, for verl's own command."""
         line = f"[{time.monotonic() - self._started:6.1f}s] {text}\n"
+        say(line.rstrip("\n").encode(errors="backslashreplace").decode(), sys.stdout)
         # A full disk does not end the run here. Opened anew each time: so NFS shows the line to other machines.
         with contextlib.suppress(OSError):
             if self._file is not None:
@@ -98,3 +105,53 @@ def validation_line(step: int, metrics: Mapping[str, float | None]) -> str:
     scores = {name: value for name, value in metrics.items() if name.startswith("val-core/") and value is not None}
     shown = [f"{name.removeprefix('val-core/')} {value:.3f}" for name, value in scores.items()]
     return f"held-out after step {step}:  " + "  ".join(shown) if shown else ""
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Around a write to a file or folder of the run.
+
+    Raises:
+        ExplainedError: if the disk is full or fails.
+    """
+    try:
+        yield path
+    except OSError as error:
+        from recipe.runner.faults.errors import ExplainedError  # imports Ray
+
+        raise ExplainedError(
+            f"{path} cannot be written ({error.strerror or error}): make room, or mend the file system, before you "
+            "continue"
+        ) from error
+
+
+def note(folder: str | Path, **facts: Any) -> None:
+    """Add facts to ``run.json`` that are known only once the run is under way."""
+    with writing(Path(folder, INFO_FILE)) as path:
+        write_json(path, read_object(path) | facts, allow_nan=True)
+
+
+def _json_number(value: Any) -> float | int | None:
+    """A number that JSON can hold: NaN and infinities become null."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return value if not isinstance(value, float) or math.isfinite(value) else None
+
+
+class RunLog:
+    """A logger beside verl's own (it has their ``log(data, step)``), whose file goes on where a resumed run does.
+
+    verl's ``file`` logger opens its file anew at each start.
+    """
+
+    def __init__(self, folder: str | Path, total_steps: int) -> None:
+        self._folder, self._total_steps = Path(folder), total_steps
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        """Append one line of metrics and tell the person who watches."""
+        metrics = {name: _json_number(value) for name, value in data.items()}
+        with writing(self._folder / METRICS_FILE) as path:
+            append_records(path, [{"step": step, "metrics": metrics}])
+        if "timing_s/step" in metrics:
+            PROGRESS.say(step_line(step, self._total_steps, metrics))
+        if validation := validation_line(step, metrics):
+            PROGRESS.say(validation)

@@ -19,15 +19,12 @@ from fspo.records import read_info
 from fspo.responses import rows_of
 from fspo.table import FOLDER, read_table
 from fspo.types import BandState
-from recipe.fspo.accounting.outcomes import Outcomes
-from recipe.fspo.accounting.steps import StepAccounts
 from recipe.fspo.config import complete_loss, policy_loss_settings
-from recipe.fspo.in_runner.trainer import RunReporter
 from recipe.fspo.recorder import MiniBatch
-from recipe.fspo.reporter import Reporter
+from recipe.fspo.rollout_batch import Outcomes
+from recipe.fspo.step_records import StepRecords
 from recipe.runner.faults.errors import ExplainedError
-from recipe.runner.launch.progress import PROGRESS
-from recipe.runner.launch.run_folder import RunLog
+from recipe.runner.progress import PROGRESS, RunLog
 
 N = 8
 
@@ -38,10 +35,6 @@ def outcomes(rewards: list[float]) -> Outcomes:
     length_B = torch.tensor([9, 2, 8, 7, 6, 3, 5, 4])
     info = [{"acc": reward} for reward in rewards]
     return Outcomes(keys, length_B, length_B, torch.tensor(rewards), ["math"] * N, info)
-
-
-def read(keys: list[str]) -> list[str]:
-    return [f"<think>\nresponse {key}{' and on' * 100}<|im_end|>" for key in keys]
 
 
 @pytest.fixture
@@ -56,19 +49,18 @@ class Steps:
 
     def __init__(self, folder: Path, *overrides: str) -> None:
         config = composed(f"run.dir={folder}", "fspo.clip_values=published", "fspo.match_scale=native", *overrides)
-        reporter = RunReporter(config)
-        self.accounts, self.log, self.step = StepAccounts(config, reporter), RunLog(config, total_steps=9), 0
+        self.records, self.log, self.step = StepRecords(config, folder), RunLog(folder, total_steps=9), 0
 
     def __call__(self, rewards: list[float], advantage: float = 0.0) -> dict[str, float]:
         self.step += 1
-        self.accounts._outcomes.append(outcomes(rewards))
-        for number, scale in enumerate((0.0, advantage)):
+        mini_batches = []
+        for scale in (0.0, advantage):
             output = loss_output(N, 20, seed=self.step, scale=0.3 * scale, shortest=1)
-            output = dataclasses.replace(output, advantage_B=advantage * torch.ones(N))
-            place = {"step": self.step, "update": number, "minibatch": number, "row": np.arange(N)}
-            rows = {name: np.broadcast_to(np.asarray(value), N) for name, value in place.items()}
-            self.accounts._mini_batches.append(MiniBatch(number, rows_of(output) | rows, 0.5, 1e-3))
-        metrics = self.accounts.end(self.step, read)
+            rows = rows_of(dataclasses.replace(output, advantage_B=advantage * torch.ones(N)))
+            columns = {name: rows[name].astype(np.int64 if name == "L" else np.float32) for name in "SLA"}
+            mini_batches.append(MiniBatch(columns | {"row": np.arange(N)}, 0.5, 1e-3))
+        self.records.add(outcomes(rewards), mini_batches, [], self.step)
+        metrics = self.records.end(self.step)
         self.log.log(metrics | {"timing_s/step": 1.0}, step=self.step)
         return metrics
 
@@ -95,7 +87,7 @@ def test_a_measured_band_trains_from_the_first_batch_on(overrides: tuple[str, ..
     """Nothing is measured then, and the workers get the state that says so; without any the loss would refuse."""
     config = composed(f"run.dir={tmp_path}", *overrides)
     complete_loss(config)
-    state, loss = StepAccounts(config, Reporter(config)).band_state, config.actor_rollout_ref.actor.policy_loss
+    state, loss = StepRecords(config, tmp_path).band_state, config.actor_rollout_ref.actor.policy_loss
     settings = policy_loss_settings(loss)
     assert settings is not None and settings.needs_state
     assert dataclasses.replace(state, clip_scale=1.0) == BandState()
@@ -106,10 +98,8 @@ def test_a_measured_band_trains_from_the_first_batch_on(overrides: tuple[str, ..
     )
     for config in (fixed, measured):
         complete_loss(config)
-    assert StepAccounts(fixed, Reporter(fixed)).band_state is None, "nothing of its band is measured"
-    assert StepAccounts(measured, Reporter(measured)).band_state == BandState(clip_scale=float("inf")), (
-        "it begins without a clip"
-    )
+    assert StepRecords(fixed, tmp_path).band_state is None, "nothing of its band is measured"
+    assert StepRecords(measured, tmp_path).band_state == BandState(clip_scale=float("inf")), "it begins without a clip"
 
 
 def test_the_responses_of_each_step_are_rows_of_the_run_s_table(tmp_path: Path) -> None:
@@ -130,10 +120,10 @@ def test_the_responses_of_each_step_are_rows_of_the_run_s_table(tmp_path: Path) 
 def test_a_step_of_which_every_response_was_rejected_is_recorded_as_one_without_rows(tmp_path: Path) -> None:
     steps = Steps(tmp_path)
     steps([0.0, 1.0] * 4, advantage=1.0)
-    steps.accounts._outcomes.append(outcomes([0.0, 1.0] * 4))
-    empty = {"S": np.empty(0), "L": np.empty(0), **{name: np.empty(0, int) for name in ("step", "update", "minibatch")}}
-    steps.accounts._mini_batches += [MiniBatch(number, dict(empty), 0.5, 1e-3) for number in range(2)]
-    steps.accounts.end(2, read)
+    rejected = {"S": np.full(N, np.nan, np.float32), "L": np.zeros(N, np.int64), "A": np.ones(N, np.float32)}
+    parts = [MiniBatch(rejected | {"row": np.arange(N)}, 0.5, 1e-3) for _ in range(2)]
+    steps.records.add(outcomes([0.0, 1.0] * 4), parts, [], 2)
+    steps.records.end(2)
     steps.step = 2
     steps([0.0, 1.0] * 4, advantage=1.0)
     table = read_table(tmp_path)
@@ -148,41 +138,35 @@ def test_a_table_that_cannot_be_written_ends_the_run_with_the_folder_and_the_rem
         steps([0.0, 1.0] * 4, advantage=1.0)
 
 
-@pytest.mark.parametrize("rewards", [[0.0] * 8, [1.0] * 4 + [0.1] * 4])
-def test_equal_rewards_in_every_group_are_said_once_with_two_responses(
-    rewards: list[float], tmp_path: Path, lines: list[str]
-) -> None:
+def test_a_skipped_response_has_a_row_without_s(tmp_path: Path) -> None:
+    """Its padding has no token; length and end are those of the response."""
     steps = Steps(tmp_path)
-    metrics = [steps(rewards) for _ in range(3)]
-    (warning,) = (line for line in lines if line.startswith("warning: in step"))
-    first, *shown, remedy = warning.split("\n")
-    assert "step 1 " in first and "rollout.n" in remedy and "custom_reward_function" in remedy
-    assert [line.split(": ")[0] for line in shown] == [
-        f"  reward {rewards[1]:g}, 2 tokens",
-        f"  reward {rewards[5]:g}, 3 tokens",
-    ]
-    for line, key in zip(shown, ("a_1_0", "b_1_0"), strict=True):
-        assert f"<think>\\nresponse {key}" in line and len(line) < 240
-    written = [json.loads(line)["metrics"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert len(written) == 3
-    for of_step in (*metrics, *written):
-        assert of_step["fspo/advantage_zero_frac"] == 1
-        assert not any("clip_frac" in name or "fspo/lre" in name for name in of_step)
+    both = outcomes([0.0, 1.0] * 4)
+    columns = {"S": np.full(N, 0.1, np.float32), "L": both.length_B.numpy().copy(), "A": np.ones(N, np.float32)}
+    columns["L"][[1, 4]], columns["S"][[1, 4]] = 0, np.nan
+    steps.records.add(both, [MiniBatch(columns | {"row": np.arange(N)}, 0.5, 1e-3)], [both.keys[1]], 1)
+    steps.records.end(1)
+    frame = pd.read_parquet(tmp_path / FOLDER)
+    assert frame["id"].tolist() == [key for key in both.keys if key != both.keys[4]], "a rejected one has none"
+    assert frame[["S", "A", "L"]].iloc[1].fillna(-1).tolist() == [-1, 0, 2]
 
 
-def test_rewards_that_differ_or_have_advantages_are_not_remarked_on(tmp_path: Path, lines: list[str]) -> None:
+def test_that_all_advantages_are_0_is_said_once(tmp_path: Path, lines: list[str]) -> None:
     steps = Steps(tmp_path)
     steps([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], advantage=1.0)
-    assert lines == [line for line in lines if not line.startswith("warning: in step")]
-    steps([0.0] * 8)
-    assert any(line.startswith("warning: in step 2") for line in lines)
+    assert not [line for line in lines if "advantages" in line]
+    metrics = [steps([0.0] * N) for _ in range(2)]
+    (warning,) = (line for line in lines if "advantages" in line)
+    assert "step 2 " in warning
+    written = [json.loads(line)["metrics"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(written) == 3
+    for of_step in (*metrics, *written[1:]):
+        assert of_step["fspo/advantage_zero_frac"] == 1
 
 
-@pytest.mark.parametrize(("advantage", "warns"), [(1.0, False), (0.0, True)])
-def test_an_advantage_that_compares_no_group_is_asked_itself(
-    advantage: float, warns: bool, tmp_path: Path, lines: list[str]
-) -> None:
-    """REINFORCE++ compares with the whole batch: one prompt solved, one not, are a gradient."""
-    steps = Steps(tmp_path, "algorithm.adv_estimator=reinforce_plus_plus")
-    steps([1.0] * 4 + [0.0] * 4, advantage)
-    assert any(line.startswith("warning: in step") for line in lines) == warns
+def test_a_norm_clip_that_always_binds_is_said_once(tmp_path: Path, lines: list[str]) -> None:
+    steps = Steps(tmp_path, "actor_rollout_ref.actor.optim.clip_grad=0.4")
+    for _ in range(12):
+        metrics = steps([0.0, 1.0] * 4, advantage=1.0)
+    assert metrics["fspo/grad_norm/clipped_share"] == 1 and sum("clip_grad=0.4" in line for line in lines) == 1
+    assert steps.step == 12
