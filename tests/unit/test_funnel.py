@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fspo.report.funnel_steps import STAGES
-from recipe.fspo.accounting.funnel import LengthFunnel
+from recipe.fspo.accounting.funnel import STAGES, LengthFunnel
 
 lengths = st.lists(st.integers(0, 300), max_size=20)
 events = st.lists(st.tuples(st.sampled_from(STAGES), lengths, st.integers(0, 3)), max_size=12)

@@ -10,7 +10,6 @@ A response ends in exactly one stage:
 
 A response that more than one reason would remove counts for the first of them. One that is still being generated, or
 waits for its turn, is *under way*: started = failed + stale + filtered + surplus + trained + under way, at every step.
-A report gives each stage its Length Reweighting Error (:mod:`fspo.report.funnel_steps`).
 """
 
 from __future__ import annotations
@@ -21,8 +20,11 @@ from typing import Any, Final
 import numpy as np
 
 from fspo.length_bins import FINE_BINS, length_bin
-from fspo.report.funnel_steps import STAGES, SUMMED
 
+#: Where a response ends: the stages in the order in which it passes them.
+STAGES: Final = ("failed", "stale", "filtered", "surplus", "trained")
+#: What is summed over the responses that were trained on.
+SUMMED: Final = ("staleness", "versions")
 _K: Final = FINE_BINS
 
 
