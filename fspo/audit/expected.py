@@ -82,7 +82,7 @@ def _table(sigma: float, lengths: Sequence[float]) -> str:
     rows = []
     for name, loss in BANDS.items():
         outside_N = shares_outside(sigma, lengths, ALGORITHMS[loss])
-        lre = f"{plain_lre(1 - outside_N, np.ones_like(outside_N))[0]:.3f}" if len(lengths) > 1 else "-"
+        lre = f"{plain_lre(1 - outside_N, np.ones_like(outside_N)):.3f}" if len(lengths) > 1 else "-"
         shares = [f"{share:.1%}, {share / 2:.1%}" for share in outside_N.tolist()]
         rows.append([name, _clip_values(ALGORITHMS[loss]), *shares, lre])
     return markdown_table(heads, rows)

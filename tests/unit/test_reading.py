@@ -31,13 +31,10 @@ def cut(path: Path) -> None:
 DAMAGE: dict[str, tuple[Spoil, bool, str]] = {
     "a table cut short": (lambda run: cut(table_of(run)), True, "responses-"),
     "a table of something else": (lambda run: table_of(run).write_bytes(b"no table" * 20), True, "responses-"),
-    "an empty table": (lambda run: table_of(run).write_bytes(b""), True, "responses-"),
     "run.json cut short": (lambda run: cut(run / "run.json"), True, "run.json"),
     "run.json of another kind": (lambda run: (run / "run.json").write_text("[1]"), True, "run.json"),
-    "run.json with a surrogate": (lambda run: (run / "run.json").write_text('{"algo": "\\ud800"}'), False, ""),
     "no run.json": (lambda run: (run / "run.json").unlink(), False, "run.json"),
     "metrics cut short": (lambda run: cut(run / "metrics.jsonl"), False, "metrics.jsonl"),
-    "metrics of bytes": (lambda run: (run / "metrics.jsonl").write_bytes(bytes(range(256))), False, "metrics.jsonl"),
     "no metrics": (lambda run: (run / "metrics.jsonl").unlink(), False, "metrics.jsonl"),
     "config.yaml of another kind": (lambda run: (run / "config.yaml").write_text("a: [b"), False, "config.yaml"),
 }
