@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# A run for each cell of this grid, a task of the array each: sbatch slurm/compare.sh [override]. For another grid copy the
-# file, change the three lines, and give --array as many tasks. Seeds first, so that a part of the grid is paired.
+# A task of an array for each cell of the grid below: sbatch slurm/compare.sh [override]. For another grid copy this file.
 #SBATCH --job-name=compare --array=0-8 --output=%x-%A_%a.out --open-mode=append
 #SBATCH --nodes=1 --ntasks-per-node=1 --gpus-per-node=8 --mem=0 --exclusive
 #SBATCH --time=24:00:00 --signal=B:USR1@900 --requeue --no-kill
-seeds=(1 2 3)
+seeds=(1 2 3) # first, so that a part of the grid is paired
 algos=(fspo rloo gspo)
 shared=(experiment=qwen3_1_7b algorithm.adv_estimator=grpo)
 set -euo pipefail

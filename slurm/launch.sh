@@ -17,6 +17,7 @@ export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
 [[ -f $FSPO_ROOT/slurm/node.sh ]] || fail "run sbatch in the repository's root, or export FSPO_ROOT=/path/to/it"
 # Absolute: a container takes no other path as a mount.
 FSPO_RUN_DIR="$(realpath -ms -- "${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}")"
+again="submit the job again with FSPO_RUN_DIR=$FSPO_RUN_DIR: it goes on from its last checkpoint"
 export FSPO_RUN_DIR FSPO_LOG_DIR="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restart-$restart"
 # The command saves and ends once the first file is there. It removes the second, which has a line for each start of the
 # job since the last checkpoint, when it has saved.
@@ -26,8 +27,7 @@ ask_to_save() { # WHY
     touch "$FSPO_STOP" && say "$1: the run is asked to save after the step in progress ($FSPO_STOP)" ||
         say "error: $1, but the run cannot be asked to save: $FSPO_STOP cannot be written" >&2
 }
-# shellcheck disable=SC2064  # the name of the signal is known now
-for signal in USR1 USR2 XCPU; do trap "ask_to_save 'warning signal $signal'" "$signal"; done
+trap 'ask_to_save "warning signal"' USR1 USR2 XCPU
 # scancel, or a preemption: SLURM kills the job after a while, and requeues by itself what it preempts.
 trap 'cancelled=yes; ask_to_save cancelled; [[ -n $command ]] || exit 143' TERM INT HUP
 # The command saves before this time, without a warning, too. SLURM sets it from 23.02 on.
@@ -61,7 +61,6 @@ start_step() { # NAME COUNT ARGUMENT-OF-node.sh...
         </dev/null 2> >(tee -a "$FSPO_LOG_DIR/srun-$1.log" >&2) &
     steps+=($!)
 }
-
 # Ends Ray, without which a command ends, too; what is left after a while is killed, by TERM to its srun.
 stop_steps() {
     trap cancelled=yes TERM INT HUP && trap '' USR1 USR2 XCPU
@@ -95,8 +94,7 @@ may_go_on() {
     local starts
     starts="$(wc -l 2>/dev/null <"$FSPO_UNSAVED")" || starts=0
     ((starts <= 3)) || fail "$starts starts in a row have saved no checkpoint, so job $job is not requeued again:$(<"$FSPO_UNSAVED")
-Raise --time, or save sooner: trainer.save_freq, or --signal=B:USR1@SECONDS with time for one step and one save. For lost
-nodes see their logs. Then submit the job again with FSPO_RUN_DIR=$FSPO_RUN_DIR: it goes on from its last checkpoint"
+Raise --time, or save sooner (trainer.save_freq, --signal=B:USR1@SECONDS for one step and one save), and $again"
 }
 
 requeue() { # WHY
@@ -107,8 +105,7 @@ requeue() { # WHY
     trap - EXIT
     [[ $cancelled == no ]] || exit 143
     say "requeueing job $job: it continues from its last checkpoint"
-    timeout 60 scontrol requeue "$job" ||
-        fail "SLURM refused the requeue; submit the job again with FSPO_RUN_DIR=$FSPO_RUN_DIR: it goes on from its last checkpoint"
+    timeout 60 scontrol requeue "$job" || fail "SLURM refused the requeue: $again"
     exit "$PREEMPTED"
 }
 

@@ -7,8 +7,7 @@ export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
         "tasks, export FSPO_RUN_DIR=/path/to/it; to compare algorithms and seeds, submit slurm/compare.sh" >&2
     exit 2
 }
-# The same folder after a requeue: that is how a run finds its checkpoint.
-export FSPO_RUN_DIR="${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}"
+export FSPO_RUN_DIR="${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}" # the same after a requeue
 [[ " $*" == *" resume="* ]] || set -- "run.dir='$FSPO_RUN_DIR'" "$@"
 exec bash "$FSPO_ROOT/slurm/launch.sh" python -m recipe.fspo.main "++ray_kwargs.ray_init.address=auto" \
     "trainer.nnodes=${FSPO_NODES:-$SLURM_JOB_NUM_NODES}" "$@"
