@@ -68,11 +68,11 @@ def load(n: int, n_threads: int = 32) -> str:
     tasks = [(HOSTILE[i // 20 % len(HOSTILE)] % i, "17", False) if i % 20 == 19 else boxed[i] for i in range(n)]
     took = [0.0] * n
     with MathScorer(n_workers=2) as scorer, ThreadPoolExecutor(n_threads) as executor:
-        scorer.score(r"\boxed{x}", "y")  # a worker starts
+        scorer.judge(r"\boxed{x}", "y")  # a worker starts
 
         def timed(i: int) -> bool:
             start = time.perf_counter()
-            verdict = scorer.score(*tasks[i][:2]).score == 1
+            verdict = scorer.judge(*tasks[i][:2]).score == 1
             took[i] = time.perf_counter() - start
             return verdict
 
@@ -88,7 +88,7 @@ def table(files: Sequence[Path]) -> str:
     """Right ones and others of each file that each scorer accepts."""
     rows = []
     with MathScorer(n_workers=1) as scorer:
-        scorers = [lambda response, truth: scorer.score(response, truth).score == 1, *map(verls, VERLS)]
+        scorers = [lambda response, truth: scorer.judge(response, truth).score == 1, *map(verls, VERLS)]
         for path in files:
             pairs = read_pairs(path)
             accepted = [[right for response, truth, right in pairs if accepts(response, truth)] for accepts in scorers]

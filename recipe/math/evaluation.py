@@ -41,10 +41,7 @@ class Record:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.score) and 0.0 <= self.score <= 1.0):
-            raise ValueError(
-                f"score={self.score} of {self.problem_id} is no accuracy: let the reward return a dict with acc in "
-                "[0, 1] beside its score"
-            )
+            raise ValueError(f"score={self.score} is no accuracy: let the reward return acc in [0, 1] beside it")
 
 
 def read_records(path: Path) -> list[Record]:
@@ -98,9 +95,8 @@ def evaluate(records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
     - `avg`: the mean over problems of the mean score of their responses (avg@k for k responses each);
     - `pass`: pass@k for powers of two up to the smallest number of responses to a problem, and for that number. A
       response counts as correct if its score is 1;
-    - `by_length`: the share of correct responses in each bin `[low, high)` of the response length in tokens, and their
-      number. It is a ratio of sums over problems: a problem weighs by its responses in the bin. Bins without responses
-      are left out.
+    - `by_length`: the mean score of the responses in each bin `[low, high)` of the length in tokens, and their number;
+      a problem weighs by its responses in the bin.
 
     Every value is {value, low, high} with a 95% interval; `seed` is that of its bootstrap. Where all problems have one
     value, 0 or 1 say, the bootstrap has no width, and the interval is Wilson's for so many problems.
@@ -189,13 +185,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m recipe.math.evaluation", description="avg@k, pass@k and accuracy by length, with 95% intervals."
     )
-    parser.add_argument(
-        "file", type=Path, metavar="FILE", help=f"JSONL, a response a line, with {', '.join(_KEYS)} (or acc for score)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (0)")
-    args = parser.parse_args(argv)
+    what = f"JSONL, a response a line, with {', '.join(_KEYS)} (or acc for score)"
+    parser.add_argument("file", type=Path, metavar="FILE", help=what)
     try:
-        print(format_table(evaluate(read_records(args.file), args.seed)), end="")
+        print(format_table(evaluate(read_records(parser.parse_args(argv).file))), end="")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

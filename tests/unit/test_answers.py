@@ -30,7 +30,7 @@ def scorer() -> Iterator[MathScorer]:
 
 @pytest.mark.parametrize("name", ["realistic_answers", "labelled_answers", "attempts"])
 def test_labelled_answers_are_judged_and_no_attempt_earns(scorer: MathScorer, name: str) -> None:
-    unlike = [row for row in rows(name) if scorer.score(row["response"], row["truth"]).score != row.get("right", False)]
+    unlike = [row for row in rows(name) if scorer.judge(row["response"], row["truth"]).score != row.get("right", False)]
     assert unlike == []
 
 
@@ -129,12 +129,12 @@ def test_one_spelling(text: str, spelling: str) -> None:
     ],
 )
 def test_verdicts_by_shape(scorer: MathScorer, answer: str, truth: str, status: str) -> None:
-    assert scorer.score(f"\\boxed{{{answer}}}" if answer != r"\frac{" else f"Answer: {answer}", truth).status == status
+    assert scorer.judge(f"\\boxed{{{answer}}}" if answer != r"\frac{" else f"Answer: {answer}", truth) == status
 
 
 def test_integers_are_compared_without_a_process() -> None:
     scorer = MathScorer(n_workers=1)
-    statuses = [scorer.score(f"\\boxed{{{answer}}}", "73").status for answer in ("073", "37", "")]
+    statuses = [scorer.judge(f"\\boxed{{{answer}}}", "73") for answer in ("073", "37", "")]
     assert statuses == [Status.CORRECT, Status.WRONG, Status.NO_ANSWER]
-    assert scorer.score(r"\boxed{-5}", "#### -5").score == 1
-    assert scorer._workers[0]._process is None
+    assert scorer.judge(r"\boxed{-5}", "#### -5").score == 1
+    assert scorer._workers == []

@@ -113,8 +113,7 @@ def test_what_the_steps_start_composes(gpus: int) -> None:
     for vocabulary, width, *_ in (stack.WIDE, stack.NARROW):
         assert 4 * vocabulary * width > bucket, "the way of weights larger than a bucket is not taken"
     for name, dtype in (("fp32", "float32"), ("bf16", "bfloat16")):
-        for job, precision in ((stack.LEARN, stack.PRECISIONS), (stack.ON_A_CPU, stack.PRECISIONS_ON_A_CPU)):
-            assert composed(*job, *precision[name]).actor_rollout_ref.rollout.dtype == dtype
+        assert composed(*stack.LEARN, *stack.PRECISIONS[name]).actor_rollout_ref.rollout.dtype == dtype
 
 
 def test_learning_is_told_from_its_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

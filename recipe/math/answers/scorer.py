@@ -1,34 +1,30 @@
-"""Scoring math answers: `MathScorer`, and the processes that judge for it."""
+"""`MathScorer` judges answers, by processes that it keeps."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
-import queue
 import re
 import select
-import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from recipe.math.answers.extraction import answer_of
-from recipe.math.answers.verdict import Status, Verdict
+from recipe.math.answers.verdict import Status
 
 #: Wall-clock seconds beyond the time limit after which a silent worker is replaced.
 GRACE_S: Final = 5.0
+MAX_REMEMBERED: Final = 65_536
 _INTEGER: Final = re.compile(r"-?[0-9]{1,18}")
 
 
-class _CrashedError(Exception):
-    """A verdict that is not remembered: the worker may have been killed for another reason."""
-
-
 class MathScorer:
-    r"""Scores responses against ground truths by math-verify, in worker processes: their crashes cannot end the caller.
+    """Judges responses by math-verify in worker processes: their crashes cannot end the caller.
 
     Two integers are compared in the calling process. Verdicts are remembered, since the responses of a group often have
     the same answer. It can be used from any number of threads, from Ray actors, daemonic and forked processes. Workers
@@ -54,18 +50,23 @@ class MathScorer:
                 "1 worker, 0 to 3600 seconds and at least 256 MiB"
             )
         self._settings = n_workers, time_limit_s, memory_limit_mb
-        self._remembered = functools.lru_cache(65_536)(self._judged)
+        self._remembered: dict[tuple[str, str], Status] = {}
         self._start()
 
     def _start(self) -> None:
         n_workers, *limits = self._settings
         self._pid = os.getpid()
-        self._workers = [_Worker(*limits) for _ in range(n_workers)]
-        self._idle = queue.Queue[_Worker]()
-        for worker in self._workers:
-            self._idle.put(worker)
+        self._workers: list[_Worker] = []
+        self._own = threading.local()
 
-    def score(self, response: str, ground_truth: str) -> Verdict:
+        def begin() -> None:
+            self._own.worker = _Worker(*limits)
+            self._workers.append(self._own.worker)
+
+        # Callers wait in the order in which they came, and each of these threads has a worker of its own.
+        self._threads = ThreadPoolExecutor(n_workers, "judge", begin)
+
+    def judge(self, response: str, ground_truth: str) -> Status:
         """Verdict on one response. It waits for the verdict; call it from several threads to use several workers.
 
         Raises:
@@ -73,26 +74,25 @@ class MathScorer:
         """
         answer, truth = answer_of(response), answer_of(ground_truth) or ground_truth.strip()
         if answer is None:
-            return Verdict.of(Status.NO_ANSWER)
+            return Status.NO_ANSWER
         if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(truth):
-            return Verdict.of(Status.CORRECT if int(answer) == int(truth) else Status.WRONG)
-        try:
-            return Verdict.of(self._remembered(answer, truth))
-        except _CrashedError:
-            return Verdict.of(Status.CRASHED)
-
-    def _judged(self, answer: str, truth: str) -> Status:
+            return Status.CORRECT if int(answer) == int(truth) else Status.WRONG
+        if status := self._remembered.get((answer, truth)):
+            return status
         if self._pid != os.getpid():  # forked: the workers are the parent's
             self._start()
-        idle = self._idle
-        worker = idle.get()
-        try:
-            for _ in range(2):  # once more after a crash: the kernel may have killed it for another's memory
-                if (status := worker.ask(answer, truth)) is not Status.CRASHED:
-                    return status
-            raise _CrashedError
-        finally:
-            idle.put(worker)
+        status = self._threads.submit(self._judged, answer, truth).result()
+        if status is not Status.CRASHED:  # the worker may have been killed for another reason
+            if len(self._remembered) >= MAX_REMEMBERED:
+                self._remembered.clear()
+            self._remembered[answer, truth] = status
+        return status
+
+    def _judged(self, answer: str, truth: str) -> Status:
+        worker: _Worker = self._own.worker
+        status = worker.ask(answer, truth)
+        # Once more after a crash: the kernel may have killed it for another's memory.
+        return worker.ask(answer, truth) if status is Status.CRASHED else status
 
     def close(self) -> None:
         """End the worker processes; they start again if the scorer is used again."""
@@ -127,7 +127,7 @@ class _Worker:
         except (OSError, ValueError):  # it is dead, or closed by another thread
             pass
         self.close()
-        return Status.TIMEOUT if is_silent or process.returncode == -signal.SIGALRM else Status.CRASHED
+        return Status.TIMEOUT if is_silent else Status.CRASHED
 
     def _started(self) -> subprocess.Popen[str]:
         paths = str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH")
@@ -152,4 +152,4 @@ class _Worker:
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(OSError), process:  # which closes its pipes and waits
-                process.kill()
+                process.kill()  # its child follows by PR_SET_PDEATHSIG

@@ -1,12 +1,15 @@
-"""A process that judges answers for `scorer`: lines of JSON in, [answer, truth], and a status for each out.
+"""A process that judges answers: a keeper that has imported math-verify, and the child it has forked, which judges.
 
-An empty line says that it has begun. The kernel ends it with SIGALRM when an answer has used its time, even inside a
-C function. No text of an answer is run. It ends with its input, and at most ORPHAN_CHECK_S after its parent where
-another process holds that open.
+So an answer that hangs costs a fork, not an import. Lines of JSON come in, [answer, truth], and a status goes out for
+each; an empty line says that the keeper has begun. The kernel ends a child whose answer has used its time, even inside
+a C function, and the keeper says so. No text of an answer is run. A child ends when its input or its keeper does, and
+at most ORPHAN_CHECK_S after the parent where another process holds the input open.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import logging
 import os
@@ -18,36 +21,54 @@ import warnings
 from typing import Final
 
 from recipe.math.answers import judge
+from recipe.math.answers.verdict import Status
 
 ORPHAN_CHECK_S: Final = 5.0
-#: It ends after so many answers, since the caches of math-verify's parser only grow.
-MAX_ANSWERS: Final = 5_000
+#: A child is forked anew after so many answers, since the caches of math-verify's parser only grow.
+ANSWERS_PER_CHILD: Final = 5_000
+_FINISHED, _RENEWED = 0, 3
+_PR_SET_PDEATHSIG: Final = 1
 
 
 def main(parent_pid: int, time_limit_s: float, memory_limit_mb: int) -> None:
-    """Judge until the input ends or the parent is gone."""
+    """Keep one child, until the input ends, the parent dies or the child crashes."""
     warnings.simplefilter("ignore")
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # nobody listens any more
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     logging.disable(logging.CRITICAL)  # math-verify logs every answer that it cannot read
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # nobody listens any more
     judge.judge(r"\sqrt{12}", "2x + 1 = 0")  # the parser's tables are made
-    resource.setrlimit(resource.RLIMIT_AS, (memory_limit_mb << 20,) * 2)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    gc.freeze()
     print(flush=True)
-    for _ in range(MAX_ANSWERS):
+    end = _RENEWED
+    while end in (_RENEWED, -signal.SIGALRM):
+        pid = os.fork()
+        if pid == 0:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+            resource.setrlimit(resource.RLIMIT_AS, (memory_limit_mb << 20,) * 2)
+            os._exit(_serve(parent_pid, time_limit_s))
+        end = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if end == -signal.SIGALRM:  # it has answered nothing, as its timer runs only before
+            print(Status.TIMEOUT, flush=True)
+
+
+def _serve(parent_pid: int, time_limit_s: float) -> int:
+    for _ in range(ANSWERS_PER_CHILD):
         while not select.select([sys.stdin], [], [], ORPHAN_CHECK_S)[0]:
             if not os.path.exists(f"/proc/{parent_pid}"):
-                return
+                return _FINISHED
         if not (line := sys.stdin.readline()):
-            return
+            return _FINISHED
         signal.setitimer(signal.ITIMER_REAL, time_limit_s)
         try:
             status = judge.judge(*json.loads(line))
         except MemoryError:
-            return
+            status = Status.CRASHED
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(status, flush=True)
+        if status is Status.CRASHED:
+            break
+    return _RENEWED
 
 
 if __name__ == "__main__":
