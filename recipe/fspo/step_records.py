@@ -19,13 +19,13 @@ from recipe.fspo.rollout_batch import Outcomes, outcome_columns, outcome_metrics
 from recipe.runner.progress import PROGRESS, note, writing
 
 from fspo.audit.recording import minibatch_numbers
-from fspo.calibration import BandController
+from fspo.calibration import DriftMeasurement
 from fspo.diagnostics import LengthDiagnostics, noise_floor
 from fspo.responses import EVERY_MINI_BATCH, Responses
 from fspo.table import FOLDER, Rows, TableWriter, join_rows
 from fspo.types import BandState
 
-#: Steps over which the length-fairness figures are computed, and past rollout batches that measure a band.
+#: Steps over which the length-fairness figures are computed, and past rollout batches that measure the drift.
 _WINDOW_STEPS: Final = 20
 _CALIBRATION_ROUNDS: Final = 8
 #: So many steps in a row whose gradients are all clipped are worth a warning.
@@ -47,14 +47,11 @@ class StepRecords:
         self._settings, self._band = policy_loss_settings(actor.policy_loss), band_of(actor)
         #: Whether all mini-batches count, because pi_old is another policy than that of the step's beginning.
         self._every = bool(config.algorithm.rollout_correction.get("bypass_mode"))
-        self._band_controller: BandController | None = None
-        if self._settings is not None and self._settings.needs_state:
-            self._band_controller = BandController(self._settings, window=_CALIBRATION_ROUNDS)
+        needs_drift = self._settings is not None and self._settings.needs_state
+        self._drift = DriftMeasurement(window=_CALIBRATION_ROUNDS) if needs_drift else None
         self.loss_scale = LossScale(config)
         self._clip_values = ClipValues(config) if config.fspo.clip_values == "measured" else None
-        self._diagnostics = LengthDiagnostics(
-            window=_WINDOW_STEPS, s_max=math.inf if self._settings is None else self._settings.s_max
-        )
+        self._diagnostics = LengthDiagnostics(window=_WINDOW_STEPS)
         self._warned_margin, self._clipped_steps = math.inf, 0
         self._warned: set[str] = set()
         self._mini_batches: list[MiniBatch] = []
@@ -69,12 +66,12 @@ class StepRecords:
     @property
     def band_state(self) -> BandState | None:
         """What the updates of this step use; None where nothing of the band has been measured."""
-        state = None if self._band_controller is None else self._band_controller.state
+        state = None if self._drift is None else self._drift.state
         return state if self._clip_values is None else self._clip_values.scaled(state)
 
     def stateful_parts(self) -> dict[str, Stateful | None]:
         """The parts whose state a checkpoint has."""
-        parts = {"band_controller": self._band_controller, "clip_values": self._clip_values}
+        parts = {"drift": self._drift, "clip_values": self._clip_values}
         return {**parts, "loss_scale": self.loss_scale}
 
     def note(self) -> None:
@@ -173,8 +170,8 @@ class StepRecords:
         if self._settings is not None:
             self._warn_once("drift", self._diagnostics.drift_warning(self._settings, self.band_state))
         with_gradient = responses.select(responses.advantage_B != 0)
-        if self._band_controller is not None and with_gradient.moved_B.any():
-            self._band_controller.update(with_gradient)
+        if self._drift is not None and with_gradient.moved_B.any():
+            self._drift.update(with_gradient)
         metrics |= outcome_metrics(outcomes, self._diagnostics) | _shares_of_all(mini_batches, counts)
         if len(rows["A"]) and not rows["A"].any():
             self._warn_once(
@@ -197,7 +194,7 @@ class StepRecords:
         unmoved = responses.select(~responses.moved_B & (responses.update_B == 0))
         if not len(unmoved):
             return {}
-        floor = noise_floor(unmoved, self._diagnostics.bins, self._settings, self.band_state)
+        floor = noise_floor(unmoved, self._settings, self.band_state)
         if (warning := floor.warning()) is not None and floor.margin < self._warned_margin / 2:
             self._warned_margin = floor.margin
             PROGRESS.say(f"{warning} (actor_rollout_ref.actor.shuffle=false gives the same packs)")

@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 from types import SimpleNamespace
 
-from recipe.runner import agent_failures
+from recipe.runner import response_watch
 
 
 def test_a_worker_keeps_the_last_exception_of_its_loops() -> None:
     worker = SimpleNamespace()
-    assert agent_failures._kept(worker) == ""
-    agent_failures._keep(worker)
+    assert response_watch._kept(worker) == ""
+    response_watch._keep(worker)
     try:
         for text in ("first", "the tool server is down"):
             try:
                 raise ConnectionError(text)
             except ConnectionError:
-                agent_failures.agent_loop_tq.logger.exception("Error in _run_prompt")
-        assert "ConnectionError: the tool server is down" in agent_failures._kept(worker)
+                response_watch.agent_loop_tq.logger.exception("Error in _run_prompt")
+        assert "ConnectionError: the tool server is down" in response_watch._kept(worker)
     finally:
-        agent_failures.agent_loop_tq.logger.removeHandler(worker.last_failure)
+        response_watch.agent_loop_tq.logger.removeHandler(worker.last_failure)
     assert isinstance(worker.last_failure, logging.Handler)
