@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -225,6 +226,8 @@ def test_another_release_refuses_our_trainers_and_no_loss(monkeypatch: pytest.Mo
 def test_a_folder_for_an_audit_that_cannot_be_written_to_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FSPO_AUDIT", "/dev/null/audit")
     assert ask() == {"env_vars": {}}, "a trainer of this recipe keeps a table of its own"
+    assert "FSPO_AUDIT" not in os.environ
+    monkeypatch.setenv("FSPO_AUDIT", "/dev/null/audit")
     with pytest.raises(ValueError, match=holds("FSPO_AUDIT=/dev/null/audit: ", "another one")):
         ask(loss="gspo", mode=PLAIN)
 
