@@ -138,7 +138,7 @@ def counts_zero_advantages(config: DictConfig) -> str | None:
         (actor.use_kl_loss, f"{ACTOR}.use_kl_loss=true penalises every response"),
         (algorithm.use_kl_in_reward, "algorithm.use_kl_in_reward=true makes rewards differ that are equal"),
         (actor.entropy_coeff != 0, f"{ACTOR}.entropy_coeff={actor.entropy_coeff} acts on every response"),
-        (_has_critic(config), "critic.enable trains a critic with every response"),
+        (_has_critic(config), f"critic.enable={str(config.critic.enable).lower()} trains a critic with every response"),
         (
             correction.get("rollout_is") is not None and correction.get("rollout_is_batch_normalize"),
             "algorithm.rollout_correction.rollout_is_batch_normalize=true divides by a mean over all responses",

@@ -16,7 +16,7 @@ from fspo.audit.expected import shares_outside
 from fspo.types import SequenceLossSettings
 
 if TYPE_CHECKING:
-    from recipe.fspo.main import Start
+    from recipe.fspo.start import Start
 
 #: A usual deviation of S, nats per square root of a token.
 _SIGMA: Final = 0.04

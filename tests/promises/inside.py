@@ -108,7 +108,8 @@ def begun(folder: Path, *words: str) -> Path:
     from omegaconf import OmegaConf
 
     from recipe.fspo.config import complete
-    from recipe.fspo.main import Start, composed
+    from recipe.fspo.main import composed
+    from recipe.fspo.start import Start
     from recipe.math.data.offline_task import write_dataset
     from recipe.runner.launch import run_folder, secrets
     from recipe.runner.launch.settings import on_this_machine

@@ -50,11 +50,7 @@ def sources() -> dict[str, str]:
 
 @functools.cache
 def statements(text: str) -> list[ast.Import | ast.ImportFrom]:
-    """All but those that are for types alone."""
-    found = [*ast.walk(ast.parse(text))]
-    typing = [node for node in found if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    for_types = {inner for node in typing for inner in ast.walk(node)}
-    return [node for node in found if isinstance(node, ast.Import | ast.ImportFrom) and node not in for_types]
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def imports(sources: dict[str, str]) -> Graph:
@@ -148,6 +144,11 @@ from fspo.losses import ALGORITHMS
 assert set(ALGORITHMS) <= set(POLICY_LOSS_REGISTRY), sorted(POLICY_LOSS_REGISTRY)
 assert "cpu" in PlatformRegistry.registered_names()
 assert "vllm" not in sys.modules, "the plugin must not make every process load vLLM"
+
+from recipe.fspo.main import composed as compose
+from recipe.fspo.checks import problems
+assert problems(compose()) == []
+assert "verl.workers.engine" not in sys.modules, "the checks must not import every engine that is installed"
 """
 
 VERL_ON_GPUS = """

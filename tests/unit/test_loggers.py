@@ -29,7 +29,7 @@ def test_tensorboard_of_a_run_is_in_its_folder(tmp_path: Path) -> None:
     from verl.utils.tracking import Tracking
 
     config = composed(f"trainer.default_local_dir={tmp_path}/run")
-    loggers.point_into(config.run.dir)  # from here on as FSPOTrainer and verl's do it
+    loggers.point_into(config.trainer.default_local_dir)  # from here on as FSPOTrainer and verl's do it
     tracking = Tracking("fspo", run_name(config), ["tensorboard"], config={"trainer": {}})
     for step in (1, 2):
         tracking.log(METRICS, step)

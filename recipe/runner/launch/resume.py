@@ -191,20 +191,22 @@ def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]
 
 
 def changed_settings(
-    config: DictConfig, settings: Mapping[str, Any], references: Mapping[str, str], algo: str
+    config: DictConfig,
+    settings: Mapping[str, Any],
+    references: Mapping[str, str],
+    also: Sequence[tuple[str, Any, Any]] = (),
 ) -> list[tuple[str, Any, Any]]:
     """Key, old and new value of what a start changes of the settings of its run; all of them may change.
 
-    Texts that come from the environment (``references``, by key) are not compared. ``algo`` names the settings of a
-    loss, of which it may change several.
+    Texts that come from the environment (``references``, by key) are not compared. ``also`` are further changes, whose
+    old and new values may be equal.
 
     Raises:
         Refused: if one may not, and is not in ``run.allow_changed``.
     """
     new = as_given(OmegaConf.to_container(config, resolve=True), "", references)
-    differing = [change for change in _changes(settings, new) if not any(map(is_reference, change[1:]))]
-    if (before := (run_info(Path(config.trainer.default_local_dir)) or {}).get("algo", algo)) != algo:
-        differing.insert(0, ("algo", before, algo))
+    differing = [change for change in also if change[1] != change[2]]
+    differing += [change for change in _changes(settings, new) if not any(map(is_reference, change[1:]))]
     fixed, allowed = [*_MAY_NOT, *(_LENGTH if _schedule_has_a_length(config) else ())], config.run.allow_changed
 
     def may_change(key: str) -> bool:

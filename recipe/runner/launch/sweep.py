@@ -28,11 +28,11 @@ _GOES_ON: Final = "the same command goes on where this one stopped"
 
 @dataclass(frozen=True)
 class Arm:
-    """One run as Hydra has composed it: its configuration, its words, those of Hydra among them, and its ``algo``."""
+    """One run as Hydra has composed it: its configuration, its words, those of Hydra among them, and a name."""
 
     config: DictConfig
     words: tuple[str, ...]
-    algo: str | None = None
+    name: str | None = None
 
 
 @dataclass
