@@ -72,8 +72,8 @@ def export(folder: Path, out: Path) -> None:
 
 def compare(folder: Path, losses: list[str], *words: str) -> subprocess.CompletedProcess[str]:
     """A comparison of these losses with seed 5, in a folder with the user's own files."""
-    swept = ("-m", "seed=5", f"algo={','.join(losses)}", "trainer.default_local_dir=grid")
-    command = [sys.executable, "-m", "recipe.fspo.main", *swept, *words]
+    grid = ("seed=5", f"algo={','.join(losses)}", "algorithm.adv_estimator=grpo", "trainer.default_local_dir=grid")
+    command = [sys.executable, "-m", "recipe.fspo.main", "-m", *grid]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=2 * LATER, cwd=folder, env=user_environment()
     )
@@ -81,7 +81,7 @@ def compare(folder: Path, losses: list[str], *words: str) -> subprocess.Complete
 
 def compared(folder: Path, loss: str) -> Path:
     """The run of a loss in a comparison."""
-    return folder / "grid" / f"algo={loss}"
+    return folder / f"grid/algo={loss}"
 
 
 def stacks(output: str) -> list[str]:

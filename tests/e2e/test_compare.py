@@ -50,7 +50,9 @@ def test_a_comparison_trains_both_losses_under_the_same_conditions_and_once(star
         "fspo.skip_zero_advantage=false",  # every mini-batch has an S
     )  # fmt: skip
     gspo, power = (compared(tmp_path, loss) for loss in losses)
-    alone = start(power, f"--config-dir={tmp_path}/conf", "seed=5", "algo=fspo_power", *words[1:])
+    alone = start(
+        power, f"--config-dir={tmp_path}/conf", "seed=5", "algo=fspo_power", "algorithm.adv_estimator=grpo", *words[1:]
+    )
     alone.ends_with(0)
     assert read_info(power)["status"] == "finished" and not gspo.exists()
     began = read_info(power)["starts"]
