@@ -13,11 +13,11 @@ import pytest
 from messages import holds
 
 from fspo.files import sha256_of
-from fspo.wording import tokens
 from recipe.math.answers import MathScorer
 from recipe.math.data.decontaminate import BOILERPLATE, distinct, without_overlap
 from recipe.math.data.prepare import main, prepare
 from recipe.math.data.sources import DAPO_OPENING, GROUPS, SOURCES, Problem, SourceError, own_source
+from recipe.math.wording import tokens
 
 Rows = list[dict[str, Any]]
 ROWS: dict[str, Rows] = json.loads((Path(__file__).parent / "assets" / "source_rows.json").read_text(encoding="utf-8"))

@@ -33,9 +33,9 @@ LAYERS: dict[str, set[str]] = {
 MAY: dict[str, tuple[str, ...]] = {
     "recipe.runner": (
         *("fspo.files", "fspo.reading", "fspo.records", "fspo.row_files", "fspo.table"),
-        *("fspo.when_imported", "fspo.wording"),
+        "fspo.when_imported",
     ),
-    "recipe.math": (*("fspo.fairness.bootstrap", "fspo.files", "fspo.markdown", "fspo.wording"),),
+    "recipe.math": (*("fspo.fairness.bootstrap", "fspo.files", "fspo.markdown"),),
 }
 #: What of recipe.fspo may import the runner: commands, a run's trainers, rules in a driver, verl's entry point (for the
 #: CPU platform). Trainer, worker and losses work in verl's own command.
