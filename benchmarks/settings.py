@@ -11,8 +11,6 @@ from typing import Any
 import yaml
 
 from fspo.files import atomic_path
-from recipe.fspo.compare import SETTINGS as OF_COMPARE
-from recipe.runner.main import SETTINGS as OF_MAIN
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/settings.md"
@@ -52,14 +50,6 @@ def settings_of(group: str) -> Iterator[tuple[str, str, str]]:
         yield f"`{name}`", f"`{line[1]}`", linked(line[2])
 
 
-def settings_of_a_command(settings: dict[str, tuple[str, str]]) -> list[tuple[str, str, str]]:
-    """Key, default and meaning of each setting that a command reads itself."""
-    return [
-        (f"`{name}`", f"`{default}`" if default else "", linked(meaning))
-        for name, (default, meaning) in settings.items()
-    ]
-
-
 def other_defaults(group: str) -> str:
     """KEY=VALUE of each key of verl's that a file gives another default."""
 
@@ -93,10 +83,6 @@ def options_of(group: str) -> Iterator[tuple[str, str]]:
 def page() -> str:
     """The page as it should be."""
     parts = [
-        "## Of the commands\n\n`python -m recipe.fspo.main`:\n",
-        _table("setting | default | meaning", settings_of_a_command(OF_MAIN)),
-        "`python -m recipe.fspo.compare` takes the settings of a run, too:\n",
-        _table("setting | default | meaning", settings_of_a_command(OF_COMPARE)),
         "## Of the recipe\n",
         _table("setting | default | meaning", list(settings_of("fspo"))),
         "## Of the run's machinery\n",

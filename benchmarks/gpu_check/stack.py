@@ -48,8 +48,8 @@ SHAPED_ON_A_CPU = (
 #: The 8B job on the demo's task and a small model: short sequences, one worker for each of Ray's services.
 SMALL_JOB = (
     "experiment=qwen3_8b",
-    "data.train_files=${run.dir}/data/train.parquet",
-    "data.val_files=${run.dir}/data/test.parquet",
+    "data.train_files=${trainer.default_local_dir}/data/train.parquet",
+    "data.val_files=${trainer.default_local_dir}/data/test.parquet",
     "data.max_prompt_length=16",
     "data.max_response_length=256",
     f"{_ACTOR}.optim.lr_warmup_steps=0",
@@ -170,7 +170,7 @@ def train(folder: Path, overrides: tuple[str, ...], steps: int) -> list[dict[str
     if missing:
         raise Skipped(f"not installed: {', '.join(missing)}")
     shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "-m", "recipe.fspo.main", f"run.dir={folder}", *overrides]
+    command = [sys.executable, "-m", "recipe.fspo.main", f"trainer.default_local_dir={folder}", *overrides]
     print("+", *command[1:], flush=True)
     status = subprocess.run(command).returncode  # its output goes into this step's log
     by_step: dict[int, dict[str, float]] = {0: {}}
@@ -255,7 +255,12 @@ def preemption(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
     overrides, _ = smoke_job(folder, size, device, gpus, anew=False)
     run = folder / "preemption"
     shutil.rmtree(run, ignore_errors=True)
-    steps = ("trainer.total_training_steps=3", "trainer.save_freq=-1", "trainer.test_freq=-1", f"run.dir={run}")
+    steps = (
+        "trainer.total_training_steps=3",
+        "trainer.save_freq=-1",
+        "trainer.test_freq=-1",
+        f"trainer.default_local_dir={run}",
+    )
     words = ("recipe.fspo.main", *overrides, *steps)
     start = Start(folder, *words, log="preemption-run.log", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     try:

@@ -135,7 +135,7 @@ def test_replayed_rollouts_give_the_losses_of_synchronous_training(start: Starte
     pairs = [[run("sync2", 2)]]
     order_recording(recording, parts=4)
     pairs[0].append(run("separate2", 2, "mode=separate_async", NO_MASK))
-    rollout = "fspo.pi_old=rollout"
+    rollout = "algorithm.rollout_correction.bypass_mode=true"
     pairs.append([run("sync8", 8, rollout), run("separate8", 8, rollout, "mode=separate_async", NO_MASK)])
     for pair in pairs:
         one, other = (replay.steps() for replay in pair)

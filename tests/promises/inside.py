@@ -8,7 +8,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -30,22 +29,15 @@ class MiniBatch:
 @functools.cache
 def _config(*words: str) -> Any:
     """The demo's configuration as a run has it."""
-    from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
-    from recipe.fspo import CONF_DIR
-    from recipe.fspo.config import complete_loss
+    from recipe.fspo.config import complete
+    from recipe.fspo.main import composed
 
-    places = [f"{find_spec(name).submodule_search_locations[0]}/{folder}" for name, folder in _OTHERS]  # type: ignore
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        config = compose("fspo", [f"hydra.searchpath=[{','.join(places)}]", *words])
-    complete_loss(config)
+    config = composed(words)
+    complete(config)
     return config
-
-
-#: Where the groups are that conf/ takes from others.
-_OTHERS = (("verl", "trainer/config"), ("recipe.runner", "conf"))
 
 
 def clip_values(
@@ -108,36 +100,42 @@ def settings_class() -> str:
 
 def in_folder(folder: Path) -> list[str]:
     """The word of a command that names the run's folder."""
-    return [f"run.dir={folder}"]
+    return [f"trainer.default_local_dir={folder}"]
 
 
 def begun(folder: Path, *words: str) -> Path:
     """The folder of a run that has done one step with these words and then ended, as a run writes it."""
-    from recipe.fspo.job import JOB, compose
-    from recipe.math.data.offline_task import write_dataset
-    from recipe.runner.launch import run_folder
-    from recipe.runner.launch.compose import parsed
-    from recipe.runner.launch.prepare import on_this_machine
+    from omegaconf import OmegaConf
 
-    given, references = (*in_folder(folder), *words), dict[str, str]()
-    config = on_this_machine(compose(given), references=references)
-    JOB.complete(config)
+    from recipe.fspo.config import complete
+    from recipe.fspo.main import composed
+    from recipe.fspo.start import Start
+    from recipe.math.data.offline_task import write_dataset
+    from recipe.runner.launch import run_folder, secrets
+    from recipe.runner.launch.settings import on_this_machine
+
+    given = (*in_folder(folder), *words)
+    config = composed(given)
+    on_this_machine(config)
+    start = Start(config, given, references=secrets.references(config))
+    OmegaConf.resolve(config)
+    complete(config)
+    algo = next((word.removeprefix("algo=") for word in words if word.startswith("algo=")), "fspo")
     write_dataset(folder / "data", 4096, 256, 0)
-    run_folder.begin(run_folder.Start(config, JOB, tuple(parsed(given)), references=references))
+    run_folder.begin(folder, start.written(), given, {"algo": algo})
     (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
     return folder
 
 
 def saved(folder: Path, step: int) -> Path:
     """A checkpoint of one rank as verl's FSDP manager writes it, which the tracker names."""
-    root = folder
-    place = root / f"global_step_{step}"
+    place = folder / f"global_step_{step}"
     (place / "actor").mkdir(parents=True)
     for name in ("model", "optim", "extra_state"):
         torch.save({"weights": torch.arange(2000.0), "step": step}, place / "actor" / f"{name}_world_size_1_rank_0.pt")
     torch.save({"position": step}, place / "data.pt")
     torch.save({"random": step}, place / "fspo_state.pt")
-    (root / "latest_checkpointed_iteration.txt").write_text(str(step))
+    (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
     return place
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from composing import here
 from same_update import CONFIG, MINI_BATCH, SEQUENCES, batch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
@@ -22,7 +23,6 @@ from fspo.types import BandState
 from recipe.fspo.rollout_batch import read_outcomes
 from recipe.fspo.worker import FSPOWorker, RecordingTrainingWorker
 from recipe.fspo.zero_advantage import Padding, equal_rewards
-from recipe.runner.launch.prepare import on_this_machine
 
 
 class KeepingWorker(RecordingTrainingWorker):
@@ -78,7 +78,7 @@ def main() -> None:
     queue = rollout_batch.tq = zero_advantage.tq = Queue()
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    worker = Worker(config=on_this_machine(CONFIG).actor_rollout_ref, role="actor")
+    worker = Worker(config=here(CONFIG).actor_rollout_ref, role="actor")
     worker.init_model()
     whole = batch(worker)
     lengths = whole["responses"].offsets().diff().tolist()

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import two_ranks
 from batches import PROMPT, batch_of
 
-from recipe.fspo.job import compose
+from recipe.fspo.main import composed as compose
 
 SEQUENCES, MINI_BATCH, LONGEST, BUDGET = 48, 16, 40, 96
 ACTOR = "actor_rollout_ref.actor"

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from batches import PROMPT, batch_of
 
-from recipe.fspo.job import compose
+from recipe.fspo.main import composed as compose
 from recipe.runner.launch.machine import export_platform
 
 SEQUENCES, MINI_BATCH, LONGEST = 16, 8, 40
@@ -24,7 +24,7 @@ FOLDER = Path(sys.argv[1])
 CONFIG = compose(
     [
         "experiment=demo",
-        f"run.dir={FOLDER}",
+        f"trainer.default_local_dir={FOLDER}",
         "actor_rollout_ref.actor.optim.total_training_steps=1",
         "actor_rollout_ref.model.external_lib=recipe.runner.cpu.engine",
     ]

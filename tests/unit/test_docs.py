@@ -22,7 +22,7 @@ from types import ModuleType
 
 import pytest
 from checking import check_all
-from composing import composed, composed_from
+from composing import composed
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -30,8 +30,9 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 import recipe.fspo.sqrt_rejection  # noqa: F401  (adds a rule to verl's; in a run the plugin imports it)
 from fspo.table import TableWriter
-from recipe.fspo.rules import problems as problems_of_settings
-from recipe.runner.launch.compose import verl_config_dir
+from recipe.fspo import checks
+from recipe.fspo.main import composed as compose
+from recipe.runner.launch.machine import verl_config
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -150,10 +151,18 @@ FIRST = (ROOT / "README.md", DOCS / "index.md")
 
 
 @functools.cache
-def composes(*overrides: str) -> None:
-    """Raise if these overrides of ``recipe.fspo.main`` name nothing, or contradict each other."""
-    known = [override for override in overrides if not override.startswith(("resume=", "dry_run=", "--"))]
-    problems = list(problems_of_settings(composed(*known)))
+def composes(*words: str) -> None:
+    """Raise if these words of ``recipe.fspo.main`` name nothing, or contradict each other; of a sweep the first run."""
+    folders = [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
+    known = [word for word in words if not word.startswith(("resume=", "-"))]
+    known = [word if "[" in word or "'" in word else word.partition(",")[0] for word in known]
+    if folders:
+        GlobalHydra.instance().clear()
+        path = ["file://${oc.env:VERL_CONFIG}", "pkg://recipe.runner.conf", f"file://{Path(folders[0]).absolute()}"]
+        config = compose([f"hydra.searchpath=[{','.join(map(repr, path))}]", *known])
+    else:
+        config = composed(*known)
+    problems = checks.problems(config)
     assert problems == [], problems
 
 
@@ -173,25 +182,17 @@ def parses(module: str, *arguments: str) -> None:
             runpy.run_module(module, run_name="__main__", alter_sys=False)
 
 
-def check_compare(*arguments: str) -> None:
-    from recipe.fspo.compare import parse
-
-    assert parse(arguments).runs()  # checks its own keys and composes the others
-
-
 def check_plain_verl(*arguments: str) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
-
-    from recipe.fspo.rules import plain_problems
 
     if arguments[0] == "...":  # the reader's own command; the page's complete one will do, without its loss
         own = next(split_commands(blocks(DOCS / "verl.md", "bash")[0]))[3:]
         arguments = (*(word for word in own if ".policy_loss." not in word), *arguments[1:])
     GlobalHydra.instance().clear()
-    with initialize_config_dir(config_dir=str(verl_config_dir()), version_base=None):
+    with initialize_config_dir(config_dir=str(verl_config()), version_base=None):
         config = hydra_compose("ppo_trainer", overrides=[os.path.expandvars(argument) for argument in arguments])
-    assert list(plain_problems(config)) == []
+    assert checks.problems(config) == []
     omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     validate_config(config, need_reference_policy(config), need_critic(config))
 
@@ -213,7 +214,6 @@ def check_audit(*arguments: str) -> None:
 #: What accepts the arguments of a module; the others have a parser of Python's.
 MODULES: dict[str, Callable[..., None]] = {
     "recipe.fspo.main": composes,
-    "recipe.fspo.compare": check_compare,
     "fspo.audit": check_audit,
     "verl.trainer.main_ppo": check_plain_verl,
     "pytest": check_files,
@@ -275,8 +275,7 @@ def check(command: str) -> None:
     ],
 )
 @pytest.mark.usefixtures("own_loss")  # which a page lets its reader write
-def test_commands_are_right(pages: Sequence[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipe.fspo.compare.compose", composed_from)
+def test_commands_are_right(pages: Sequence[Path]) -> None:
     commands = {
         f"{name_of(page)}: {command}": functools.partial(check, command)
         for page in pages

@@ -84,7 +84,7 @@ def train(
     It is asked to stop in ``stop_in``, ``step N`` or ``validation N``.
     """
     every = ("trainer.save_freq=2", "trainer.test_freq=1", "trainer.total_training_steps=6")
-    rest = ("trainer.val_before_train=false", "trainer.logger=[]", f"run.dir={folder}")
+    rest = ("trainer.val_before_train=false", "trainer.logger=[]", f"trainer.default_local_dir={folder}")
     one_update = ("actor_rollout_ref.actor.ppo_mini_batch_size=${data.train_batch_size}",)
     one_update += ("trainer.v1.separate_async.parameter_sync_step=1",)
     config = composed("experiment=qwen3_8b", f"mode={mode}", *every, *rest, *one_update, *overrides)

@@ -19,7 +19,7 @@ from fspo.records import read_info
 from fspo.responses import rows_of
 from fspo.table import FOLDER, read_table
 from fspo.types import BandState
-from recipe.fspo.config import complete_loss, policy_loss_settings
+from recipe.fspo.config import complete, policy_loss_settings
 from recipe.fspo.recorder import MiniBatch
 from recipe.fspo.rollout_batch import Outcomes
 from recipe.fspo.step_records import StepRecords
@@ -48,7 +48,9 @@ class Steps:
     """Steps of two mini-batches, of which the policy moves only if there is a gradient."""
 
     def __init__(self, folder: Path, *overrides: str) -> None:
-        config = composed(f"run.dir={folder}", "fspo.clip_values=published", "fspo.match_scale=native", *overrides)
+        config = composed(
+            f"trainer.default_local_dir={folder}", "fspo.clip_values=published", "fspo.match_scale=native", *overrides
+        )
         self.records, self.log, self.step = StepRecords(config, folder), RunLog(folder, total_steps=9), 0
 
     def __call__(self, rewards: list[float], advantage: float = 0.0) -> dict[str, float]:
@@ -85,8 +87,8 @@ def test_a_run_notes_each_clip_value_when_it_is_set(tmp_path: Path, lines: list[
 )
 def test_a_measured_band_trains_from_the_first_batch_on(overrides: tuple[str, ...], tmp_path: Path) -> None:
     """Nothing is measured then, and the workers get the state that says so; without any the loss would refuse."""
-    config = composed(f"run.dir={tmp_path}", *overrides)
-    complete_loss(config)
+    config = composed(f"trainer.default_local_dir={tmp_path}", *overrides)
+    complete(config)
     state, loss = StepRecords(config, tmp_path).band_state, config.actor_rollout_ref.actor.policy_loss
     settings = policy_loss_settings(loss)
     assert settings is not None and settings.needs_state
@@ -94,10 +96,11 @@ def test_a_measured_band_trains_from_the_first_batch_on(overrides: tuple[str, ..
     output = sequence_policy_loss(*random_batch(4, 20), settings, state)
     assert output.loss_B.isfinite().all()
     fixed, measured = (
-        composed(f"run.dir={tmp_path}", "algo=fspo", f"fspo.clip_values={c}") for c in ("published", "measured")
+        composed(f"trainer.default_local_dir={tmp_path}", "algo=fspo", f"fspo.clip_values={c}")
+        for c in ("published", "measured")
     )
     for config in (fixed, measured):
-        complete_loss(config)
+        complete(config)
     assert StepRecords(fixed, tmp_path).band_state is None, "nothing of its band is measured"
     assert StepRecords(measured, tmp_path).band_state == BandState(clip_scale=float("inf")), "it begins without a clip"
 

@@ -44,7 +44,7 @@ def load_data(monkeypatch: pytest.MonkeyPatch, folder: Path, train: int, val: li
         torch.utils.data.DataLoader(val, batch_size=len(val))  # as verl does
 
     monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", dataloader)
-    FSPOTrainer(composed(f"run.dir={folder}"))._init_dataloader()
+    FSPOTrainer(composed(f"trainer.default_local_dir={folder}"))._init_dataloader()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ class Loop(RunnerHooks, PPOTrainerSync):
     verl_mode = "sync"
 
     def __init__(self, *overrides: str) -> None:
-        super().__init__(composed("run.dir=/nowhere", *overrides))
+        super().__init__(composed("trainer.default_local_dir=/nowhere", *overrides))
         self.saved, self.validated = [], []
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> SimpleNamespace:
@@ -172,7 +172,7 @@ def test_prompts_are_named_so_that_their_order_is_the_data_loader_s(monkeypatch:
         return tu.get_tensordict({"x": torch.zeros(2, 1), "uid": ["one", "two"]})
 
     monkeypatch.setattr(PPOTrainerSync, "_fetch_one_gen_batch", fetched)
-    trainer, names = FSPOTrainer(composed("run.dir=/nowhere")), list[str]()
+    trainer, names = FSPOTrainer(composed("trainer.default_local_dir=/nowhere")), list[str]()
     for step in (1, 1, 2, 10):
         trainer.global_steps = step
         names += list(trainer._fetch_one_gen_batch()["uid"])
@@ -183,7 +183,9 @@ def test_a_gradient_scale_counts_the_models_tokens_and_responses_that_are_reject
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tool has written three of a's tokens, and verl's rollout correction empties b's mask before the update."""
-    config = composed("run.dir=/nowhere", "algo=fspo", "fspo.clip_values=published", "fspo.match_scale=matched")
+    config = composed(
+        "trainer.default_local_dir=/nowhere", "algo=fspo", "fspo.clip_values=published", "fspo.match_scale=matched"
+    )
     masks = {"a_0_0": [1, 0, 0, 0, 1, 1], "b_0_0": [1] * 9}
 
     def read(keys: list[str], select_fields: list[str], **_: object) -> dict[str, Any]:

@@ -74,9 +74,9 @@ PROGRAM = """
 from importlib.metadata import distributions
 from pathlib import Path
 import recipe.math.data
-from recipe.fspo.job import compose
+from recipe.fspo.main import composed as compose
 
-config = compose(["algo=gspo", "experiment=demo", "run.dir=x"])
+config = compose(["algo=gspo", "experiment=demo", "trainer.default_local_dir=x"])
 print(config.actor_rollout_ref.actor.policy_loss.loss_mode)
 print((Path(recipe.math.data.__file__).parent / "assets/demo_model/config.json").is_file())
 print(*{e.value for d in distributions() for e in d.entry_points if e.group == "verl.plugins"})

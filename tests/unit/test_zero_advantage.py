@@ -14,19 +14,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from composing import composed
+from composing import completed, composed
 from queue_in_memory import Queue
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo import padding_utils
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.v1 import trainer_base
 
 from fspo.table import read_table
 from recipe.fspo import rollout_batch, zero_advantage
-from recipe.fspo.config import GROUP_ESTIMATORS
+from recipe.fspo.checks import problems
+from recipe.fspo.config import GROUP_ESTIMATORS, complete, counts_zero_advantages
 from recipe.fspo.recorder import MiniBatch
 from recipe.fspo.rollout_batch import read_outcomes
-from recipe.fspo.rules import complete_skipping, counts_zero_advantages, problems
 from recipe.fspo.trainer import FSPOTrainer
 
 #: Rewards of eight responses to each prompt.
@@ -65,16 +64,9 @@ def put(queue: Queue, rewards: dict[str, list[float]]) -> KVBatchMeta:
     return KVBatchMeta(keys, tags, "train")
 
 
-def completed(*overrides: str) -> Any:
-    """A configuration as a driver hands it to the trainer."""
-    config = composed(*overrides)
-    complete_skipping(config)
-    return config
-
-
 def advantages(queue: Queue, rewards: dict[str, list[float]], *overrides: str) -> dict[str, torch.Tensor]:
     batch = put(queue, rewards)
-    trainer = FSPOTrainer(completed("run.dir=/nowhere", *overrides))
+    trainer = FSPOTrainer(completed("trainer.default_local_dir=/nowhere", *overrides))
     trainer._equal = zero_advantage.equal_rewards(read_outcomes(batch)) if trainer._compares else {}
     trainer._compute_advantage(batch, {})
     return {key: queue.rows[key]["advantages"] for key in batch.keys}
@@ -86,7 +78,9 @@ def test_a_is_exactly_0_where_all_rewards_of_a_prompt_are_equal(queue: Queue, es
     rows = advantages(queue, REWARDS, setting)
     assert all(not rows[f"{prompt}_{i}_0"].any() for prompt in ("tenth", "tenths") for i in range(8))
     of_verl = put(queue, REWARDS)
-    trainer_base.PPOTrainer._compute_advantage(SimpleNamespace(config=composed("run.dir=/x", setting)), of_verl, {})  # type: ignore[arg-type]
+    trainer_base.PPOTrainer._compute_advantage(
+        SimpleNamespace(config=composed("trainer.default_local_dir=/x", setting)), of_verl, {}
+    )  # type: ignore[arg-type]
     assert all(rows[f"mixed_{i}_0"].equal(queue.rows[f"mixed_{i}_0"]["advantages"]) for i in range(8))
     assert rows["mixed_7_0"].any() or estimator == "grpo_passk"
     if estimator == "grpo":  # what the change is for
@@ -147,7 +141,7 @@ def one_step(
     queue: Queue, folder: Path, rewards: dict[str, list[float]], *overrides: str
 ) -> tuple[Any, KVBatchMeta, Workers]:
     """verl's own methods, in its order, from the sample to the metrics of the update."""
-    settings = [f"run.dir={folder}", "fspo.clip_values=published", "data.train_batch_size=4"]
+    settings = [f"trainer.default_local_dir={folder}", "fspo.clip_values=published", "data.train_batch_size=4"]
     settings += ["actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=4", *overrides]
     settings.append(f"trainer.default_local_dir={folder}")
     trainer = FSPOTrainer(completed(*settings))
@@ -236,45 +230,20 @@ def test_of_a_batch_without_any_gradient_a_group_stays(queue: Queue, tmp_path: P
     ],
 )
 def test_where_rows_without_a_gradient_count_leaving_them_out_is_refused(overrides: list[str], word: str) -> None:
-    config = composed("run.dir=/nowhere", *overrides)
+    config = composed("trainer.default_local_dir=/nowhere", *overrides)
     assert word in str(counts_zero_advantages(config))
     config.fspo.skip_zero_advantage = True
     assert [problem for problem in problems(config) if "fspo.skip_zero_advantage=true" in problem and word in problem]
     config.fspo.skip_zero_advantage = None
     assert not [problem for problem in problems(config) if "skip_zero_advantage" in problem]
-    complete_skipping(config)
+    complete(config)
     assert config.fspo.skip_zero_advantage is False
 
 
-@pytest.mark.parametrize("algo", ["fspo", "gspo", "rloo", "grpo", "dapo", "gspo_verl"])
+@pytest.mark.parametrize("algo", ["fspo", "gspo", "rloo", "grpo"])
 def test_a_default_is_true_where_it_changes_no_gradient(algo: str) -> None:
-    config = composed("run.dir=/nowhere", f"algo={algo}")
-    assert complete_skipping(config) is None and config.fspo.skip_zero_advantage is True
-
-
-def _moves_all(log_prob: Any, response_mask: Any, config: Any, **_: Any) -> Any:
-    return (log_prob * response_mask).sum() / config.global_batch_info["batch_num_tokens"], {}
-
-
-def _mean_of_rows(log_prob: Any, advantages: Any, response_mask: Any, **_: Any) -> Any:
-    return -(log_prob * advantages * response_mask).sum(-1).mean(), {}
-
-
-def _divides_by_tokens(log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any) -> Any:
-    of_row = (log_prob * advantages * response_mask).sum(-1) / response_mask.sum(-1)
-    return -of_row.sum() / config.global_batch_info["global_batch_size"], {}
-
-
-def _token_mean(log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any) -> Any:
-    return -(log_prob * advantages * response_mask).sum() / config.global_batch_info["batch_num_tokens"], {}
-
-
-@pytest.mark.parametrize("loss", [_moves_all, _mean_of_rows, _divides_by_tokens, _token_mean])
-def test_a_users_loss_is_tried(monkeypatch: pytest.MonkeyPatch, loss: Any) -> None:
-    """A gradient where A = 0, a mean over the rows of a micro-batch, and a division by no tokens count."""
-    monkeypatch.setitem(POLICY_LOSS_REGISTRY, "own", loss)
-    config = composed("run.dir=/nowhere", "algo=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=own")
-    assert (counts_zero_advantages(config) is None) == (loss is _token_mean)
+    """A loss of verl's may be a mean over whatever rows there are."""
+    assert completed(f"algo={algo}").fspo.skip_zero_advantage == (algo != "grpo")
 
 
 @pytest.mark.slow

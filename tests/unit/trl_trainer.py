@@ -142,7 +142,7 @@ class Corrected(FSPOTrainer):
             result[4].append((chosen + 0.01 * torch.randn(len(chosen), generator=generator)).tolist())
         return tuple(result)
 
-    def _generate_and_score_completions(self, inputs: Any) -> Any:  # as docs/trl.md has it
+    def _generate_and_score_completions(self, inputs: Any) -> Any:  # as docs/audit.md has it
         output = super()._generate_and_score_completions(inputs)
         ratio, mask = output["importance_sampling_ratio"], output["completion_mask"] * output.get("tool_mask", 1)
         policies = output["old_per_token_logps"], output["sampling_per_token_logps"]

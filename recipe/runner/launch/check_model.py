@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from omegaconf import DictConfig
 
-from recipe.runner.launch.data_files import media_columns
-from recipe.runner.launch.values import MachineProblem
+from recipe.runner.launch.problems import MachineProblem
 
 #: A folder with one of these has a tokenizer.
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-_PROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 #: A file smaller than this in place of weights is the pointer that git-lfs leaves.
 POINTER_BYTES: Final = 1024
 _CONFIG: Final = "config.json"
@@ -90,37 +87,6 @@ def _absent_files(folder: Path | None) -> str:
     shards = set(_read_json(folder / "model.safetensors.index.json").get("weight_map", {}).values())
     absent = sorted(name for name in shards | weights.keys() if weights.get(name, 0) < POINTER_BYTES)
     return ", ".join(absent[:3]) or ("" if weights else "weights (*.safetensors or *.bin)")
-
-
-def takes_text_only(model: str) -> bool:
-    """Whether a model on this machine has no processor, without which verl hands it no images, videos or sounds."""
-    folder = model_folder(model)
-    if folder is None or not (folder / _CONFIG).is_file():
-        return False
-    named = re.search("vision|image|video|audio", " ".join(_read_json(folder / _CONFIG)))
-    return not (named or any((folder / file).is_file() for file in _PROCESSOR_FILES))
-
-
-def media_problem(path: Path, model: str, columns: Collection[str]) -> str | None:
-    """What of a file's columns a model that takes text only cannot take; None if nothing."""
-    if takes_text_only(model) and (media := media_columns(path, columns)):
-        return (
-            f"has {', '.join(media)} in its rows, and the model {model!r} takes text only (it has no "
-            f"{_PROCESSOR_FILES[0]}): give a model that takes them, or leave the column out"
-        )
-    return None
-
-
-def download_note(model: str) -> str:
-    """That the run's processes will download the model, which preflight cannot try for them; empty if it is here."""
-    key = f"{_MODEL}.path"
-    if looks_like_a_path(model) or not (absent := _absent_files(model_folder(model))):
-        return ""
-    return (
-        f"{key}={model!r}: {absent} is not in the local hub cache. Every node downloads the model after the start, and "
-        f"one without a network fails then: download it before (hf download {model} --local-dir FOLDER), and give "
-        f"{key}=FOLDER"
-    )
 
 
 def _tokenizer_problems(model: DictConfig) -> Iterator[str]:
