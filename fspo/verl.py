@@ -40,9 +40,6 @@ class Recorder(Protocol):
     def current_band_state(self) -> BandState | None:
         """What was measured for the mini-batch in progress; None: nothing measures, ``BandState()``: no data yet."""
 
-    def take(self, output: SequenceLossOutput) -> None:
-        """What a loss made of a micro-batch."""
-
 
 recorder: Recorder | None = None
 """That of this process, which this repository's trainer sets; None in any other."""
@@ -131,7 +128,6 @@ def mean_over_mini_batch(output: SequenceLossOutput, config: Any) -> tuple[Any, 
     else:
         value = output.loss_B.mean()
     if recorder is not None:
-        recorder.take(output)
         value = value * recorder.loss_scale
     count, low = output.valid_B.sum().clamp(min=1), output.clipped_low_B.sum()
     removed = (output.clipped_high_B.sum() + low) / count

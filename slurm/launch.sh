@@ -1,60 +1,44 @@
 #!/usr/bin/env bash
 # Brings Ray up on the nodes of a SLURM job, runs one command on the first node, and takes Ray down again:
 #   launch.sh COMMAND [ARGUMENT...]
-# Exit status: the command's own; 1 if Ray did not come up. The job is requeued if the command ends with 75 and after the
-# loss of a node, but not after scancel. docs/clusters.md explains every variable.
+# Exit status: the command's own; 1 if Ray did not come up. A job is requeued if its command ends with 75, and if Ray ends on
+# a node, but not after scancel. docs/clusters.md explains every variable.
 set -euo pipefail
-
 readonly PREEMPTED=75 restart="${SLURM_RESTART_COUNT:-0}"
 say() { echo "[$(date +%H:%M:%S)] $*"; }
 fail() { say "error: $*" >&2; exit 1; }
 is_running() { kill -0 "$@" 2>/dev/null; } # PROCESS-ID...: one of them
-steps=() ray='' command='' lost='' cancelled=no # process ids of srun; which node was lost
+steps=() command='' lost='' cancelled=no # process ids of srun, Ray's first; which node was lost
 
 (($# > 0)) || fail "usage: launch.sh COMMAND [ARGUMENT...]"
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is not a SLURM job: submit one of slurm/*.sh with sbatch"
-# One task of an array has the id of the whole array.
-job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}" job="${job:-$SLURM_JOB_ID}"
-# sbatch runs a copy of the job script, so nothing can be found from its own path.
+job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}" job="${job:-$SLURM_JOB_ID}" # as scontrol takes it
 export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
-[[ -f $FSPO_ROOT/slurm/node.sh ]] ||
-    fail "$FSPO_ROOT/slurm/node.sh does not exist: run sbatch in the repository's root, or export FSPO_ROOT=/path/to/it"
-# Absolute: a container takes no other path as a mount.
-FSPO_RUN_DIR="$(realpath -ms -- "${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}")"
+[[ -f $FSPO_ROOT/slurm/node.sh ]] || fail "run sbatch in the repository's root, or export FSPO_ROOT=/path/to/it"
+FSPO_RUN_DIR="$(realpath -ms -- "${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}")" # absolute: it is mounted
+again="submit the job again with FSPO_RUN_DIR=$FSPO_RUN_DIR: it goes on from its last checkpoint"
 export FSPO_RUN_DIR FSPO_LOG_DIR="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restart-$restart"
-# The command looks for this file, because only it knows which run folder it trains in: a comparison has several.
-export FSPO_STOP="$FSPO_LOG_DIR/stop"
-# A line for each start of the job since its last checkpoint: the command removes the file when it has saved.
-export FSPO_UNSAVED="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-unsaved"
+# The command saves and ends once the first file is there. It removes the second, which has a line for each start of the
+# job since the last checkpoint, when it has saved.
+export FSPO_STOP="$FSPO_LOG_DIR/stop" FSPO_UNSAVED="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-unsaved"
 mkdir -p "$FSPO_LOG_DIR" || fail "the log folder cannot be made; set FSPO_RUN_DIR to a folder that every node can write"
-ask_to_save() { # SIGNAL
+ask_to_save() { # WHY
     touch "$FSPO_STOP" && say "$1: the run is asked to save after the step in progress ($FSPO_STOP)" ||
         say "error: $1, but the run cannot be asked to save: $FSPO_STOP cannot be written" >&2
 }
-# Before anything that takes time, such as checksums: a signal without a trap ends the script.
-# shellcheck disable=SC2064  # the name of the signal is known now
-for signal in USR1 USR2 XCPU; do trap "ask_to_save 'warning signal $signal'" "$signal"; done
+trap 'ask_to_save "warning signal"' USR1 USR2 XCPU
 # scancel, or a preemption: SLURM kills the job after a while, and requeues by itself what it preempts.
 trap 'cancelled=yes; ask_to_save cancelled; [[ -n $command ]] || exit 143' TERM INT HUP
 # The command saves before this time, without a warning, too. SLURM sets it from 23.02 on.
 end="$(timeout 20 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null)" || end=''
 [[ $end != [0-9]* ]] || SLURM_JOB_END_TIME="$(date +%s --date="$end")" && export SLURM_JOB_END_TIME
-# Model and data that were carried here are whole: lists of checksums, each for the folder in which it lies.
-for manifest in ${FSPO_MANIFEST:-}; do
-    (cd "$(dirname "$manifest")" && sha256sum --check --quiet "$(basename "$manifest")") ||
-        fail "FSPO_MANIFEST: the files named above are not those of $manifest; carry them over again"
-done
 # srun would confine a step to so many CPUs, and after sbatch --export=NONE or NAME=VALUE give it no variables.
 unset SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_EXPORT_ENV
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-wanted="${FSPO_NODES:-${#nodes[@]}}"
-[[ $wanted =~ ^[1-9][0-9]*$ ]] && ((wanted <= ${#nodes[@]})) ||
-    fail "FSPO_NODES=$wanted: the job has ${#nodes[@]} node(s), of which that many are to be used"
+nodes=("${nodes[@]:0:${FSPO_NODES:-${#nodes[@]}}}")
 say "job $SLURM_JOB_ID, restart $restart, ${#nodes[@]} node(s): ${nodes[*]}; logs: $FSPO_LOG_DIR"
-nodes=("${nodes[@]:0:wanted}")
 
-# ------------------------------------------------------------------- containers
-container_srun=() container_command=() ready_within="${FSPO_READY_TIMEOUT:-300}"
+container_srun=() container_command=()
 export FSPO_RAY_TMP="${FSPO_RAY_TMP:-/tmp}"
 mounts="$FSPO_ROOT:$FSPO_ROOT,$FSPO_RUN_DIR:$FSPO_RUN_DIR${FSPO_MOUNTS:+,$FSPO_MOUNTS}"
 case "${FSPO_CONTAINER:+${FSPO_CONTAINER_RUNTIME:-apptainer}}" in
@@ -64,23 +48,17 @@ case "${FSPO_CONTAINER:+${FSPO_CONTAINER_RUNTIME:-apptainer}}" in
     pyxis) # By its name all steps on a node use one container, and the image is unpacked once; a requeued job takes a new
         # one, because a half-made one may be left. Its /tmp is private, and every step needs Ray's sockets.
         container_srun=(--container-name="fspo-$SLURM_JOB_ID-$restart" --container-image="$FSPO_CONTAINER"
-            --container-workdir="$FSPO_ROOT" --container-mounts="$mounts,$FSPO_RAY_TMP:$FSPO_RAY_TMP")
-        ready_within="${FSPO_READY_TIMEOUT:-900}" ;;
+            --container-workdir="$FSPO_ROOT" --container-mounts="$mounts,$FSPO_RAY_TMP:$FSPO_RAY_TMP") ;;
     *) fail "FSPO_CONTAINER_RUNTIME=$FSPO_CONTAINER_RUNTIME: choose apptainer, singularity or pyxis" ;;
 esac
 
-# ------------------------------------------------------------------- job steps
-# Starts a job step in the background. --overlap: the steps share the job's cores, memory and GPUs.
-start_step() { # NAME COUNT ARGUMENT-OF-node.sh...
+start_step() { # NAME COUNT ARGUMENT-OF-node.sh..., in the background; --overlap: steps share cores, memory and GPUs
     srun --overlap --job-name="fspo_$1" --nodes="$2" --ntasks="$2" --ntasks-per-node=1 --kill-on-bad-exit=1 \
         --nodelist="$(IFS=, && echo "${nodes[*]:0:$2}")" --output="$FSPO_LOG_DIR/$1.log" "${container_srun[@]}" \
         "${container_command[@]}" bash "$FSPO_ROOT/slurm/node.sh" "${@:3}" \
         </dev/null 2> >(tee -a "$FSPO_LOG_DIR/srun-$1.log" >&2) &
     steps+=($!)
 }
-
-pause() { sleep 1 & wait $! || true; } # like sleep 1, but a signal's trap runs at once
-
 # Ends Ray, without which a command ends, too; what is left after a while is killed, by TERM to its srun.
 stop_steps() {
     trap cancelled=yes TERM INT HUP && trap '' USR1 USR2 XCPU
@@ -93,23 +71,20 @@ stop_steps() {
     wait "${steps[@]}" 2>/dev/null || true
 }
 
-# Whether Ray runs; if not, $lost names the node on which it has ended, and the log that says why.
-ray_is_whole() {
-    ! is_running "$ray" || return 0
+pause() { sleep 1 & wait $! || true; } # like sleep 1, but a signal's trap runs at once
+
+# Waits for a step. Its exit status is in $status; if Ray ends before it, $lost names the node, and the log that says why.
+watch_step() { # PROCESS-ID
     local node log
+    while is_running "$1" && is_running "${steps[0]}"; do pause; done
+    status=1
+    is_running "$1" || { wait "$1" && status=0 || status=$?; }
+    ((status > 0)) || return 0
+    pause # Ray's step may end for the same reason, which it says better
+    ! is_running "${steps[0]}" || return 0
     node="$(sed -n '/^srun: error: [^:]*: task/{s/srun: error: //;s/:.*//p;q}' "$FSPO_LOG_DIR/srun-ray.log" || true)"
     for log in "$FSPO_LOG_DIR"/{"ray-$node",ray,srun-ray}.log; do [[ ! -s $log ]] || break; done
     lost="Ray ended on node ${node:-(one of ${nodes[*]})}; see $log$(sed -n '/^error: /{s/error//p;q}' "$log" || true)"
-    return 1
-}
-
-watch_step() { # PROCESS-ID: until it ends, with its status in $status, or a Ray node does, which $lost names
-    status=0
-    while is_running "$1"; do
-        ray_is_whole || return 0
-        pause
-    done
-    wait "$1" || status=$?
 }
 
 # Ends the job if three requeues in a row have brought no new checkpoint: one more would come no farther.
@@ -117,12 +92,10 @@ may_go_on() {
     local starts
     starts="$(wc -l 2>/dev/null <"$FSPO_UNSAVED")" || starts=0
     ((starts <= 3)) || fail "$starts starts in a row have saved no checkpoint, so job $job is not requeued again:$(<"$FSPO_UNSAVED")
-Raise --time, or save sooner: trainer.save_freq, or --signal=B:USR1@SECONDS with time for one step and one save. For lost
-nodes see their logs. Then submit the job again with FSPO_RUN_DIR=$FSPO_RUN_DIR: it goes on from its last checkpoint"
+Raise --time, or save sooner (trainer.save_freq, --signal=B:USR1@SECONDS for one step and one save), and $again"
 }
 
-# The same job once more, with the same run folder.
-requeue() { # WHY STATUS
+requeue() { # WHY
     say "this start ends: $1"
     [[ ! -e $FSPO_UNSAVED ]] || printf ' to %(%T)T: %s' -1 "$1" >>"$FSPO_UNSAVED" || true
     may_go_on
@@ -130,16 +103,13 @@ requeue() { # WHY STATUS
     trap - EXIT
     [[ $cancelled == no ]] || exit 143
     say "requeueing job $job: it continues from its last checkpoint"
-    timeout 60 scontrol requeue "$job" ||
-        fail "SLURM refused the requeue; submit the job again with FSPO_RUN_DIR=$FSPO_RUN_DIR: it goes on from its last checkpoint"
-    exit "$2"
+    timeout 60 scontrol requeue "$job" || fail "SLURM refused the requeue: $again"
+    exit "$PREEMPTED"
 }
 
 trap stop_steps EXIT
-
 may_go_on # SLURM requeues a job without a warning, too
-printf '\n  restart %s: %(%F %T)T' "$restart" -1 >>"$FSPO_UNSAVED" || ((restart < 10)) ||
-    fail "starts without a checkpoint cannot be counted in $FSPO_UNSAVED, and this is restart $restart of at most 10"
+printf '\n  restart %s: %(%F %T)T' "$restart" -1 >>"$FSPO_UNSAVED"
 # A token of this job's own: only who can read the file can use this Ray. Never on a command line, never printed.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$FSPO_LOG_DIR/.ray_token"
 unset RAY_AUTH_TOKEN RAY_ADDRESS
@@ -150,34 +120,23 @@ unset RAY_AUTH_TOKEN RAY_ADDRESS
 # Ray ends once there is a word in this file. It is there from the beginning, because a node may not see a new file at once.
 : >"$FSPO_LOG_DIR/end"
 start_step ray "${#nodes[@]}" ray
-ray=$!
 # SLURM's signals to all steps, that of the command among them, must not look like a Ray that is not ready.
 start_step ready 1 run python -m recipe.runner.faults.preemption \
-    python -m recipe.runner.faults.resources --timeout "$ready_within" "${nodes[@]}"
-watch_step $!
-((status == 0)) || pause # Ray's step may end for the same reason, which it says better
-ray_is_whole || { ((restart > 0)) && requeue "$lost" 1; } || fail "$lost" # what has run once may run again
+    python -m recipe.runner.faults.resources --timeout "${FSPO_READY_TIMEOUT:-600}" "${nodes[@]}"
+watch_step "${steps[1]}"
+[[ -z $lost ]] || { ((restart > 0)) && requeue "$lost"; } || fail "$lost" # what has run once may run again
 ((status == 0)) || fail "$(tail -n 1 "$FSPO_LOG_DIR/ready.log"); see ready.log and ray-*.log in $FSPO_LOG_DIR"
 RAY_ADDRESS="$(<"$FSPO_LOG_DIR/ray_address")" && export RAY_ADDRESS
 say "Ray is up on ${#nodes[@]} node(s) at $RAY_ADDRESS"
-[[ ! -e $FSPO_STOP ]] || requeue "warned before the command was started" "$PREEMPTED"
 start_step command 1 run "$@"
-command=$!
-# Shown here as well, but not through a pipe: the exit status must be the command's own.
+command="${steps[2]}"
 tail --pid="$command" --follow=name --retry --lines=+1 "$FSPO_LOG_DIR/command.log" 2>/dev/null &
-tail_pid=$!
+shown=$!
 watch_step "$command"
-if [[ -z $lost ]] && ((status == 1)) && pause && ray_is_whole; then
-    # The command itself may have been the first to notice that a node is gone; SLURM notices it late.
-    for node in "${nodes[@]}"; do
-        timeout --kill-after=5 30 srun --overlap --nodes=1 --ntasks=1 --nodelist="$node" true </dev/null &>/dev/null ||
-            lost="node $node does not answer"
-    done
-fi
 [[ -z $lost ]] || stop_steps # the command may wait for the node; its last words are shown before the error
 # SLURM kills a cancelled job soon, and nobody waits for its last lines.
-if [[ $cancelled == yes ]]; then kill "$tail_pid" 2>/dev/null || true; else wait "$tail_pid" || true; fi
-[[ -z $lost ]] || requeue "$lost" 1
+if [[ $cancelled == yes ]]; then kill "$shown" 2>/dev/null || true; else wait "$shown" || true; fi
+[[ -z $lost ]] || requeue "$lost"
 say "the command ended with status $status; log: $FSPO_LOG_DIR/command.log"
-((status != PREEMPTED)) || [[ $cancelled == yes ]] || requeue "its command is worth another start" "$PREEMPTED"
+((status != PREEMPTED)) || [[ $cancelled == yes ]] || requeue "its command is worth another start"
 exit "$status"

@@ -47,6 +47,7 @@ SchedulerParameters=bf_interval=1,sched_interval=2
 SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=90
+MinJobAge=7200
 EnforcePartLimits=ALL
 MailProg=/bin/true
 NodeName=DEFAULT CPUs=64 RealMemory=16000 Gres=gpu:1
@@ -62,31 +63,20 @@ def why_not() -> str | None:
     """Why no SLURM can be set up on this machine; None if all programs are there (they are installed if need be)."""
     if os.geteuid() != 0:
         return "the emulated SLURM cluster needs root (slurmd starts jobs for their owner)"
-    if all(map(shutil.which, PROGRAMS)):
-        return None
-    if shutil.which("apt-get") is None:
-        return "SLURM is not installed, and there is no apt-get to install it with"
-    for command in (
-        ["apt-get", "update"],
-        ["apt-get", "install", "-y", "--no-install-recommends", "slurm-wlm", "munge"],
-    ):
+    if not all(map(shutil.which, PROGRAMS)) and shutil.which("apt-get"):
+        install = "apt-get update && apt-get install -y --no-install-recommends slurm-wlm munge"
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        run = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-        if run.returncode != 0:
-            return f"SLURM cannot be installed: {' '.join(command)} failed: {run.stderr.strip()[-300:]}"
+        subprocess.run(["sh", "-c", install], capture_output=True, timeout=300, env=environment)
     absent = [program for program in PROGRAMS if shutil.which(program) is None]
-    return f"slurm-wlm and munge are installed, but lack {', '.join(absent)}" if absent else None
+    return f"SLURM is not installed, nor could it be: there is no {', '.join(absent)}" if absent else None
 
 
 def _free_ports(count: int) -> int:
     """First of ``count`` consecutive free ports below the range that Linux hands out by itself."""
     for first in range(17000, 19900, count):
-        with contextlib.ExitStack() as stack:
-            try:
-                for port in range(first, first + count):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
             return first
     raise RuntimeError("no free ports for the emulated SLURM cluster")
 
@@ -108,12 +98,8 @@ class Cluster:
         host, port = socket.gethostname(), _free_ports(self.nodes + 1)
         for name in ("state", *(f"spool/node{i + 1}" for i in range(self.nodes))):
             (self.folder / name).mkdir(parents=True)
-        conf = self.folder / "slurm.conf"
-        conf.write_text(
-            SLURM_CONF.format(
-                host=host, folder=self.folder, port=port, nodes=self.nodes, first=port + 1, last=port + self.nodes
-            )
-        )
+        conf, ports = self.folder / "slurm.conf", {"port": port, "first": port + 1, "last": port + self.nodes}
+        conf.write_text(SLURM_CONF.format(host=host, folder=self.folder, nodes=self.nodes, **ports))
         # As many cores as the job scripts ask for (config_overrides), and a device that stands for a GPU.
         (self.folder / "gres.conf").write_text(f"NodeName=node[1-{self.nodes}] Name=gpu File=/dev/null\n")
         self.environment = {
@@ -131,9 +117,8 @@ class Cluster:
         self._daemon("slurmctld", "-D")
         for i in range(self.nodes):
             self._daemon("slurmd", "-D", "-N", f"node{i + 1}")
-        self._wait(
-            lambda: self.run("sinfo", "-h", "-o", "%T %D", check=False) == f"idle {self.nodes}", "idle nodes", 60
-        )
+        idle = f"idle {self.nodes}"
+        self._wait(lambda: self.run("sinfo", "-h", "-o", "%T %D", check=False) == idle, "idle nodes", 60)
 
     def _daemon(self, *command: str) -> None:
         with (self.folder / f"{command[0]}-{len(self.daemons)}.out").open("wb") as out:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner.checkpoints.integrity import (
     TRACKER_FILE,
-    Checkpoint,
     damage_of_rank,
-    newest_complete,
     remove_old,
     repair_tracker,
     resume_problems,
     resumed_from,
-    unsound,
 )
 from recipe.runner.export import actor_folder, export
 
@@ -73,7 +69,7 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(b""), cut])
 @pytest.mark.parametrize("file", ["actor/optim_world_size_2_rank_1.pt", "data.pt"])
-def test_a_damaged_checkpoint_is_refused_with_its_file_named(tmp_path: Path, file: str, spoil) -> None:
+def test_a_torn_one_is_refused_with_its_file_named(tmp_path: Path, file: str, spoil: Callable[[Path], object]) -> None:
     older = write_checkpoint(tmp_path, 10)
     newer = write_checkpoint(tmp_path, 20)
     assert problems_of(config(tmp_path)) == []
@@ -81,6 +77,9 @@ def test_a_damaged_checkpoint_is_refused_with_its_file_named(tmp_path: Path, fil
     (problem,) = problems_of(config(tmp_path))
     assert str(newer / file) in problem and f"trainer.resume_from_path={older}" in problem
     assert problems_of(config(tmp_path, mode="resume_path", path=older)) == []
+    cut(older / "fspo_state.pt")  # a recipe's own
+    (problem,) = problems_of(config(tmp_path, mode="resume_path", path=older))
+    assert str(older / "fspo_state.pt") in problem
 
 
 @pytest.fixture
@@ -107,29 +106,8 @@ def test_a_changed_byte_is_seen_by_the_rank_that_loads_it(
     assert [str(shard) in sentence for sentence in damage] == [True] * seen
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_checkpoint(tmp_path, 20, ranks=1)
-    stale = OSError(116, "Stale file handle")
-    monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda self: (_ for _ in ()).throw(stale))
-    damage = unsound([folder / "data.pt"], whole=True)
-    assert len(damage) == 1 and "Stale file handle" in damage[0]
-
-
-def test_what_is_not_loaded_is_not_needed(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, 10)
-    (folder / "fspo_state.pt").unlink()  # plain verl saves none
-    assert Checkpoint(folder).problems(2, KINDS) == []
-    (folder / "actor" / "optim_world_size_2_rank_0.pt").unlink()
-    assert Checkpoint(folder).problems(2, ("model", "extra")) == []
-    assert len(Checkpoint(folder).problems(2, KINDS)) == 1
-    cut(folder / "data.pt")  # every file of the trainer's own is
-    (folder / "data.pt").rename(folder / "a_recipe_s.pt")
-    torch.save({}, folder / "data.pt")
-    assert [str(folder / "a_recipe_s.pt") in each for each in Checkpoint(folder).problems(2, ("model",))] == [True]
-
-
 @pytest.mark.parametrize("left", [b"", b"\xff\xfe", None])
-def test_an_unreadable_tracker_names_the_newest_complete_checkpoint_again(tmp_path: Path, left: bytes | None) -> None:
+def test_an_unreadable_tracker_names_the_newest_whole_again(tmp_path: Path, left: bytes | None) -> None:
     write_checkpoint(tmp_path, 9)
     write_checkpoint(tmp_path, 10)
     killed_in_its_save = write_checkpoint(tmp_path, 11)
@@ -143,22 +121,12 @@ def test_an_unreadable_tracker_names_the_newest_complete_checkpoint_again(tmp_pa
     assert repair_tracker(config(tmp_path).trainer, KINDS) is None
 
 
-def test_a_save_killed_in_the_middle_leaves_the_previous_checkpoint_to_resume(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, 10)
-    killed_in_its_save = write_checkpoint(tmp_path, 20, track=False)
-    (killed_in_its_save / "data.pt").unlink()
-    cut(killed_in_its_save / "actor" / "optim_world_size_2_rank_0.pt")
-    assert repair_tracker(config(tmp_path).trainer, KINDS) is None
-    assert problems_of(config(tmp_path)) == []
-    assert newest_complete(tmp_path, 2, KINDS) == Checkpoint(tmp_path / "global_step_10")
-
-
 @pytest.mark.parametrize(("mode", "left", "begins_again"), [
     ("fspo", "a cut file", True),
     ("fspo_separate_async", "no prompts under way", True),  # they are saved last
     ("fspo_separate_async", "all", False),
 ])  # fmt: skip
-def test_a_first_save_killed_in_the_middle_begins_again_and_says_so(
+def test_a_first_save_that_was_killed_begins_again_and_says_so(
     tmp_path: Path, mode: str, left: str, begins_again: bool
 ) -> None:
     folder, run = write_checkpoint(tmp_path, 1, track=False), config(tmp_path)
@@ -179,7 +147,7 @@ def write_queue(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_an_unreadable_tracker_beside_what_cannot_be_resumed_is_refused(tmp_path: Path, ranks: int) -> None:
+def test_an_unreadable_tracker_with_nothing_whole_is_refused(tmp_path: Path, ranks: int) -> None:
     """The tracker is written last, so a checkpoint was complete once: no silent start from the beginning."""
     damaged = write_checkpoint(tmp_path, 1, ranks=2) / "data.pt"
     cut(damaged)
@@ -190,7 +158,7 @@ def test_an_unreadable_tracker_beside_what_cannot_be_resumed_is_refused(tmp_path
     assert (str(damaged) if ranks == 2 else " 2 ") in problem
 
 
-def test_a_folder_without_the_checkpoint_is_refused_but_not_a_new_runs(tmp_path: Path) -> None:
+def test_a_pointer_to_nothing_is_refused_and_a_new_run_begins(tmp_path: Path) -> None:
     assert repair_tracker(config(tmp_path).trainer, KINDS) is None
     assert problems_of(config(tmp_path)) == []
     (problem,) = problems_of(config(tmp_path, mode="resume_path", path=tmp_path))
@@ -201,45 +169,42 @@ def test_a_folder_without_the_checkpoint_is_refused_but_not_a_new_runs(tmp_path:
     assert problems_of(config(tmp_path, mode="disable")) == []
 
 
-def test_old_checkpoints_of_earlier_starts_are_removed(tmp_path: Path) -> None:
+def left(root: Path) -> set[str]:
+    return {path.name for path in root.iterdir() if path.is_dir()}
+
+
+def test_old_ones_of_earlier_starts_and_half_ones_are_removed(tmp_path: Path) -> None:
     for step in (5, 9, 10, 13, 40):
         write_checkpoint(tmp_path, step, ranks=1)
     (tmp_path / "global_step_best").mkdir()
     remove_old(tmp_path, 13, 2)
     # The two newest up to now, a later one (of a run that was continued from before it), and what is no checkpoint.
-    left = {path.name for path in tmp_path.iterdir() if path.is_dir()}
-    assert left == {"global_step_10", "global_step_13", "global_step_40", "global_step_best"}
-
-
-def test_a_half_written_checkpoint_is_not_kept_in_place_of_a_whole_one(tmp_path: Path) -> None:
-    for step in (10, 20):
-        write_checkpoint(tmp_path, step, ranks=1)
-    cut(write_checkpoint(tmp_path, 23, ranks=1, track=False) / "data.pt")  # of a save that was killed
-    remove_old(tmp_path, 30, 2)  # before the save of step 30, where there is no room for it
-    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"global_step_20"}
-    cut(tmp_path / "global_step_20" / "data.pt")
-    remove_old(tmp_path, 30, 2)
-    assert (tmp_path / "global_step_20").exists(), "nothing whole would be left"
+    assert left(tmp_path) == {"global_step_10", "global_step_13", "global_step_40", "global_step_best"}
+    cut(write_checkpoint(tmp_path, 43, ranks=1, track=False) / "data.pt")  # of a save that was killed
+    remove_old(tmp_path, 50, 2)  # before the save of step 50, where there is no room for it
+    assert left(tmp_path) == {"global_step_40", "global_step_best"}
+    cut(tmp_path / "global_step_40" / "data.pt")
+    remove_old(tmp_path, 50, 2)
+    assert "global_step_40" in left(tmp_path), "nothing whole would be left"
 
 
 def test_export_finds_the_latest_finished_checkpoint(tmp_path: Path) -> None:
     for step in (10, 20):
-        write_checkpoint(tmp_path / "checkpoints", step, ranks=1)
-    latest = tmp_path / "checkpoints" / "global_step_20" / "actor"
+        write_checkpoint(tmp_path, step, ranks=1)
+    latest = tmp_path / "global_step_20" / "actor"
     assert actor_folder(tmp_path) == latest
-    assert actor_folder(tmp_path / "checkpoints") == latest
-    earlier = tmp_path / "checkpoints" / "global_step_10"
+    earlier = tmp_path / "global_step_10"
     assert actor_folder(earlier) == earlier / "actor"
     shard = next((earlier / "actor").glob("model_world_size_*"))
     flip(shard)
     with pytest.raises(OSError, match=rf"{shard.name} .*global_step_N"):
         export(actor_folder(earlier), tmp_path / "out")
     with pytest.raises(FileNotFoundError, match="global_step_10"):
-        actor_folder(tmp_path / "checkpoints" / "global_step_10" / "actor")
+        actor_folder(tmp_path / "global_step_10" / "actor")
 
 
 @pytest.mark.parametrize("mode", ["fspo", "fspo_separate_async"])
-def test_an_own_checkpoint_of_an_asynchronous_run_needs_its_prompts_under_way(tmp_path: Path, mode: str) -> None:
+def test_an_asynchronous_run_s_own_needs_its_prompts(tmp_path: Path, mode: str) -> None:
     folder, run = write_checkpoint(tmp_path, 1), config(tmp_path)
     run.trainer.v1.trainer_mode = mode
     missing = mode == "fspo_separate_async"

@@ -11,13 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from composing import composed
-from omegaconf import open_dict
 from waiting import wait_until
 
-from recipe.runner.cpu import fork_server
-from recipe.runner.cpu.fork_server import MODULES, write_program
-from recipe.runner.launch.machine import pass_to_ray_workers
+from recipe.runner.cpu.fork_server import write_program
 
 Server = tuple[subprocess.Popen[bytes], Path]
 #: Spawns a process in each way to end, as vLLM spawns its engine.
@@ -106,34 +102,6 @@ def test_workers_are_forked_with_their_own_environment(server: Server, tmp_path:
 
 def test_without_a_server_python_runs_the_worker(tmp_path: Path) -> None:
     assert not run_client(tmp_path / "nothing", tmp_path)["forked"]
-
-
-@pytest.mark.slow  # imports vLLM
-def test_modules_imported_before_the_first_worker_do_not_import_ray() -> None:
-    # Ray would have read its variables before they are known.
-    code = f"import sys, importlib; [importlib.import_module(m) for m in {MODULES!r}]; assert 'ray' not in sys.modules"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "VERL_PLATFORM": "cpu"}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
-
-
-@pytest.mark.parametrize(
-    ("override", "server", "program"),
-    [
-        ("seed=1", "the client", "the client"),
-        ("seed=1", None, None),  # that of an earlier run is forgotten
-        ("ray_kwargs.ray_init.address=auto", "the client", "of an earlier run"),  # workers on other machines
-    ],
-)
-def test_only_workers_of_this_machine_are_forked(
-    override: str, server: str | None, program: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("VERL_PLATFORM", raising=False)
-    monkeypatch.setattr(fork_server, "_py_executable", server)
-    config = composed("run.dir=RUN", override)
-    with open_dict(config):
-        config.ray_kwargs.ray_init.runtime_env.py_executable = "of an earlier run"
-    pass_to_ray_workers(config)
-    assert config.ray_kwargs.ray_init.runtime_env.py_executable == program
 
 
 #: Exit codes that multiprocessing gives.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
+import re
 import signal
 import subprocess
 import sys
@@ -45,94 +45,49 @@ def bash(script: str, *arguments: str, **environment: str) -> subprocess.Complet
 @pytest.mark.parametrize(
     ("variables", "used"),
     [
-        ({}, "ROOT/.venv"),
-        ({"VIRTUAL_ENV": "/active"}, "/active"),
-        ({"VIRTUAL_ENV": "/active", "FSPO_VENV": "/given"}, "/given"),
-        ({"VIRTUAL_ENV": "/active", "FSPO_VENV": ""}, None),
-        ({"FSPO_CONTAINER": "image.sif"}, None),
-        ({"CONDA_PREFIX": "/conda/envs/mine", "CONDA_DEFAULT_ENV": "mine"}, None),
-        ({"CONDA_PREFIX": "/conda", "CONDA_DEFAULT_ENV": "base"}, "ROOT/.venv"),
+        ({}, "ROOT/.venv/bin"),
+        ({"FSPO_VENV": "/given"}, "/given/bin"),
+        ({"FSPO_VENV": ""}, "/usr/bin"),
+        ({"FSPO_CONTAINER": "image.sif"}, "/usr/bin"),
+        ({"PATH": "ROOT:/usr/bin:/bin"}, "ROOT"),  # active where sbatch was called
+        ({"FSPO_SETUP": "ROOT/setup.sh"}, "ROOT"),
     ],
 )
-def test_a_node_takes_the_active_environment_before_the_repositorys(
-    tmp_path: Path, variables: dict[str, str], used: str | None
+def test_a_node_takes_a_ray_in_path_before_the_repository_s(
+    tmp_path: Path, variables: dict[str, str], used: str
 ) -> None:
-    (tmp_path / ".venv").mkdir()
-    done = bash("node.sh", "run", "/bin/bash", "-c", "echo $PATH", FSPO_ROOT=str(tmp_path), **variables)
-    path = os.environ["PATH"] if used is None else f"{used}/bin:{os.environ['PATH']}"
-    assert done.stdout.strip() == path.replace("ROOT", str(tmp_path)), done.stderr
+    install(tmp_path, ray="#!/bin/sh\n", **{"setup.sh": f"export PATH={tmp_path}:$PATH\n"})
+    variables = {"FSPO_ROOT": "ROOT", "PATH": "/usr/bin:/bin"} | variables
+    given = {name: value.replace("ROOT", str(tmp_path)) for name, value in variables.items()}
+    done = bash("node.sh", "run", "/bin/bash", "-c", "echo $PATH", **given)
+    assert done.stdout.split(":")[0] == used.replace("ROOT", str(tmp_path)), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("setup", "first"),
-    [
-        ("export NCCL_DEBUG=INFO", "ROOT/.venv/bin"),
-        ("export PATH=ROOT:$PATH", "ROOT"),
-        ("export CONDA_PREFIX=/conda/envs/mine PATH=/conda/envs/mine/bin:$PATH", "/conda/envs/mine/bin"),
-        ("export VIRTUAL_ENV=/theirs PATH=/theirs/bin:$PATH", "/theirs/bin"),
-    ],
-)
-def test_an_environment_that_the_set_up_brings_comes_before_the_repositorys(
-    tmp_path: Path, setup: str, first: str
-) -> None:
-    (tmp_path / ".venv").mkdir()
-    install(tmp_path, ray="#!/bin/sh\n")
-    (tmp_path / "setup.sh").write_text(setup.replace("ROOT", str(tmp_path)) + "\n")
-    variables = {"FSPO_ROOT": str(tmp_path), "FSPO_SETUP": str(tmp_path / "setup.sh"), "CONDA_PREFIX": ""}
-    variables["PATH"] = "/usr/bin:/bin"  # without a Ray
-    done = bash("node.sh", "run", "/bin/bash", "-c", "echo $PATH", **variables)
-    assert done.stdout.split(":")[0] == first.replace("ROOT", str(tmp_path)), done.stderr
-
-
-def test_a_set_up_may_use_what_is_not_set_and_its_failure_is_named(tmp_path: Path) -> None:
-    setup = tmp_path / "setup.sh"
-    setup.write_text('[ -z "$PS1" ] || echo shell\nfalse\nexport MINE=1\n')
-    print_mine = ("node.sh", "run", "/bin/bash", "-c", "echo $MINE")
-    done = bash(*print_mine, FSPO_ROOT=str(tmp_path), FSPO_SETUP=str(setup))
-    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
-    setup.write_text("return 3\n")
-    done = bash(*print_mine, FSPO_ROOT=str(tmp_path), FSPO_SETUP=str(setup))
-    assert done.returncode == 1 and f"FSPO_SETUP={setup} ended with status 3" in done.stderr and not done.stdout
-
-
-def test_files_may_be_many(tmp_path: Path) -> None:
-    done = bash("node.sh", "run", "/bin/bash", "-c", "ulimit -Sn", FSPO_ROOT=str(tmp_path))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert int(done.stdout) == max(soft, min(hard, 65536)), done.stderr
-
-
-def test_ray_s_files_are_in_a_folder_that_nobody_else_may_enter(tmp_path: Path) -> None:
+def test_nobody_else_may_enter_the_folder_of_ray_s_files(tmp_path: Path) -> None:
     """Ray lets everybody write to the folder that it makes, and the address of the job's Ray stands in a file there."""
     with tempfile.TemporaryDirectory() as short:  # pytest's own may be too long for a socket of Ray's
         (log,) = join(tmp_path, short, SLURM_CPUS_ON_NODE="1").splitlines()
         private = Path(short, f"fspo-{os.getuid()}")
         assert f" --temp-dir={private}/test{os.getpid()}-1 " in log
+        assert " --num-cpus=1 " in log and "--address=10.0.0.1:20000" in log
         assert private.stat().st_mode & 0o777 == 0o700
         private.chmod(0o777)
         log = join(tmp_path, short, SLURM_CPUS_ON_NODE="1")
     assert log.startswith("error: ") and str(private) in log and "777" in log and "FSPO_RAY_TMP" in log
+    log = join(tmp_path, str(tmp_path / ("x" * 100)), SLURM_CPUS_ON_NODE="1")  # too long for a socket
+    assert log.startswith("error: ") and "FSPO_RAY_TMP=" in log and "--num-cpus" not in log
 
 
 @pytest.mark.parametrize("nodes", ["node1", "node1 node2"])
 def test_ray_listens_on_the_loopback_of_a_job_s_only_node(nodes: str, tmp_path: Path) -> None:
-    environment = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER GLOO_SOCKET_IFNAME VLLM_HOST_IP"
+    environment = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER GLOO_SOCKET_IFNAME VLLM_HOST_IP SLURM_JOB_END_TIME"
     srun = f'#!/bin/bash\nfor name in {environment}; do echo "$name=${{!name-}}" >>"$CALLS"; done\nexit 127\n'
-    launch(tmp_path, steps=srun, scontrol=f"#!/bin/sh\nprintf '%s\\n' {nodes}\n", GLOO_SOCKET_IFNAME="mine")
+    launch(tmp_path, steps=srun, scontrol=f"#!/bin/sh\nprintf '%s\\n' {nodes}\n", GLOO_SOCKET_IFNAME="mine", TZ="UTC")
     alone = nodes == "node1"
     seen = set((tmp_path / "calls").read_text().splitlines())
     assert f"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER={'0' if alone else ''}" in seen
+    assert "SLURM_JOB_END_TIME=1893553445" in seen, "the command knows when its time ends"
     assert {"GLOO_SOCKET_IFNAME=mine", f"VLLM_HOST_IP={'127.0.0.1' if alone else ''}"} <= seen
-
-
-@pytest.mark.parametrize(("on_node", "counted"), [("1", 1), ("1000", len(os.sched_getaffinity(0)))])
-def test_ray_counts_the_cpus_that_its_step_may_use(tmp_path: Path, on_node: str, counted: int) -> None:
-    log = join(tmp_path, "/tmp", SLURM_CPUS_ON_NODE=on_node)
-    assert f" --num-cpus={counted} " in log and "--address=10.0.0.1:20000" in log
-
-
-def test_what_keeps_ray_from_starting_on_a_node_is_named_before_it(tmp_path: Path) -> None:
-    log = join(tmp_path, str(tmp_path / ("x" * 100)), SLURM_CPUS_ON_NODE="1")
-    assert log.startswith("error: ") and "FSPO_RAY_TMP=" in log and "--num-cpus" not in log
 
 
 def join(folder: Path, ray_tmp: str, **variables: str) -> str:
@@ -147,7 +102,7 @@ def join(folder: Path, ray_tmp: str, **variables: str) -> str:
     return (folder / "ray-node2.log").read_text()
 
 
-def test_the_log_that_has_the_reason_is_named_and_a_mount_is_absolute(tmp_path: Path) -> None:
+def test_the_log_with_the_reason_is_named_and_a_mount_absolute(tmp_path: Path) -> None:
     install(tmp_path, srun=SRUN, scontrol="#!/bin/sh\necho node1\n")
     run, calls = tmp_path / "run", tmp_path / "calls"
     container = {"FSPO_CONTAINER": "/image.sqsh", "FSPO_CONTAINER_RUNTIME": "pyxis"}
@@ -158,7 +113,7 @@ def test_the_log_that_has_the_reason_is_named_and_a_mount_is_absolute(tmp_path: 
     )  # fmt: skip
     assert done.returncode == 1 and f"see {run}/slurm/7-restart-0/ray.log" in done.stderr, done.stderr
     noted = calls.read_text().splitlines()
-    assert f"--container-mounts={ROOT}:{ROOT},{run}:{run},/tmp:/tmp" in noted
+    assert {f"--container-mounts={ROOT}:{ROOT},{run}:{run},/tmp:/tmp", "--container-name=fspo-7-0"} <= set(noted)
     assert "cpus of a step: all" in noted and "variables of a step: ALL" in noted
 
 
@@ -199,10 +154,10 @@ def launch(
     return done.returncode, done.stdout + done.stderr, requeued.read_text().split() if requeued.exists() else []
 
 
-def test_a_warning_during_the_checksums_requeues(tmp_path: Path) -> None:
-    install(tmp_path, sha256sum=f"#!/bin/sh\n{UP}; kill -USR1 $p\n")
-    status, output, requeued = launch(tmp_path, FSPO_MANIFEST=str(tmp_path / "manifest"), COMMAND="0")
-    assert (status, requeued) == (75, ["7"]), output
+@pytest.mark.parametrize("script", ["fspo_8b.sh", "compare.sh"])
+def test_job_scripts_ask_for_a_warning_and_a_requeue(script: str) -> None:
+    text = (ROOT / "slurm" / script).read_text()
+    assert re.search(r"^#SBATCH .*--signal=B:USR1@\d+.* --requeue\b", text, re.M)
 
 
 @pytest.mark.parametrize(
@@ -218,48 +173,33 @@ def test_a_signal_reaches_the_command_as_a_file(tmp_path: Path, signal: str, req
     assert (tmp_path / "run/slurm/7-restart-0/stop").exists()
 
 
-def test_the_next_start_has_no_warning(tmp_path: Path) -> None:
-    launch(tmp_path)
-    (tmp_path / "run/slurm/7-restart-0/stop").touch()
-    assert launch(tmp_path, COMMAND="0", SLURM_RESTART_COUNT="1")[::2] == (0, ["7"])
-
-
-@pytest.mark.parametrize(
-    ("end", "variables", "seconds"),
-    [
-        ("2030-01-02T03:04:05", {"TZ": "UTC"}, "1893553445"),
-        ("N/A", {}, ""),
-        ("", {}, ""),
-        ("", {"SLURM_JOB_END_TIME": "12"}, "12"),
-    ],
-)
-def test_the_command_knows_when_its_time_ends(
-    tmp_path: Path, end: str, variables: dict[str, str], seconds: str
-) -> None:
-    steps = STEPS.replace('exit "$COMMAND" ;;', 'echo "ends: ${SLURM_JOB_END_TIME-}" >>"$CALLS"; exit 0 ;;')
-    assert steps != STEPS
-    launch(tmp_path, steps=steps, squeue=f"#!/bin/sh\necho '{end}'\n", **variables)
-    assert f"ends: {seconds}" in (tmp_path / "calls").read_text().splitlines()
-
-
-def test_starts_that_nobody_can_count_are_ten(tmp_path: Path) -> None:
-    unsaved = tmp_path / "run/slurm/7-unsaved"
-    unsaved.mkdir(parents=True)  # cannot be written
-    assert launch(tmp_path, SLURM_RESTART_COUNT="9")[::2] == (75, ["7"])
-    status, output, requeued = launch(tmp_path, SLURM_RESTART_COUNT="10")
-    assert (status, requeued) == (1, ["7"]) and f"{unsaved}, " in output and "ray" not in output, output
-
-
-def test_a_job_that_is_cancelled_while_it_ends_is_not_requeued(tmp_path: Path) -> None:
-    steps = STEPS.replace("do sleep 0.1; done ;;\n    *res", f"do sleep 0.1; done; {UP}; kill -TERM $p ;;\n    *res")
-    assert steps != STEPS
-    status, output, requeued = launch(tmp_path, steps=steps)
-    assert (status, requeued) == (143, []), output
-
-
 def test_a_refused_requeue_is_no_success(tmp_path: Path) -> None:
     status, output, _ = launch(tmp_path, scontrol='#!/bin/sh\n[ "$1" != requeue ] || exit 1\necho node1\n')
     assert status == 1 and f"FSPO_RUN_DIR={tmp_path}/run" in output, output
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 143])
+def test_only_75_is_started_again(tmp_path: Path, status: int) -> None:
+    assert launch(tmp_path, COMMAND=str(status))[::2] == (status, [])
+    one_of_an_array = {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "2"}
+    assert launch(tmp_path, **one_of_an_array, SLURM_RESTART_COUNT="1")[::2] == (75, ["6_2"])
+
+
+def test_a_task_of_an_array_is_a_cell_of_the_grid(tmp_path: Path) -> None:
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm/train.sh").write_text('echo "$*"; echo "$FSPO_RUN_DIR"\n')
+    cells = []
+    for task in range(11):
+        place = {"SLURM_ARRAY_TASK_ID": str(task), "SLURM_ARRAY_JOB_ID": "6", "FSPO_ROOT": str(tmp_path)}
+        done = bash("compare.sh", "mine=1", **place)
+        assert done.returncode == 0, done.stderr
+        cells.append(done.stdout.splitlines())
+    assert [words.split()[:2] for words, *_ in cells[:4]] == [
+        ["seed=1", "algo=fspo"], ["seed=1", "algo=rloo"], ["seed=1", "algo=gspo"], ["seed=2", "algo=fspo"],
+    ]  # fmt: skip
+    assert all(words.endswith(" mine=1") for words, _ in cells[:9])
+    assert len({folder for _, folder in cells[:9]}) == 9 and all("runs/compare/6/" in folder for _, folder in cells[:9])
+    assert [len(lines) for lines in cells[9:]] == [1, 1], "beyond the grid"
 
 
 def test_an_array_is_no_way_to_train_one_run(tmp_path: Path) -> None:
@@ -307,23 +247,7 @@ def test_ray_outlives_slurm_s_signals_and_ends_by_a_file(tmp_path: Path) -> None
         step.wait()
 
 
-def test_one_task_of_an_array_is_requeued_alone(tmp_path: Path) -> None:
-    status, output, requeued = launch(tmp_path, SLURM_ARRAY_JOB_ID="6", SLURM_ARRAY_TASK_ID="2")
-    assert (status, requeued) == (75, ["6_2"]), output
-
-
-def test_a_command_that_failed_is_not_started_again(tmp_path: Path) -> None:
-    status, output, requeued = launch(tmp_path, COMMAND="1")
-    assert (status, requeued) == (1, []), output
-
-
-def test_a_requeued_job_takes_a_new_container(tmp_path: Path) -> None:
-    launch(tmp_path, FSPO_CONTAINER="/image.sqsh", FSPO_CONTAINER_RUNTIME="pyxis", SLURM_RESTART_COUNT="2")
-    names = {word for word in (tmp_path / "calls").read_text().split() if word.startswith("--container-name")}
-    assert names == {"--container-name=fspo-7-2"}
-
-
-def test_a_fourth_requeue_without_a_new_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_fourth_requeue_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     for restart in range(4):
         status, output, requeued = launch(tmp_path, SLURM_RESTART_COUNT=str(restart))
         assert (status, len(requeued)) == ((75, restart + 1) if restart < 3 else (1, 3)), output

@@ -9,22 +9,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from composing import composed
 
 from recipe.runner.faults import node
-from recipe.runner.launch import checks
-
-
-@pytest.mark.parametrize(
-    ("socket", "room"),
-    # Ray itself: bytes of session_2026-11-25_15-31-45_123456_1234567/sockets/plasma_store and of vLLM's uuid4.
-    [(node.RAY, 107 - 1 - 42 - 1 - 20), (node.VLLM, 107 - 1 - 36)],
-)
-def test_a_folder_too_long_for_sockets_is_named(socket: str, room: int) -> None:
-    folder = Path("/" + "t" * (room - 1))
-    assert list(node.socket_problems(folder, socket, "TMPDIR=x")) == []
-    (problem,) = node.socket_problems(folder.with_name("é" * (room // 2 + 1)), socket, "TMPDIR=x")
-    assert problem.startswith("TMPDIR=x: ") and "107" in problem and "shorter" in problem
 
 
 def test_gpus_in_exclusive_mode_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,22 +42,10 @@ def test_a_job_asks_on_the_node(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (0, f"{short}/fspo-{os.getuid()}/7-0\n"), done.stderr
 
 
-def test_a_run_with_a_ray_of_its_own_asks_before_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.delenv("RAY_TMPDIR", raising=False)
-    monkeypatch.setenv("TMPDIR", "/" + "x" * 100)
-    (problem,) = checks.node_problems(composed())
-    assert problem.startswith("TMPDIR=/xxx")
-    (problem,) = checks.node_problems(composed(f"++ray_kwargs.ray_init._temp_dir=/{'y' * 100}"))
-    assert problem.startswith("ray_kwargs.ray_init._temp_dir=/yyy")
-    monkeypatch.setenv("RAY_TMPDIR", "/tmp")
-    assert list(checks.node_problems(composed())) == []
-    monkeypatch.delenv("RAY_TMPDIR")
-    assert list(checks.node_problems(composed("++ray_kwargs.ray_init.address=auto"))) == []
-
-
 def test_a_folder_that_is_not_private_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.umask(0)
     folder = node.private_folder(tmp_path / "new", "TMPDIR=x")
+    os.umask(before)
     assert folder == tmp_path / f"new/fspo-{os.getuid()}" and folder.stat().st_mode & 0o777 == 0o700
     assert node.private_folder(tmp_path / "new", "TMPDIR=x") == folder
 
@@ -95,15 +69,7 @@ def test_a_folder_that_is_not_private_is_refused(tmp_path: Path, monkeypatch: py
     assert str(tmp_path / "file") in refused(tmp_path / "file")
 
 
-def test_a_private_folder_is_private_whatever_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        assert node.private_folder(tmp_path, "").stat().st_mode & 0o777 == 0o700
-    finally:
-        os.umask(before)
-
-
-def test_inductor_takes_no_kernels_from_somebody_else_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inductor_takes_no_kernels_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's default is a folder of a known name in the temporary one, whoever made it."""
     program = "from torch._inductor.runtime.cache_dir_utils import cache_dir; print(cache_dir())"
     private = node.private_folder(tmp_path, "")
@@ -116,9 +82,7 @@ def test_inductor_takes_no_kernels_from_somebody_else_s_folder(tmp_path: Path, m
         assert Path(done.stdout.strip()).parent == folder, done.stderr
 
 
-def test_caches_are_private_and_of_the_home_if_that_can_be_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_caches_are_private_or_in_a_home_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("HF_", "XDG_", "TRITON_", "TORCHINDUCTOR_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")

@@ -50,10 +50,3 @@ def test_what_the_loss_refuses_is_saved_too(tmp_path: Path) -> None:
     ):
         sequence_policy_loss(-ones, -ones, ones * float("nan"), ones, ALGORITHMS["fspo"])
     assert (tmp_path / "bad_batch_rank0.pt").is_file()
-
-
-def test_other_errors_pass_as_they_are(tmp_path: Path) -> None:
-    update = guarded_update(mini_batch(bad=True), tmp_path, 0, UnusableRowsError)
-    with pytest.raises(ValueError, match="of another kind"), update:
-        raise ValueError("of another kind")
-    assert list(tmp_path.iterdir()) == []

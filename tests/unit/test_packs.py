@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +44,8 @@ def mini_batches_of_ranks(ranks: int) -> list[list[list[int]]]:
     sizes = (f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH // 8}", "actor_rollout_ref.rollout.n=8")
     with pytest.MonkeyPatch.context() as patch:  # of the whole process
         patch.setattr("recipe.runner.launch.loggers.point_into", lambda run_dir: None)
-        trainer = RunnerTrainer(composed("run.dir=/nowhere", f"data.train_batch_size={len(lengths()) // 8}", *sizes))
+        batch = f"data.train_batch_size={len(lengths()) // 8}"
+        trainer = RunnerTrainer(composed("trainer.default_local_dir=/nowhere", batch, *sizes))
     trainer.tokenizer = SimpleNamespace(eos_token_id=0)
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
     tags = [{"seq_len": length} for length in lengths()]
@@ -86,48 +86,6 @@ def test_mini_batches_do_not_depend_on_the_number_of_ranks(ranks: int) -> None:
         assert all(part == sorted(part) and len(part) == MINI_BATCH // ranks for part in parts)
         of_parts = [sum(tokens[row] for row in part) for part in parts]
         assert max(of_parts) < 1.02 * sum(of_parts) / ranks
-
-
-def test_rows_that_verl_adds_are_in_the_last_mini_batch() -> None:
-    from recipe.runner.verl_patches.packs import rows_of_ranks
-
-    parts = rows_of_ranks([*lengths()[:120], *[16] * 8], MINI_BATCH, 4)
-    assert all(min(part[16:]) >= MINI_BATCH for part in parts)
-    assert sum(row >= 120 for part in parts for row in part[16:]) == 8
-
-
-def test_weights_are_loaded_once_for_all_mini_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl.utils import tensordict_utils as tu
-    from verl.workers.engine_workers import TrainingWorker
-
-    from recipe.runner.verl_patches.packs import SamePacksWorker
-
-    noted: list[Any] = []
-
-    @contextlib.contextmanager
-    def eval_mode(**options: Any) -> Iterator[None]:
-        noted.append("load")
-        yield
-        noted.append("offload")
-
-    def infer(worker: Any, data: Any) -> Any:
-        if not tu.get(data, key="disable_auto_offload", default=False):
-            noted.append("a load of its own")
-        noted.append(data["row"].tolist())
-        return data
-
-    monkeypatch.setattr(TrainingWorker, "infer_batch", infer)
-
-    class Worker(SamePacksWorker):
-        def __init__(self) -> None:
-            self.engine = SimpleNamespace(eval_mode=eval_mode, get_data_parallel_size=lambda: 1)
-            self.engine_config = SimpleNamespace(use_dynamic_bsz=True, infer_micro_batch_size_per_gpu=None)
-
-    worker = Worker()
-    data = TensorDict({"row": torch.arange(6)}, batch_size=6)
-    tu.assign_non_tensor(data, mini_batch_size=2)
-    assert worker.infer_batch(data)["row"].tolist() == list(range(6))
-    assert noted == ["load", [0, 1], [2, 3], [4, 5], "offload"]
 
 
 @pytest.fixture(scope="module")

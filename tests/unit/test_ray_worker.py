@@ -8,8 +8,14 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from composing import composed
 
+from fspo.records import read_info
+from recipe.fspo import plugin
+from recipe.runner.faults import processes
+from recipe.runner.faults.preemption import STOP_VARIABLE
+from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.launch import checks
 from recipe.runner.ray_worker import BEGIN, HOOK, have_workers_begin
 
@@ -39,16 +45,41 @@ def test_a_worker_imports_nothing_before_the_device_is_chosen_and_signs(tmp_path
     assert done.returncode != 0 and f"{private} is open to others" in done.stderr
 
 
-def test_workers_begin_so_where_a_run_is_in_the_runner_s_care() -> None:
-    """Also where verl's own ``main_ppo`` starts it: both ask verl for the environment of Ray's workers."""
+def test_workers_begin_so_in_a_run_of_either_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ask verl for the environment of Ray's workers; what the job's variables say reaches a Ray of others."""
+    monkeypatch.delenv(RUN_ID_VARIABLE, raising=False)
+    monkeypatch.setenv(STOP_VARIABLE, "/here/stop")
     constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {"A": "1"}})
     have_workers_begin(constants)
     asked = constants.get_ppo_ray_runtime_env
-    assert asked() == asked({"trainer": {}}) == {"env_vars": {"A": "1"}}
-    assert asked(composed()) == {"env_vars": {"A": "1"}, HOOK: BEGIN}
+    assert asked() == {"env_vars": {"A": "1"}}
+    monkeypatch.setenv(RUN_ID_VARIABLE, "7")
+    assert asked()[HOOK] == BEGIN
+    assert asked()["env_vars"].items() >= {"A": "1", RUN_ID_VARIABLE: "7", STOP_VARIABLE: "/here/stop"}.items()
 
 
 def test_another_hook_is_refused() -> None:
     (problem,) = checks.hook_problems(composed(f"++ray_kwargs.ray_init.runtime_env.{HOOK}=mine.hook"))
     assert f"runtime_env.{HOOK}=mine.hook" in problem and "leave it out" in problem
     assert list(checks.hook_problems(composed())) == []
+
+
+def test_a_trainer_of_ours_makes_verls_own_command_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its id is what private sockets and signed messages hang on: they must not stop in silence."""
+    for name in (RUN_ID_VARIABLE, "SPT_NOENV"):
+        monkeypatch.setenv(name, "before")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(processes, "_own_run_id", None)
+    (folder := tmp_path / "run").mkdir()
+    (folder / "stop").touch()
+    os.utime(folder / "stop", (1, 1))
+    constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {}})
+    monkeypatch.setattr(plugin, "check", lambda config: None)
+    have_workers_begin(constants)
+    plugin.prepare_driver(constants)
+    environment = constants.get_ppo_ray_runtime_env(composed("algo=gspo", f"run.dir={folder}"))
+    assert environment[HOOK] == BEGIN and environment["env_vars"][RUN_ID_VARIABLE] == os.environ[RUN_ID_VARIABLE]
+    assert not (folder / "stop").exists() and read_info(folder)["algo"] == "seq_gspo"
+    of_verl = composed("algo=gspo", f"run.dir={tmp_path}/other", "trainer.v1.trainer_mode=sync")
+    monkeypatch.delenv(RUN_ID_VARIABLE)
+    assert HOOK not in constants.get_ppo_ray_runtime_env(of_verl) and not (tmp_path / "other").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from composing import composed
 
-from recipe.runner.faults.resources import Needs, missing, needs_of, unused
+from recipe.runner.faults.resources import Needs, missing, needs_of
 
 
 def test_needs_follow_the_configuration() -> None:
@@ -33,13 +33,3 @@ TWO_NODES = Needs(nodes=2, gpus_per_node=8, cpus=48, gpus=16)
 def test_what_is_missing_is_said(needs: Needs, nodes: list[dict[str, float]], says: str | None) -> None:
     lacking = missing(needs, nodes)
     assert lacking is None if says is None else says in str(lacking)
-
-
-def test_nodes_and_gpus_that_nothing_uses_are_named() -> None:
-    nodes = {f"node{i}": {"GPU": 8.0, "CPU": 64.0} for i in (1, 2, 3)} | {"login": {"CPU": 8.0}}
-    one = unused(Needs(nodes=1, gpus_per_node=8, cpus=48, gpus=8), nodes) or ""
-    assert "16 GPU(s)" in one and "node1 (8), node2 (8), node3 (8) " in one
-    assert "trainer.nnodes=1" in one and "FSPO_NODES" in one
-    assert "16 GPU(s)" in str(unused(Needs(nodes=2, gpus_per_node=4, cpus=48, gpus=8), nodes))
-    # Two nodes train and one generates.
-    assert unused(Needs(nodes=2, gpus_per_node=8, cpus=48, gpus=24), nodes) is None

@@ -1,25 +1,31 @@
-"""Tests of recipe.runner.verl_patches.sockets: nobody else can make the socket that weights go to vLLM by."""
+"""Nobody else can make the socket that weights go to vLLM by, and a store listens at its address alone."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 import threading
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 import zmq
+from torch.distributed import TCPStore
 
 from recipe.runner.faults import node
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.verl_patches import sockets
+from recipe.runner.verl_patches.stores import listen_at_the_address
 
 NAME = "ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
 
 
-def test_the_socket_is_in_the_private_folder_and_the_run_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_socket_is_private_and_the_run_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two runs at a time on one machine, each with a Ray of its own, have the same name from verl."""
     monkeypatch.delenv(node.PRIVATE_VARIABLE, raising=False)
     monkeypatch.setenv("FSPO_RAY_TMP", str(tmp_path))
@@ -62,3 +68,41 @@ def test_both_ends_meet(monkeypatch: pytest.MonkeyPatch) -> None:
         sender.socket.close(linger=0)
         receiver.socket.close(linger=0)
         shutil.rmtree(folder)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listening(port: int) -> set[str]:
+    return {
+        connection.laddr.ip
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+    }
+
+
+def patched() -> Any:
+    rendezvous = SimpleNamespace(TCPStore=TCPStore)
+    listen_at_the_address(rendezvous)
+    return rendezvous.TCPStore
+
+
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_a_store_listens_at_the_address_that_it_is_reached_at(use_libuv: bool) -> None:
+    how: dict[str, Any] = {"world_size": 1, "timeout": timedelta(seconds=20), "multi_tenant": True}
+    how["use_libuv"] = use_libuv
+    port = free_port()
+    plain = TCPStore("127.0.0.1", port, is_master=True, **how)
+    assert listening(port) != {"127.0.0.1"}, "torch does so itself: this patch can go"
+    port = free_port()
+    store = patched()(host_name="127.0.0.1", port=port, is_master=True, **how)
+    assert listening(port) == {"127.0.0.1"}
+    store.set("key", "value")
+    other = patched()(host_name="127.0.0.1", port=port, is_master=False, **how)
+    assert other.get("key") == b"value"
+    again = patched()(host_name="127.0.0.1", port=port, is_master=True, **how)  # as for a second group of the process
+    assert again.get("key") == b"value" and listening(port) == {"127.0.0.1"}
+    del plain

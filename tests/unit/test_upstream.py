@@ -1,10 +1,10 @@
 """Everything of verl, Ray, vLLM and others that this project relies on and that is private or undocumented.
 
-This is the list to go through before an upgrade: for each of our files the names and texts upstream that it uses, what
-they have to look like, and why no public way serves. Installed sources are read as text, nothing is imported, so the
-test also says what moved when the new version cannot be imported here. What our files import needs no entry: it is read
-from their code. Public hooks that are overridden are listed too, marked ``PUBLIC``. verl is about to change its trainer
-and queue; its asynchronous modes override some of what is listed too.
+A mark stands where it is used: ``# upstream: MODULE:NAME(PARAMETER, ...)``, a class, function, method (``Class.a|b``)
+or assigned attribute, with parameters that it must take; or ``# upstream: MODULE "TEXT"``, a text of the installed
+source, blanks and lines aside. ``grep -rn "# upstream:" fspo recipe`` is the list to go through before an upgrade.
+Installed sources are read as text, nothing is imported, so the test also says what moved when the new version cannot be
+imported here. What our files import needs no mark: it is read from their code. Files without marks: NAMES and TEXTS.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import pytest
 from checking import check_all
 from messages import holds
 
+from recipe.runner import verl_patches
+
 ROOT = Path(__file__).resolve().parents[2]
 Check = tuple[str, Callable[[], None]]
 PUBLIC = "public hook"
@@ -34,14 +36,8 @@ _AGENTS = "verl.experimental.agent_loop.agent_loop"
 _QUEUE = "verl.trainer.ppo.v1.agent_loop_tq"
 _CORRECTION = "verl.trainer.ppo.rollout_corr_helper"
 _WORKERS = "verl.workers.engine_workers"
-_ENGINE = "verl.workers.engine.fsdp.transformer_impl"
-_SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 _NAIVE = "verl.experimental.reward_loop.reward_manager.naive"
-_MOE = "vllm.model_executor.layers.fused_moe.cpu_fused_moe"
-_SEPARATION = "verl.experimental.separation.engine_workers"
 _TRACKING = "verl.utils.tracking"
-_TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
-_MESSAGES = "transfer_queue.utils.zmq_utils"
 
 #: By our file, ``module:name`` upstream, of a class, function, method (``Class.method``, or several: ``Class.a|b``) or
 #: attribute that the module assigns, and what it is used for. ``(a, b)``: parameters that must be among those of the
@@ -82,54 +78,33 @@ NAMES: dict[str, dict[str, str]] = {
         "transfer_queue.metadata:KVBatchMeta.reorder": "order of a batch",
         f"{_TRACKING}:Tracking.logger": "the run folder is added to verl's loggers",
     },
-    "recipe/fspo/accounting/outcomes.py": {
+    "recipe/fspo/rollout_batch.py": {
         "transfer_queue.client:TransferQueueClient.kv_retrieve_meta(keys, partition_id)": "which columns are tensors",
     },
     "recipe/runner/response_watch.py": {
+        f"{_QUEUE}:logger": "a worker's log alone has what an agent loop raised",
         f"{_BUFFER}:ReplayBuffer._wait_for_next_poll(partition_id, last_debug_time)": "notes progress; counts its rows",
     },
-    "recipe/runner/verl_patches/weight_copies.py": {
-        f"{_SEPARATION}:DetachActorWorker.copy_handler": "its copies on the host are the weights themselves",
-        f"{_SEPARATION}:DetachActorWorker.restore_handler": "writes to what verl's offloading may still copy to",
-    },
-    "recipe/runner/verl_patches/server_slots.py": {
-        "verl.workers.rollout.replica:RolloutReplica.max_concurrency(self)": "replaced: verl's number has no setting",
-    },
-    "recipe/runner/verl_patches/shown.py": {
-        "verl.trainer.main_ppo:pprint as main_ppo.pprint": "replaced: it prints the configuration with its secrets",
-        f"{_BASE}:Tracking as trainer_base.Tracking": "replaced: the loggers keep the configuration",
-    },
-    "recipe/runner/verl_patches/packs.py": {
-        f"{_WORKERS}:TrainingWorker.infer_batch(data)": "as many calls as there are mini-batches",
-        "verl.utils.tensordict_utils:make_iterator(tensordict, mini_batch_size, epochs)": "as train_mini_batch",
-    },
     "recipe/fspo/audit.py": {
-        "verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)": "it forwards a fixed list of variables",
-        f"{_CORRECTION}:compute_rollout_correction_and_add_to_batch(batch)": (
-            "the last place with the mask before a rejection and the engine's log-probabilities"
-        ),
-        "verl.utils.tracking:Tracking.log(data, step)": "where the sums of a step become ratios",
-        f"{_WORKERS}:TrainingWorker.train_mini_batch(data)": "a rollout batch begins; wrapped: verl has no hook for it",
-        f"{_WORKERS}:TrainingWorker.train_batch(data)": "a mini-batch begins",
-        f"{_WORKERS}:TrainingWorker._postprocess_output(output, forward_only)": "its metrics, before ranks join them",
+        f"{_WORKERS}:TrainingWorker.set_loss_fn(loss_fn)": "wrapped: what verl hands to its loss has no hook",
+        f"{_WORKERS}:TrainingWorker.train_batch(data)": "wrapped: where a mini-batch begins and ends",
     },
     "recipe/fspo/trainer.py": {
         f"{_BASE}:PPOTrainer.on_init_end": PUBLIC,
-        f"{_BASE}:PPOTrainer._reissue_inflight_prompts": "verl forgets when a prompt was first issued",
-        f"{_BASE}:PPOTrainer._compute_old_log_prob(batch, metrics)": "pi_old of the rollout",
+        f"{_BASE}:PPOTrainer._compute_old_log_prob(batch, metrics)": "padding stands in for rows without a gradient",
         f"{_BASE}:PPOTrainer._compute_ref_log_prob(batch, metrics)": "only at steps that validate",
         f"{_BASE}:PPOTrainer._compute_advantage(batch, metrics)": "A is not exactly 0 where all rewards are equal",
         f"{_BASE}:PPOTrainer._balance_batch(batch, metrics)": "rewards are known, ranks not balanced yet",
         f"{_BASE}:PPOTrainer._step_once": "padding rows go",
         f"{_BASE}:PPOTrainer._init_resource_pool_mgr": "our worker class",
         f"{_BASE}:PPOTrainer._fetch_one_gen_batch": "the data loader's order of prompts",
-        f"{_BASE}:PPOTrainer._build_replay_buffer": "the buffer counts what it removes",
+        f"{_BASE}:PPOTrainer._build_replay_buffer": "the buffer writes down what it evicts",
         f"{_BASE}:PPOTrainer._update_actor(batch, metrics)": "no hook before and after the update",
         f"{_BASE}:PPOTrainer._save_checkpoint": "our state must be complete before verl names it",
         f"{_BASE}:PPOTrainer._load_checkpoint": "our state is restored with the weights",
         f"{_BASE}:register_trainer(name)": PUBLIC,
     },
-    "recipe/fspo/accounting/replay_buffer.py": {
+    "recipe/fspo/replay_buffer.py": {
         f"{_BUFFER}:ReplayBuffer._evict_terminal_groups(global_steps, partition_id, eviction_reasons)": (
             "why removed; the order of the reasons"
         ),
@@ -144,80 +119,38 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "recipe/fspo/worker.py": {
         f"{_WORKERS}:ActorRolloutRefWorker.actor_worker_cls": "class attribute made for it",
-        f"{_WORKERS}:TrainingWorker.train_batch(data)": "where a mini-batch begins and ends",
+        f"{_WORKERS}:TrainingWorker.train_batch(data)": "where a mini-batch begins and ends; around it a bad update",
+        f"{_WORKERS}:TrainingWorker.load_checkpoint": "brings back the optimizer's settings with its state",
         f"{_WORKERS}:TrainingWorker.set_loss_fn(loss_fn)": "columns that verl does not hand to a loss",
     },
-    "recipe/fspo/in_runner/trainer.py": {
-        f"{_BASE}:TRAINER_REGISTRY": "replaced in it: register_trainer refuses a name that is taken",
-    },
-    "recipe/fspo/in_runner/worker.py": {
-        f"{_WORKERS}:TrainingWorker.train_batch(data)": "around it an update that is not finite is caught",
-        f"{_WORKERS}:TrainingWorker.load_checkpoint": "brings back the optimizer's settings with its state",
-    },
-    "recipe/fspo/import_hook.py": {
+    "recipe/fspo/plugin.py": {
         f"{_BASE}:get_trainer_cls(name)": "wrapped: imports the trainers where one of them is asked for",
         "verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)": "what the driver asks for before it starts Ray",
     },
     "fspo/verl.py": {
         "verl.trainer.ppo.core_algos:register_policy_loss(name)": PUBLIC,
     },
-    "recipe/fspo/sqrt_mask.py": {
+    "recipe/fspo/sqrt_rejection.py": {
         "verl.trainer.ppo.rollout_corr_helper:compute_rollout_rejection_mask"
         "(log_ratio, response_mask, rollout_rs, rollout_rs_threshold)": "wrapped: one rule more",
     },
     "recipe/runner/reward_manager.py": {
         f"{_NAIVE}:NaiveRewardManager.run_single(data)": "verl keeps the response's length in tokens to itself",
     },
-    "recipe/runner/verl_patches/sockets.py": {
-        f"{_TRANSFER}:BucketedWeightSender.__init__(zmq_handle) as BucketedWeightSender": "moved out of /tmp",
-        f"{_TRANSFER}:BucketedWeightReceiver.__init__(zmq_handle) as BucketedWeightReceiver": "the same",
-    },
-    "recipe/runner/verl_patches/frames.py": {
-        f"{_MESSAGES}:ZMQMessage.serialize(self)": "wrapped: appends a code",
-        f"{_MESSAGES}:ZMQMessage.deserialize(frames)": "wrapped: compares it before anything is unpickled",
-        f"{_MESSAGES}:ZMQMessageDecodeError": "what TransferQueue's loops survive",
-        "ray._private.authentication.authentication_token_setup:AuthenticationTokenLoader": "Ray's token",
-    },
-    "recipe/runner/verl_patches/stores.py": {
-        "torch.distributed.rendezvous:TCPStore": "wrapped: torch listens on all addresses",
-    },
     "recipe/runner/ray_worker.py": {
         "verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)": "what Ray's workers do first",
-    },
-    "recipe/runner/cpu/patches.py": {
-        "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._run_agent_loop(trajectory) as module.hydra": (
-            "its module's Hydra, which makes the agent loop of every response"
-        ),
-        "verl.utils.torch_functional:logprobs_from_logits_v2(logits, labels)": "one call of logsumexp for many tokens",
-        "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm(layer, remove_weight)": "packs weights",
-        f"{_MOE}:CPUFusedMOE.check_grouped_gemm|_pad_moe_intermediate_for_grouped_gemm(layer)": "the same of experts",
-    },
-    "recipe/runner/cpu/vllm_worker.py": {
-        "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension._update_weights(weights)": (
-            "tensors are copied out of shared memory; recipe/runner/cpu/patches.py has the other departures"
-        ),
-    },
-    "recipe/runner/cpu/fork_server.py": {
-        "ray._private.workers.default_worker:parser as ray._private.workers.default_worker": "imported before a fork",
     },
     "recipe/runner/launch/checks.py": {
         f"{_AGENTS}:_agent_loop_registry": "the loops that a worker knows",
     },
-    "recipe/runner/agent_failures.py": {
-        f"{_QUEUE}:logger": "a worker's log alone has what an agent loop raised",
-    },
     "recipe/runner/launch/attempt.py": {
         "ray._private.auto_init_hook:enable_auto_connect": "no Ray starts in a trial",
-    },
-    "recipe/runner/faults/errors.py": {
-        "ray._private.worker:_global_node": "where this run's Ray keeps its logs",
-        "ray._private.node:Node.get_logs_dir_path": "the same",
     },
 }
 
 #: By our file, ``module: text``, text of a source upstream that our code looks for or a value that it repeats, and why.
 TEXTS: dict[str, dict[str, str]] = {
-    "recipe/runner/agent_failures.py": {
+    "recipe/runner/response_watch.py": {
         "ray.actor: def __ray_call__(": "asks an agent loop worker; Ray's DeveloperAPI",
         f"{_QUEUE}: exc_info=(type(error), error, error.__traceback__)": "what is logged of a session",
         f"{_AGENTS}: self.agent_loop_workers = []": "the workers' handles",
@@ -228,28 +161,17 @@ TEXTS: dict[str, dict[str, str]] = {
         f"{_SEPARATE}: self.current_mode = HybridEngineMode.ROLLOUT": "whether vLLM is awake beside the trainer",
         f"{_SEPARATE}: flush=True": "a message that its logger cannot format",
     },
-    "recipe/fspo/accounting/outcomes.py": {
+    "recipe/fspo/rollout_batch.py": {
         f'{_QUEUE}: {{uid}}_{{session_id}}_{{i}}"': "keys of responses",
         f"{_QUEUE}: reward_extra_info": "what a reward returned",
         'transfer_queue.metadata: "is_non_tensor": not is_tensor': "which columns are tensors",
         'verl.workers.engine.fsdp.transformer_impl: micro_batch.get("multi_modal_inputs"': "the others are tensors",
     },
-    "recipe/fspo/import_hook.py": {
+    "recipe/fspo/plugin.py": {
         "verl.trainer.main_ppo: from verl.trainer.ppo.v1 import get_trainer_cls": "looked up when it is called",
-    },
-    "recipe/runner/verl_patches/weight_copies.py": {
-        "verl.utils.fsdp_utils: local_cpu_tensor = local_gpu_tensor.detach().cpu()": "no copy on CPUs",
     },
     "recipe/runner/reward_manager.py": {
         "ray.actor: def __ray_call__(": "asks a reward worker; Ray's DeveloperAPI",
-    },
-    "recipe/runner/cpu/patches.py": {
-        f"{_ENGINE}: CPUOffloadPolicy(pin_memory=True)": "pinning needs an accelerator",
-        "verl.utils.distributed: cpu:gloo": "names the device twice on a CPU",
-    },
-    "recipe/runner/verl_patches/shown.py": {
-        "verl.trainer.main_ppo: pprint(OmegaConf.to_container(config, resolve=True))": "what is printed",
-        f"{_BASE}: config=OmegaConf.to_container(self.config, resolve=True),": "what the loggers get",
     },
     "recipe/runner/launch/checks.py": {
         f"{_BASE}: async_save": "with it the tracker is not written",
@@ -263,14 +185,6 @@ TEXTS: dict[str, dict[str, str]] = {
         f'{_TRACKING}: os.environ.get("MLFLOW_TRACKING_URI"': "the same",
         f'{_TRACKING}: os.environ.get("SWANLAB_LOG_DIR"': "the same",
     },
-    "recipe/runner/verl_patches/server_slots.py": {
-        f"{_SERVER}: max_concurrency=self.max_concurrency": "a server's slots",
-        "verl.workers.rollout.router: if request_id in self._request_id_to_server:": "a request stays with its server",
-    },
-    "recipe/runner/verl_patches/sockets.py": {
-        "verl.workers.rollout.vllm_rollout.utils: "
-        'f"ipc:///tmp/rl-colocate-zmq-{job_id}-replica-{replica_rank}-rank-{trainer_rank}.sock"': "the receiver's name",
-    },
     "recipe/runner/ray_worker.py": {
         "ray.runtime_env.runtime_env: worker_process_setup_hook": "Ray calls it experimental",
         "ray._private.workers.default_worker: load_and_execute_setup_hook(": "before tasks",
@@ -278,23 +192,6 @@ TEXTS: dict[str, dict[str, str]] = {
     "recipe/runner/launch/machine.py": {
         "ray._private.ray_constants: RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "Ray's address is 127.0.0.1",
         "ray._private.services: if not ray_constants.ENABLE_RAY_CLUSTER:": "the same",
-    },
-    "recipe/runner/checkpoints/integrity.py": {
-        "verl.utils.checkpoint.fsdp_checkpoint_manager: "
-        'f"extra_state_world_size_{self.world_size}_rank_{self.rank}.pt"': "names of a checkpoint's files",
-        f"{_BASE}: latest_checkpointed_iteration.txt": "the tracker",
-    },
-    "recipe/runner/faults/errors.py": {
-        "ray.exceptions: \\tclass_name: {cause.class_name}": "which actor died",
-        "ray.exceptions: \\tpid: {cause.pid}": "its process",
-    },
-    "recipe/runner/faults/resources.py": {
-        "verl.workers.rollout.replica: max_colocate_count=2": "CPUs per rank",
-        "verl.single_controller.ray.base: max_colocate_count=3": "CPUs per rank",
-    },
-    "recipe/runner/faults/processes.py": {
-        "ray._private.worker: ray._raylet.setproctitle": "ray::CLASS",
-        "vllm.v1.engine.core: set_process_title(process_title)": "VLLM::EngineCore",
     },
 }
 
@@ -317,6 +214,26 @@ def texts() -> Iterator[Check]:
     for file, entries in TEXTS.items():
         for text, why in entries.items():
             yield f"{file} ({why})", partial(check_text, file, *text.split(": ", 1))
+
+
+def marks() -> Iterator[tuple[str, str, str, str | None]]:
+    """File and line, module upstream, name or text in quotes, and parameters of each mark."""
+    for path in sorted([*(ROOT / "recipe").rglob("*.py"), *(ROOT / "fspo").rglob("*.py")]):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if "# upstream:" in line:
+                match = re.search(r"# upstream: ([\w.]+)(?::([\w.|]+)(?:\((.*)\))?| (\".*\"))$", line)
+                assert match, f"{path}:{number}: no mark as above"
+                yield f"{path.relative_to(ROOT)}:{number}", match[1], match[2] or match[4], match[3]
+
+
+def check_mark(module: str, what: str, takes: str | None) -> None:
+    if what.startswith('"'):
+        flat = " ".join(source_of(module).read_text(encoding="utf-8").split())
+        assert what[1:-1] in flat, f"{module} no longer has {what}"
+        return
+    owner, _, last = what.rpartition(".")
+    for name in last.split("|"):
+        check_definition(module, f"{owner}.{name}" if owner else name, takes)
 
 
 def imports() -> Iterator[Check]:
@@ -388,12 +305,16 @@ def definition(module: str, name: str) -> ast.AST:
     return node
 
 
-def check_name(file: str, module: str, name: str, takes: str | None, seen_as: str) -> None:
+def check_definition(module: str, name: str, takes: str | None) -> None:
     node = definition(module, name)
     if takes is not None:
         assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef), f"{name} is no function"
         taken = {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
         assert set(filter(None, takes.split(", "))) <= taken, f"{name} takes {sorted(taken)} now"
+
+
+def check_name(file: str, module: str, name: str, takes: str | None, seen_as: str) -> None:
+    check_definition(module, name, takes)
     assert seen_as in (ROOT / file).read_text(encoding="utf-8"), f"the file no longer uses {name}"
 
 
@@ -415,7 +336,16 @@ def check_import(module: str, name: str) -> None:
 
 
 def test_what_is_used_of_other_projects_is_still_there() -> None:
-    check_all([*names(), *texts(), *imports()])
+    marked = [(place, partial(check_mark, module, what, takes)) for place, module, what, takes in marks()]
+    assert len(marked) > 40
+    check_all([*marked, *names(), *texts(), *imports()])
+
+
+def test_each_patch_of_verl_marks_what_is_wrong_in_it() -> None:
+    """A text that is gone is good news: the patch can go."""
+    texts = {place.partition(":")[0] for place, _, what, _ in marks() if what.startswith('"')}
+    for path in (ROOT / "recipe/runner/verl_patches").glob("[!_]*.py"):
+        assert str(path.relative_to(ROOT)) in texts and f"``{path.stem}``" in (verl_patches.__doc__ or "")
 
 
 def test_a_name_that_moves_is_named() -> None:
@@ -423,10 +353,14 @@ def test_a_name_that_moves_is_named() -> None:
         definition(_BASE, "PPOTrainer._no_such_method")
     with pytest.raises(AssertionError, match=holds("verl.trainer.nowhere")):
         source_of("verl.trainer.nowhere")
-    with pytest.raises(pytest.fail.Exception, match=holds("one.py", "NoSuchConfig", "two.py", "no_such_text")):
+    with pytest.raises(
+        pytest.fail.Exception, match=holds("one.py", "NoSuchConfig", "two.py", "no_such_text", "three.py", "four.py")
+    ):
         check_all(
             [
                 ("one.py", partial(check_import, "verl.workers.config", "NoSuchConfig")),
+                ("three.py", partial(check_mark, _BASE, '"no such line"', None)),
+                ("four.py", partial(check_mark, _BASE, "PPOTrainer.fit", "no_such_parameter")),
                 ("two.py", partial(check_text, "README.md", "verl.trainer.main_ppo", "no_such_text")),
             ]
         )

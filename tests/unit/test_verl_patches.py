@@ -1,61 +1,17 @@
-"""Each departure of recipe.runner.verl_patches is still needed, and nothing is changed where no run of ours is.
+"""Nothing of verl, Ray, torch or TransferQueue is changed where no run of ours is.
 
-A failure of ``test_verl_still_...`` is good news: verl has changed, and the module can go. What the modules do is
-tested in test_packs.py, test_server_slots.py, test_frames.py, test_sockets.py and test_stores.py.
+What the modules do is tested in test_packs.py, test_frames.py and test_sockets.py, that they are needed in
+test_upstream.py.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from recipe.runner import verl_patches
-
-#: By module: the function of verl that it stands in for, and what is wrong in it, as its source has it.
-WRONG = {
-    "packs": (
-        "verl.workers.engine_workers:TrainingWorker.infer_batch",
-        "output = self.engine.infer_batch(data, loss_function=loss_function)",  # the whole batch at once
-    ),
-    "server_slots": ("verl.workers.rollout.replica:RolloutReplica.max_concurrency", "max(1000,"),
-    "shown": ("verl.trainer.main_ppo:TaskRunnerV1.run", "pprint(OmegaConf.to_container(config, resolve=True))"),
-    "frames": ("transfer_queue.utils.zmq_utils:ZMQMessage.deserialize", "result = decode(frames)"),  # at once
-    "sockets": (
-        "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter.__init__",
-        'self.zmq_handle = f"ipc:///tmp/rl-colocate-zmq-{job_id}-replica-',
-    ),
-    "stores": (
-        "torch.distributed.rendezvous:_create_c10d_store",
-        "timeout=timeout,\n            multi_tenant=True,\n            use_libuv=use_libuv,\n        )",  # no socket
-    ),
-    "weight_copies": ("verl.utils.fsdp_utils:fsdp2_sharded_save_to_cpu", ".detach().cpu()"),
-}
-
-
-@pytest.mark.parametrize("patch", sorted(path.stem for path in Path(verl_patches.__path__[0]).glob("[!_]*.py")))
-def test_verl_still_needs_the_patch(patch: str) -> None:
-    where, text = WRONG[patch]
-    module, _, name = where.partition(":")
-    spec = importlib.util.find_spec(module.partition(".")[0])
-    assert spec is not None and spec.submodule_search_locations
-    path = Path(spec.submodule_search_locations[0], *module.split(".")[1:]).with_suffix(".py")
-    source = path.read_text(encoding="utf-8")
-    node: ast.AST = ast.parse(source)
-    for part in name.split("."):
-        node = next(
-            child
-            for child in ast.iter_child_nodes(node)
-            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and child.name == part
-        )
-    assert text in (ast.get_source_segment(source, node) or ""), f"{name} has changed: is {patch} still needed?"
-    assert f"``{patch}``" in (verl_patches.__doc__ or "")
-
 
 #: Names of what belongs to verl or Ray and is ours, in a process that has imported what a driver and its workers do.
 OURS = """

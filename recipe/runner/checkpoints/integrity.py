@@ -4,9 +4,8 @@ verl writes a checkpoint's files first and its tracker file last, so a save that
 the checkpoint before. What verl does not handle: an empty tracker (a crash), a tracker that names a missing folder (a
 silent start from the beginning), and damaged files (an error minutes later, in one rank, or a wrong weight).
 
-A file that was cut short lacks the directory at its end; that is all that is looked at before a start and before a
-save. Bytes that have changed within a file are found by whoever loads it (:func:`unsound`, :func:`damage_of_rank`),
-because only that process reads it whole anyway.
+A checkpoint is torn if a file lacks the directory at its end. Bytes that have changed within a file are found by the
+rank that loads it (:func:`damage_of_rank`), because only that process reads it whole anyway.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from fspo.files import atomic_path, remove_folder
-from fspo.reading import read_text
 
+# upstream: verl.trainer.ppo.v1.trainer_base "latest_checkpointed_iteration.txt"
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 _FOLDER = re.compile(r"global_step_(\d+)")
 #: File name of each kind of content (``actor.checkpoint.load_contents``) in verl's FSDP checkpoints.
+# upstream: verl.utils.checkpoint.fsdp_checkpoint_manager "extra_state_world_size_{self.world_size}_rank_{self.rank}.pt"
 _PREFIXES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
 #: What an asynchronous mode saves of TransferQueue: the prompts under way. Written last, but for the tracker.
 QUEUE = "transfer_queue"
@@ -66,10 +65,9 @@ def unsound(files: Iterable[Path], whole: bool = False) -> list[str]:
 
 
 def damage_of_rank(worker: object, folder: Path, contents: Sequence[str]) -> list[str]:
-    """What is wrong with the shards that this FSDP rank is about to load from ``folder``, each read whole.
+    """What is wrong with the shards that this FSDP rank (``worker`` is its actor) is about to load, each read whole.
 
-    Called in the rank's own process (``worker`` is its actor), so that all ranks read at a time. ``contents`` are
-    verl's ``checkpoint.load_contents`` of the role.
+    ``contents`` are verl's ``checkpoint.load_contents`` of the role.
     """
     import torch.distributed as dist
 
@@ -81,11 +79,7 @@ def damage_of_rank(worker: object, folder: Path, contents: Sequence[str]) -> lis
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder ``global_step_N``, whose files are looked at once.
-
-    Attributes:
-        folder: Its path. There may be nothing.
-    """
+    """A folder ``global_step_N``; there may be nothing."""
 
     folder: Path
 
@@ -97,33 +91,26 @@ class Checkpoint:
         """The step that it holds."""
         return int(self.folder.name.removeprefix("global_step_"))
 
-    @cached_property
+    @property
     def size(self) -> int:
         """Bytes of all its files."""
         return sum(path.lstat().st_size for path in self.folder.rglob("*"))
 
-    @cached_property
+    @property
     def ranks(self) -> list[int]:
         """How many FSDP ranks have saved it; several numbers if saves are mixed."""
         matches = (re.search(r"_world_size_(\d+)_rank_", path.name) for path in (self.folder / "actor").glob("*.pt"))
         return sorted({int(match[1]) for match in matches if match})
 
-    @cached_property
-    def damage(self) -> dict[Path, str]:
-        """What is wrong with each of its files of ``torch.save`` that is damaged; see :func:`archive_damage`."""
-        return {path: damage for path in sorted(self._files) if (damage := archive_damage(path)) is not None}
-
-    @cached_property
-    def _files(self) -> set[Path]:
-        """Its files of ``torch.save``; those in a linked folder are not looked for."""
-        return {self.folder / "data.pt", *self.folder.rglob("*.pt")}
+    @property
+    def is_whole(self) -> bool:
+        """Whether none of its files was cut short."""
+        return not unsound({self.folder / "data.pt", *self.folder.rglob("*.pt")})
 
     def problems(self, ranks: int, contents: Sequence[str]) -> list[str]:
-        """Everything that keeps it from being resumed, one sentence a problem.
+        """What keeps a run of so many FSDP ranks from resuming it, a sentence each.
 
-        Args:
-            ranks: FSDP ranks of the run that would resume it.
-            contents: verl's ``actor.checkpoint.load_contents``, and ``QUEUE`` where prompts under way belong to it.
+        ``contents``: verl's ``actor.checkpoint.load_contents``, and ``QUEUE`` where prompts under way belong to it.
         """
         if self.ranks and ranks not in self.ranks:
             return [
@@ -132,11 +119,9 @@ class Checkpoint:
             ]
         names = [prefix for kind, prefix in _PREFIXES.items() if kind in contents]
         needed = [self.folder / f"actor/{n}_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks) for n in names]
-        files = [*needed, *(path for path in self.damage if path.parent == self.folder)]  # a recipe may keep its own
-        damaged = {path: self.damage.get(path) if path in self._files else archive_damage(path) for path in files}
-        if QUEUE in contents and not (self.folder / QUEUE / "metadata.json").is_file():
-            damaged[self.folder / QUEUE] = "is missing"
-        return [f"{path} {damage}" for path, damage in damaged.items() if damage]
+        own = {self.folder / "data.pt", *self.folder.glob("*.pt")}  # verl's, and a recipe's
+        without_queue = QUEUE in contents and not (self.folder / QUEUE / "metadata.json").is_file()
+        return [*unsound([*needed, *sorted(own)]), *[f"{self.folder / QUEUE} is missing"] * without_queue]
 
 
 def checkpoints(root: Path) -> list[Checkpoint]:
@@ -153,12 +138,11 @@ def newest_complete(root: Path, ranks: int, contents: Sequence[str]) -> Checkpoi
 def remove_old(root: Path, step: int, keep: int) -> None:
     """Make place for the save of ``step``: of those before it the newest ``keep - 1`` whole ones stay, and the latest.
 
-    verl does so for those that one process has saved: without this, every requeue of a job would leave two behind. And
-    what a save that was killed has left would count as one. If all look damaged, nothing is deleted: a file system may
-    fail for a moment. ``root`` holds all checkpoints; ``keep`` is verl's ``max_actor_ckpt_to_keep``, at least 2.
+    verl does so for those that one process has saved: without this, every requeue of a job would leave two behind. If
+    all look damaged, nothing is deleted: a file system may fail for a moment. ``keep``: ``max_actor_ckpt_to_keep``.
     """
     old = [checkpoint for checkpoint in checkpoints(root) if checkpoint.step < step]
-    whole = [checkpoint for checkpoint in old if not checkpoint.damage]
+    whole = [checkpoint for checkpoint in old if checkpoint.is_whole]
     kept = (*whole[: keep - 1], latest(root))
     for checkpoint in old if whole else ():
         if checkpoint not in kept:
@@ -174,10 +158,10 @@ def _needs(trainer: DictConfig, contents: Sequence[str] | None, own: bool = True
 def tracked_step(root: Path) -> int | None:
     """The step that the tracker names; None if there is no tracker or it holds no number."""
     try:
-        text = read_text(root / TRACKER_FILE, limit=100).strip()
+        text = (root / TRACKER_FILE).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return None
-    return int(text) if text.isascii() and text.isdecimal() else None
+    return int(text) if text.isdecimal() else None
 
 
 def latest(root: Path, must_be: bool = True) -> Checkpoint | None:
@@ -207,15 +191,11 @@ def name_latest(checkpoint: Checkpoint) -> None:
 
 
 def tracker_repair(trainer: DictConfig, contents: Sequence[str] | None) -> tuple[str, Checkpoint | None] | None:
-    """What a start does about a tracker file that is missing or unreadable. Writes nothing.
+    """What a start does about a tracker file that is missing or unreadable; None if there is nothing to do.
 
-    Args:
-        trainer: verl's group of that name.
-        contents: verl's ``actor.checkpoint.load_contents``; None: all.
-
-    Returns:
-        What is wrong and is done, for the person who watches, and the newest complete checkpoint, which the tracker has
-        to name; no checkpoint if the run starts as it began. None if there is nothing to do.
+    What is wrong and is done, for the person who watches, and the newest complete checkpoint, which the tracker has to
+    name (None: the run starts as it began). Writes nothing. ``contents``: verl's ``actor.checkpoint.load_contents``,
+    None for all.
     """
     root = Path(trainer.default_local_dir)
     tracker = root / TRACKER_FILE
@@ -243,10 +223,10 @@ def resume_problems(
 ) -> Iterator[str]:
     """One sentence for each reason why ``checkpoint``, which the run would resume (:func:`resumed_from`), cannot be.
 
-    The other arguments are those of :func:`tracker_repair`. A whole checkpoint is read once: another one is looked for
-    only where this one is damaged.
+    The other arguments are those of :func:`tracker_repair`.
     """
-    root = Path(trainer.default_local_dir)
+    root, problems = Path(trainer.default_local_dir), list[str]()
+    remedy = "begin again with another trainer.default_local_dir"
     needs = _needs(trainer, contents, own=checkpoint is None or is_checkpoint_of(trainer, checkpoint.folder))
     if checkpoint is not None and not _FOLDER.fullmatch(checkpoint.folder.name):
         yield (
@@ -256,23 +236,14 @@ def resume_problems(
         return
     if checkpoint is not None:
         problems = checkpoint.problems(*needs) if checkpoint.folder.is_dir() else [f"{checkpoint} does not exist"]
-    elif trainer.resume_mode == "auto" and (root / TRACKER_FILE).exists():
-        damage = [saved.problems(*needs) for saved in checkpoints(root)]
-        if not all(damage):
-            return  # the tracker is repaired where the run starts
-        texts = [text for sentences in damage for text in sentences]
-        problems = [f"{root / TRACKER_FILE} names no step ({'; '.join(texts[:3])})"]
-    else:
-        return
-    if not problems:
-        return
-    other = newest_complete(checkpoint.folder.parent, *needs) if checkpoint else None
-    remedy = (
-        f"resume the newest complete one with trainer.resume_mode=resume_path trainer.resume_from_path={other}"
-        if other
-        else "correct trainer.resume_from_path"
-        if trainer.resume_mode == "resume_path"
-        else "begin again with another run.dir"
-    )
+        if problems and (other := newest_complete(checkpoint.folder.parent, *needs)):
+            remedy = (
+                f"resume the newest complete one with trainer.resume_mode=resume_path trainer.resume_from_path={other}"
+            )
+        elif trainer.resume_mode == "resume_path":
+            remedy = "correct trainer.resume_from_path"
+    elif trainer.resume_mode == "auto" and (root / TRACKER_FILE).exists() and not newest_complete(root, *needs):
+        damage = [text for saved in checkpoints(root) for text in saved.problems(*needs)]
+        problems = [f"{root / TRACKER_FILE} names no step ({'; '.join(damage[:3])})"]
     for problem in problems:
         yield f"the checkpoint cannot be resumed: {problem}; {remedy}"

@@ -49,11 +49,11 @@ MODULES = (
 #: The rest of what the workers import, with the first worker's environment: Ray reads its variables when it is
 #: imported, and what the raylet sets for its workers (the job, its own process) is the same for all of them.
 MODULES_WITH_RAY = (
-    "recipe.runner.launch.start",
+    "verl.trainer.main_ppo",
     "verl.experimental.agent_loop",
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
     "vllm.v1.worker.cpu_worker",
-    "ray._private.workers.default_worker",
+    "ray._private.workers.default_worker",  # upstream: ray._private.workers.default_worker:parser
 )
 #: How many open files a process may pass on.
 MAX_FILES = 64
@@ -61,12 +61,9 @@ _py_executable: str | None = None
 
 
 def start(modules: Sequence[str]) -> Callable[[], None]:
-    """Start the server in this process's environment.
+    """Start the server in this process's environment; ``modules`` are imported besides those above.
 
-    Its workers import ``modules`` besides :data:`MODULES` and :data:`MODULES_WITH_RAY`.
-
-    Returns:
-        What ends it. It also ends with this process, however that ends; processes that it forked go on.
+    Returns what ends it. It also ends with this process, however that ends; processes that it forked go on.
     """
     global _py_executable
     folder = Path(tempfile.mkdtemp(prefix="fork-server-"))  # readable by this user only

@@ -21,6 +21,7 @@ def merge_duplicate_process_group_backend() -> None:
     verl 0.9.1 (``verl.utils.distributed``) builds ``"cpu:gloo,{device}:{backend}"``; on the CPU platform that names the
     device twice and torch 2.13 refuses it. The string is not configurable.
     """
+    # upstream: verl.utils.distributed "cpu:gloo"
     original = torch.distributed.init_process_group
 
     @functools.wraps(original)
@@ -61,6 +62,7 @@ def offload_without_pinned_memory() -> None:
     """
     import verl.workers.engine.fsdp.transformer_impl as fsdp_engine
 
+    # upstream: verl.workers.engine.fsdp.transformer_impl "CPUOffloadPolicy(pin_memory=True)"
     original = fsdp_engine.CPUOffloadPolicy
 
     def unpinned(pin_memory: bool = False) -> Any:
@@ -82,6 +84,7 @@ def log_probs_of_many_tokens_at_once() -> None:
     """
     import verl.utils.torch_functional as functional
 
+    # upstream: verl.utils.torch_functional:logprobs_from_logits_v2(logits, labels)
     original = functional.logprobs_from_logits_v2
 
     @functools.wraps(original)
@@ -104,6 +107,7 @@ def make_agent_loops_without_hydra() -> None:
     """
     import verl.experimental.agent_loop.agent_loop as module
 
+    # upstream: verl.experimental.agent_loop.agent_loop "agent_loop = hydra.utils.instantiate("
     by_hydra, find = module.hydra.utils.instantiate, functools.cache(module.hydra.utils.get_class)
 
     def instantiate(config: Any, **arguments: Any) -> Any:
@@ -125,8 +129,11 @@ def keep_vllm_linear_weights() -> None:
     def use_plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
+    # upstream: vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm(layer, remove_weight)
     layer_utils.dispatch_cpu_unquantized_gemm = use_plain_linear
     # The class falls back to plain linear layers, one by expert, where its packed kernel does not fit.
+    # upstream: vllm.model_executor.layers.fused_moe.cpu_fused_moe:CPUFusedMOE.check_grouped_gemm
+    # upstream: vllm.model_executor.layers.fused_moe.cpu_fused_moe:CPUFusedMOE._pad_moe_intermediate_for_grouped_gemm
     fused_moe.CPUFusedMOE.check_grouped_gemm = lambda self, layer: (False, "none")
     fused_moe.CPUFusedMOE._pad_moe_intermediate_for_grouped_gemm = lambda self, layer: None
 

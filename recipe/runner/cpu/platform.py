@@ -20,22 +20,6 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 PLATFORM_NAME = "cpu"
 
 
-def _resident_bytes(*_: Any, **__: Any) -> int:
-    """Resident memory of this process in bytes, the CPU's counterpart of allocated device memory."""
-    return psutil.Process().memory_info().rss
-
-
-def _peak_resident_bytes(*_: Any, **__: Any) -> int:
-    """Peak resident memory of this process in bytes (``ru_maxrss`` is in KiB on Linux)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _memory_info(*_: Any, **__: Any) -> tuple[int, int]:
-    """(available, total) bytes of the machine, the CPU's counterpart of ``torch.cuda.mem_get_info``."""
-    memory = psutil.virtual_memory()
-    return memory.available, memory.total
-
-
 def _nothing(*_: Any, **__: Any) -> None:
     """Stands for calls that only concern an accelerator (caches, IPC, streams)."""
 
@@ -46,9 +30,11 @@ def _build_device_module() -> types.ModuleType:
     vars(module).update({name: value for name, value in vars(torch.cpu).items() if not name.startswith("__")})
     for name in ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "set_device", "synchronize"):
         setattr(module, name, _nothing)
-    module.memory_allocated = module.memory_reserved = _resident_bytes
-    module.max_memory_allocated = module.max_memory_reserved = _peak_resident_bytes
-    module.mem_get_info = _memory_info
+    # Memory in bytes: resident of this process, its peak (KiB on Linux), and of the machine (available, total).
+    for name in ("memory_allocated", "memory_reserved"):
+        setattr(module, name, lambda *_: psutil.Process().memory_info().rss)
+        setattr(module, f"max_{name}", lambda *_: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    module.mem_get_info = lambda *_: (psutil.virtual_memory().available, psutil.virtual_memory().total)
     # A key of verl's FLOPs table (verl.utils.flops_counter), so that utilisation figures have a denominator.
     module.get_device_name = lambda *_: "CPU"
     module.get_rng_state = lambda *_: torch.get_rng_state()

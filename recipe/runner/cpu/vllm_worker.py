@@ -25,6 +25,7 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
         """Let sampling begin anew from ``seed``."""
         torch.manual_seed(seed)
 
+    # upstream: verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension._update_weights(weights)
     def _update_weights(self, weights: list[tuple[str, torch.Tensor]], *args: Any, **kwargs: Any) -> None:
         # On a GPU the receiver copies each tensor out of the shared-memory bucket by moving it to the device. Here
         # that move is a no-op, and a live view would keep the bucket from being closed.

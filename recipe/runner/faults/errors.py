@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,9 @@ from pathlib import Path
 import ray._private.worker as ray_worker
 
 from recipe.runner.faults.phase import Phase, during
-from recipe.runner.faults.processes import Ended, Process, role_by_title
+from recipe.runner.faults.processes import Ended, Process
 
 _LINES_OF_AN_ERROR = 12
-#: How Ray describes an actor whose process has gone: its class, and further lines of which one is the process.
-_ACTOR_GONE = re.compile(r"class_name: (?:\S*\.)?(?P<name>\w+)\n(?:\t\w+: .*\n)*?\tpid: (?P<pid>\d+)")
 #: The setting to lower when this process runs out of host memory; ``_BATCH`` for all others.
 _LOWER = {
     "FSDP worker": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu (or ppo_micro_batch_size_per_gpu)",
@@ -36,10 +33,7 @@ class ExplainedError(RuntimeError):
 
 
 class TrainingFailed(RuntimeError):
-    """A process of the run failed or died; the message says which, and where its log is.
-
-    ``of_process``: it has died or hung, and might not do so again.
-    """
+    """The run failed, as the message says; ``of_process``: a process has died or hung, and might not do so again."""
 
     def __init__(self, message: str, of_process: bool = False) -> None:
         super().__init__(message)
@@ -48,12 +42,7 @@ class TrainingFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run ends before its time.
-
-    Attributes:
-        sentence: For a person: which process, what about it, when, why if that is known, and where its log is.
-        process: The one that has died, if one has.
-    """
+    """Why a run ends before its time: a sentence for a person, and the process that has died, if one has."""
 
     sentence: str
     process: Process | None = None
@@ -62,11 +51,18 @@ class Failure:
 def death(ended: Ended, phase: Phase | None, memory: str | None = None) -> Failure:
     """The failure of a run whose process has ended; ``memory``: who killed it for memory, if the kernel did not."""
     process = ended.process
-    how, why = "died", bus_error(process.log) or ended.why
+    how, why = "died", bus_error(process.log)
     if ended.for_memory or memory:
         how, why = "was killed for memory", f"{memory or ''}ask for more, or lower {_LOWER.get(process.role, _BATCH)}"
     log = f"; its log: {process.log}{f' on {process.node}' if process.node else ''}" if process.log else ""
     return Failure(f"{process} {how}{during(phase)}{f': {why}' if why else ''}{log}", process)
+
+
+def reason_of(error: BaseException) -> BaseException:
+    """What a task raised: Ray wraps it, once for each process on its way, in classes that derive from it."""
+    while isinstance(inner := getattr(error, "cause", None), BaseException):
+        error = inner
+    return error
 
 
 def explained(error: BaseException, log: Path, failure: Failure | None, phase: Phase | None) -> TrainingFailed:
@@ -76,14 +72,12 @@ def explained(error: BaseException, log: Path, failure: Failure | None, phase: P
     """
     with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:  # the disk may be full
         traceback.print_exception(error, file=file)
-    reason = error  # Ray wraps what a task raised, once for each process on its way, in classes that derive from it
-    while isinstance(inner := getattr(reason, "cause", None), BaseException):
-        reason = inner
-    if isinstance(reason, ExplainedError):
+    if isinstance(reason := reason_of(error), ExplainedError):
         return TrainingFailed(f"{reason}\nthe whole error: {log}")
+    # upstream: ray._private.worker:_global_node
+    # upstream: ray._private.node:Node.get_logs_dir_path
     node = ray_worker._global_node  # the newest session on the machine may be another run's
     ray_logs = Path(node.get_logs_dir_path() if node else "/tmp/ray/session_latest/logs")
-    failure = failure or _death_in(str(error), phase, ray_logs)
     # A job of slurm/ copies the logs of all its nodes.
     logs = (
         f"{os.environ['FSPO_LOG_DIR']}/ray-NODE, once the job has ended" if "FSPO_LOG_DIR" in os.environ else ray_logs
@@ -100,15 +94,6 @@ def explained(error: BaseException, log: Path, failure: Failure | None, phase: P
         + "\n".join(f"  {line}" for line in last_lines)
         + f"\nthe whole error: {log}\nlogs of Ray's processes: {logs}"
     )
-
-
-def _death_in(error: str, phase: Phase | None, ray_logs: Path) -> Failure | None:
-    """The death that an error of Ray reports, of a process that the supervisor has not seen yet."""
-    gone = _ACTOR_GONE.search(error)
-    if gone is None or "killed by `ray.kill`" in error:
-        return None
-    log = next((str(path) for path in ray_logs.glob(f"worker-*-{gone['pid']}.err")), None)
-    return death(Ended(Process(role_by_title(f"ray::{gone['name']}") or gone["name"], int(gone["pid"]), log)), phase)
 
 
 def bus_error(log: str | None) -> str | None:

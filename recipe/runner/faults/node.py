@@ -55,11 +55,7 @@ def private_path(parent: Path) -> Path:
 
 
 def private_folder(parent: Path, setting: str) -> Path:
-    """Make ``parent/fspo-UID`` if need be: only its owner may look into it.
-
-    Args:
-        parent: A folder on a local disk.
-        setting: The setting that gives it, with its value.
+    """Make ``parent/fspo-UID`` if need be: only its owner may look into it. ``setting`` gives the parent.
 
     Raises:
         NotPrivateError: if it cannot be made, or is a link, another user's, or open to others.
@@ -73,21 +69,18 @@ def private_folder(parent: Path, setting: str) -> Path:
     except OSError as error:
         raise NotPrivateError(f"{setting}: give a folder that can be written to ({error})") from error
     mode = stat.S_IMODE(status.st_mode) & 0o777
-    why = (
-        "is no folder, or a link to one"
-        if not stat.S_ISDIR(status.st_mode)
-        else f"belongs to the user {status.st_uid}"
-        if status.st_uid != os.getuid()
-        else f"is open to others (mode {mode:o})"
-        if mode != 0o700
-        else None
+    if not stat.S_ISDIR(status.st_mode):
+        why = "is no folder, or a link to one"
+    elif status.st_uid != os.getuid():
+        why = f"belongs to the user {status.st_uid}"
+    elif mode != 0o700:
+        why = f"is open to others (mode {mode:o})"
+    else:
+        return folder
+    raise NotPrivateError(
+        f"{setting}: {folder} {why}, and a run executes what lies there: remove it if it is yours, or give another "
+        "folder"
     )
-    if why:
-        raise NotPrivateError(
-            f"{setting}: {folder} {why}, and a run executes what lies there: remove it if it is yours, or give another "
-            "folder"
-        )
-    return folder
 
 
 def _can_write(folder: Path) -> bool:
@@ -112,23 +105,15 @@ def cache_environment(private: Path) -> dict[str, str]:
         variables |= {"XDG_CACHE_HOME": str(private / "cache"), "MPLCONFIGDIR": str(private / "cache/matplotlib")}
     if not _can_write(hub):
         own = private / "cache/huggingface"
-        variables |= {"HF_DATASETS_CACHE": f"{own}/datasets", "HF_MODULES_CACHE": f"{own}/modules"}
-        variables |= {
-            "HF_HUB_CACHE": str((hub if (hub / "hub").is_dir() else own) / "hub"),
-            "HF_XET_CACHE": f"{own}/xet",
-        }
+        kinds = {"HF_DATASETS_CACHE": "datasets", "HF_MODULES_CACHE": "modules", "HF_XET_CACHE": "xet"}
+        variables |= {name: f"{own}/{kind}" for name, kind in kinds.items()}
+        variables["HF_HUB_CACHE"] = str((hub if (hub / "hub").is_dir() else own) / "hub")
         variables["HF_TOKEN_PATH"] = str(hub / "token")
     return {name: os.environ.get(name) or value for name, value in variables.items()}
 
 
 def socket_problems(folder: Path, socket: str, setting: str) -> Iterator[str]:
-    """A folder in which sockets would have paths that are too long.
-
-    Args:
-        folder: The folder.
-        socket: ``RAY`` or ``VLLM``.
-        setting: The setting that gives the folder, with its value.
-    """
+    """A folder, given by ``setting``, in which sockets (``RAY`` or ``VLLM``) would have paths that are too long."""
     room = _SOCKET_BYTES - len(f"/{socket}")
     if (length := len(os.fsencode(folder))) > room:
         yield (
@@ -157,14 +142,7 @@ def gpu_problems() -> Iterator[str]:
 
 
 def problems(ray_folder: Path, parent: Path, setting: str, has_gpus: bool = True) -> Iterator[str]:
-    """What keeps a run from starting here: paths of sockets, and GPUs.
-
-    Args:
-        ray_folder: That of the run's Ray.
-        parent: The folder in which the private one is.
-        setting: The setting that gives it, with its value.
-        has_gpus: Whether the run is one on GPUs.
-    """
+    """What keeps a run from starting here: paths of sockets, in ``ray_folder`` and the temporary one, and GPUs."""
     temporary = Path(tempfile.gettempdir())
     yield from (of_ray := list(socket_problems(ray_folder, RAY, setting)))
     is_same = temporary == ray_folder or setting.startswith("TMPDIR=")  # a shorter path serves both

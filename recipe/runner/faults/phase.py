@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
 from fspo.files import write_json
-from fspo.reading import COUNT, NAME, NUMBER, SWITCH, TEXT, Kind, check_fields, parse_object, read_text
 
 PHASE_FILE = "phase.json"
-#: The lines for a person, which the trainer appends (:mod:`recipe.runner.launch.progress`).
+#: The lines for a person, which the trainer appends (:mod:`recipe.runner.progress`).
 PROGRESS_FILE: Final = "progress.log"
 #: A phase of the start-up: the first transfer of the weights to GPUs that only generate (``mode=separate_async``).
 FIRST_SYNC = "first weight sync"
-_FIELDS: Final = {
-    "step": COUNT,
-    "phase": NAME,
-    "since": Kind(
-        "Unix time in seconds, before the year 3000", lambda value: NUMBER.holds(value) and 0 <= value < 3.25e10
-    ),
-    "ending": SWITCH,
-    "queue": TEXT,
-}
 _OF_THE_START: Final = {"start-up": "during start-up", FIRST_SYNC: f"during the {FIRST_SYNC}"}
-#: Every phase that is ever written, in the order of a step. ``start-up`` lasts until the first step or validation.
-PHASES = (*_OF_THE_START, "generation", "log-probabilities", "update", "save", "weight sync", "validation")
 
 
 @dataclass(frozen=True)
@@ -36,7 +25,8 @@ class Phase:
 
     Attributes:
         step: The training step; 0 during start-up.
-        phase: One of :data:`PHASES`.
+        phase: ``start-up`` until the first step or validation, with the first weight sync in it; then generation,
+            log-probabilities, update, save, weight sync or validation.
         since: Unix time at which the phase began, in seconds.
         ending: Whether the trainer has stopped, with or without an error, and is closing its processes.
         queue: Progress of a generation or validation as text, such as "232 responses finished; prompts: 3 running".
@@ -72,7 +62,6 @@ def write_phase(run_dir: str | Path, phase: Phase) -> None:
 def read_phase(run_dir: str | Path) -> Phase | None:
     """The phase that the run folder tells; None if it tells none."""
     try:
-        record = parse_object(read_text(Path(run_dir) / PHASE_FILE, limit=2**20))
-        return Phase(**check_fields(record, _FIELDS, needed=("step", "phase", "since")))
+        return Phase(**json.loads(Path(run_dir, PHASE_FILE).read_bytes()))
     except (OSError, ValueError, TypeError):
         return None

@@ -45,8 +45,6 @@ STOP_VARIABLE: Final = "FSPO_STOP"
 UNSAVED_VARIABLE: Final = "FSPO_UNSAVED"
 #: SLURM's environment variable: when the job's time limit ends, seconds since 1970.
 _END_VARIABLE: Final = "SLURM_JOB_END_TIME"
-#: Longer than any job: a time of milliseconds lies behind it. SLURM gives one without a limit a year.
-_LONGEST_JOB_S: Final = 10 * 365 * 24 * 3600
 
 
 class Preempted(Exception):
@@ -82,8 +80,7 @@ def tell_of_save() -> None:
 def remove_old_request(run_dir: str | Path) -> bool:
     """Remove a request that came before this process began, which was an earlier start's; whether there was one.
 
-    A request that came since then is for this start, and stays. Its age is read from the clock of the file system,
-    which may differ from this machine's.
+    Its age is read from the clock of the file system, which may differ from this machine's.
     """
     path = Path(run_dir, STOP_FILE)
     with contextlib.suppress(FileNotFoundError), tempfile.TemporaryFile(dir=run_dir) as now:
@@ -102,17 +99,6 @@ def time_left_s() -> float:
     end = os.environ.get(_END_VARIABLE, "")
     limited = end.isdecimal() and int(end) > psutil.Process().create_time()
     return int(end) - time.time() if limited else float("inf")
-
-
-def end_note() -> str | None:
-    """Why the end of the time limit that the environment names is not obeyed; None if there is none, or it is."""
-    end = os.environ.get(_END_VARIABLE, "")
-    if end in ("", "UNLIMITED") or (end.isdecimal() and int(end) < time.time() + _LONGEST_JOB_S):
-        return None
-    return (
-        f"{_END_VARIABLE}={end} is not a time in seconds since 1970 that a job could end at, so the run does not save "
-        f"before its time limit: export {_END_VARIABLE}=$(($(date +%s) + 24 * 3600))"
-    )
 
 
 #: What asks a run to save and end.
@@ -154,22 +140,14 @@ def status_of(signals: list[signal.Signals]) -> int:
 
 
 class Ending:
-    """What a signal does in the launching process of a run.
-
-    Attributes:
-        signals: Those that came.
-        run_dir: Of the run, once its phase.json is of this start.
-        folder: Of the run's private files, which go with it.
-        how_far: What the run has done, the end of the last words.
-        let_go: Called before the end at once.
-    """
+    """What a signal does in the launching process of a run."""
 
     def __init__(self) -> None:
-        self.signals: list[signal.Signals] = []
-        self.run_dir: str | None = None
-        self.folder: Path | None = None
-        self.how_far: Callable[[], str] = lambda: NOT_BEGUN
-        self.let_go: Callable[[], None] = self._end_children
+        self.signals: list[signal.Signals] = []  #: Those that came.
+        self.run_dir: str | None = None  #: Of the run, once its phase.json is of this start.
+        self.folder: Path | None = None  #: Of the run's private files, which go with it.
+        self.how_far: Callable[[], str] = lambda: NOT_BEGUN  #: What the run has done, the end of the last words.
+        self.let_go: Callable[[], None] = self._end_children  #: Called before the end at once.
 
     def take(self, signum: signal.Signals) -> None:
         """Ask the run to save and end; or end it at once, if there is nothing to save, or this is a second signal."""

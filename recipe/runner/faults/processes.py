@@ -21,6 +21,8 @@ import psutil
 #: Environment variable with a value of its own for each run.
 RUN_ID_VARIABLE = "FSPO_RUN_ID"
 #: Names for people of the processes that a run cannot do without, by how their title (or program) begins.
+# upstream: ray._private.worker "ray._raylet.setproctitle"
+# upstream: vllm.v1.engine.core "set_process_title(process_title)"
 ROLES = {
     "ray::TaskRunner": "trainer",
     "ray::WorkerDict": "FSDP worker",
@@ -40,7 +42,6 @@ ROLES = {
 CLOSED_BY_TRAINER = ("TransferQueue's controller", "TransferQueue's storage")
 #: A process may have another program after less than so many seconds.
 _SETTLED_S = 60.0
-_DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 _own_run_id: str | None = None
 
@@ -56,26 +57,24 @@ def own_run_id() -> str:
 
 def is_alive(pid: int) -> bool:
     """Whether anything runs in the process (not in a zombie)."""
-    try:
-        return psutil.Process(pid).status() not in _DEAD
-    except psutil.Error:
-        return False
+    return _status(pid) not in (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 def is_stopped(pid: int) -> bool:
     """Whether the process has been stopped (SIGSTOP, or by a debugger)."""
-    try:
-        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    except psutil.Error:
-        return False
+    return _status(pid) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+
+def _status(pid: int) -> str | None:
+    with contextlib.suppress(psutil.Error):
+        return str(psutil.Process(pid).status())
+    return None
 
 
 def processes_of(run_id: str, foreign: set[int] | None = None) -> list[int]:
-    """Living processes of the run with this id, except the calling one.
+    """Living processes with this run id in their environment, except the calling one.
 
-    Args:
-        run_id: Value of RUN_ID_VARIABLE in their environment.
-        foreign: Processes known not to belong to the run, so that they are read once; brought up to date in place.
+    ``foreign``: those known not to belong to the run, so that they are read once; brought up to date in place.
     """
     foreign = set() if foreign is None else foreign
     pids = set(psutil.pids()) - {os.getpid()}
@@ -98,14 +97,10 @@ def processes_of(run_id: str, foreign: set[int] | None = None) -> list[int]:
     return [pid for pid in of_run if is_alive(pid)]
 
 
-def role_by_title(title: str) -> str | None:
-    """What a process with this title (or program) is for the run."""
+def _role(process: psutil.Process) -> str | None:
+    title = "".join(process.cmdline()[:1])
     program = title.rpartition("/")[2]
     return next((role for start, role in ROLES.items() if title.startswith(start) or program == start), None)
-
-
-def _role(process: psutil.Process) -> str | None:
-    return role_by_title("".join(process.cmdline()[:1]))
 
 
 def role_of(pid: int) -> str | None:
@@ -130,30 +125,22 @@ def log_of(pid: int) -> str | None:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that a run cannot do without.
+    """A process that a run cannot do without."""
 
-    Attributes:
-        role: One of :data:`ROLES`, or how Ray calls it.
-        pid: Its number.
-        log: The file that it writes its errors to.
-        node: Where it is, if not on this machine.
-    """
-
-    role: str
+    role: str  #: One of :data:`ROLES`, or how Ray calls it.
     pid: int
-    log: str | None = None
-    node: str | None = None
+    log: str | None = None  #: The file that it writes its errors to.
+    node: str | None = None  #: Where it is, if not on this machine.
 
     def __str__(self) -> str:
         return f"the {self.role} (process {self.pid}{f' on {self.node}' if self.node else ''})"
 
 
 class Ended(NamedTuple):
-    """A process that ended before its run: whether the kernel killed it for memory, and another reason, if known."""
+    """A process that ended before its run, and whether the kernel killed it for memory."""
 
     process: Process
     for_memory: bool = False
-    why: str | None = None
 
 
 class Processes:
@@ -191,9 +178,7 @@ class Processes:
             return None
         order = list(ROLES.values())
         cause = max(causes, key=lambda process: order.index(process.role))
-        # Ray's node, for one, dies if its control service is stopped and does not answer for minutes.
-        stopped = next((f"{process} is stopped" for process in self if is_stopped(process.pid)), None)
-        return Ended(cause, kills_for_memory() > earlier, stopped)
+        return Ended(cause, kills_for_memory() > earlier)
 
     def _take_in_new_ones(self) -> None:
         known = {process.pid for process in self}

@@ -30,15 +30,8 @@ class Reaper:
     def __init__(self, run_id: str, run_dir: str) -> None:
         command = [sys.executable, "-m", "recipe.runner.faults.reaper", run_id, run_dir, str(os.getpid())]
         environment = {name: value for name, value in os.environ.items() if name != RUN_ID_VARIABLE}
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            env=environment,
-            cwd="/",
-            start_new_session=True,
-        )
+        apart = {"stdout": subprocess.DEVNULL, "env": environment, "cwd": "/", "start_new_session": True}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, **apart)
 
     def bye(self, folder: Path | None = None) -> None:
         """This process ends by itself, and with it the reaper's input; it has said why.

@@ -25,9 +25,9 @@ from recipe.runner import ranks
 from recipe.runner.faults.errors import ExplainedError
 
 #: CPUs that verl reserves with each FSDP rank (``ResourcePoolManager.max_colocate_count``).
-CPUS_PER_RANK = 3
+CPUS_PER_RANK = 3  # upstream: verl.single_controller.ray.base "max_colocate_count=3"
 #: CPUs that verl reserves with each rank that only generates (``RolloutReplica.init_standalone``).
-CPUS_PER_ROLLOUT_RANK = 2
+CPUS_PER_ROLLOUT_RANK = 2  # upstream: verl.workers.rollout.replica "max_colocate_count=2"
 #: The task runner, TransferQueue's controller and the load balancer in front of the rollout servers.
 FIXED_CPUS = 3
 #: Seconds that a run waits for Ray's nodes, GPUs and CPUs.
@@ -98,21 +98,8 @@ def missing(needs: Needs, nodes: list[Mapping[str, float]]) -> str | None:
     return None
 
 
-def unused(needs: Needs, nodes: Mapping[str, Mapping[str, float]]) -> str | None:
-    """A note on GPUs of Ray that the run has no use for; None if it uses all. ``nodes``: each one's resources."""
-    gpus = {name: resources["GPU"] for name, resources in nodes.items() if resources.get("GPU", 0) > 0}
-    if (idle := sum(gpus.values()) - needs.gpus) <= 0:
-        return None
-    where = ", ".join(f"{name} ({count:g})" for name, count in gpus.items())
-    return (
-        f"note: {idle:g} GPU(s) of {where} stay idle: the run uses {needs.gpus}, by trainer.nnodes={needs.nodes} and "
-        f"trainer.n_gpus_per_node={needs.gpus_per_node} (with mode=separate_async also by rollout.nnodes and "
-        "rollout.n_gpus_per_node). Raise these, or give the job fewer nodes (sbatch --nodes, FSPO_NODES) or GPUs"
-    )
-
-
 def wait_for_resources(config: DictConfig, say: Callable[[str], None]) -> None:
-    """Return once Ray has what the run needs; ``say`` is called with what is being waited for, and with what is idle.
+    """Return once Ray has what the run needs; ``say`` is called with what is being waited for.
 
     Raises:
         ExplainedError: after two minutes without.
@@ -124,9 +111,6 @@ def wait_for_resources(config: DictConfig, say: Callable[[str], None]) -> None:
 
     if (what := wait_while(lacking, WAIT_S, lambda text: say(f"waiting for Ray, {text}"))) is not None:
         raise ExplainedError(f"gave up after {WAIT_S:.0f} s: {what}")
-    nodes = {node["NodeName"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-    if (note := unused(needs, nodes)) is not None:
-        say(note)
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,43 +18,46 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from recipe.runner.faults.errors import Failure, TrainingFailed, death, explained
-from recipe.runner.faults.hang import HangLimit, Snapshot, snapshots_of
+from recipe.runner.faults.errors import ExplainedError, Failure, TrainingFailed, death, explained, reason_of
+from recipe.runner.faults.hang import HangLimit, stopped_of
 from recipe.runner.faults.phase import Phase, during, read_phase
-from recipe.runner.faults.processes import CLOSED_BY_TRAINER, Ended, Processes, is_stopped, kill, processes_of
+from recipe.runner.faults.processes import (
+    CLOSED_BY_TRAINER,
+    Ended,
+    Process,
+    Processes,
+    is_stopped,
+    kill,
+    processes_of,
+)
 from recipe.runner.faults.reaper import Reaper
 
 #: How often new nodes, and answers from the nodes, are looked for.
 _LOOK_AT_NODES_EVERY_S = 2.0
+#: An error of Ray may come so much sooner than the death behind it is seen, on another node for one.
+_SEEN_S = 1.5 * _LOOK_AT_NODES_EVERY_S
 #: How long the nodes may take to look at their processes.
-_SNAPSHOTS_S = 30.0
+_STACKS_S = 30.0
 #: How long an error may take to come out of Ray by itself after a failure, before the run is stopped.
 GRACE_S = 8.0
 #: How long the stopped run may take to end after that, before its launching process leaves without waiting.
 LEAVE_S = 15.0
 
 
-def expected_to_end(phase: Phase | None) -> tuple[str, ...]:
+def _may_end(phase: Phase | None) -> tuple[str, ...]:
     """Roles of processes that may end now."""
     return CLOSED_BY_TRAINER if phase is not None and phase.ending else ()
 
 
 class Supervisor(threading.Thread):
-    """A thread of the launching process, and what else that process does to end a run.
+    """A thread of the launching process, and what else that process does to end the run with this id and folder.
 
     Args:
-        run_id: Of the run (:mod:`recipe.runner.faults.processes`).
-        run_dir: Of the run.
         stop: Should make the launcher's call to Ray return; called if the run goes on ``GRACE_S`` after a failure.
         record: Notes the sentence of a failure and returns the exit status; this process ends with it ``LEAVE_S`` later
             if the run still goes on.
         hang: The limit on the time without progress; None: there is none.
         other_nodes: Whether the run may have processes on other nodes.
-
-    Attributes:
-        failure: The first one.
-        processes: What is watched on this machine.
-        over: Set once processes of the run are expected to end.
     """
 
     def __init__(
@@ -66,8 +70,8 @@ class Supervisor(threading.Thread):
         other_nodes: bool = False,
     ) -> None:
         super().__init__(daemon=True, name="supervisor")
-        self.failure: Failure | None = None
-        self.over = threading.Event()
+        self.failure: Failure | None = None  #: The first one.
+        self.over = threading.Event()  #: Set once processes of the run are expected to end.
         self._run_id, self._run_dir, self._stop_run, self._record = run_id, Path(run_dir), stop, record
         self._hang = hang
         self.processes = Processes(run_id)
@@ -75,7 +79,6 @@ class Supervisor(threading.Thread):
         self._reaper = Reaper(run_id, str(run_dir))
 
     def start(self) -> None:
-        """Begin."""
         super().start()
         if self._nodes is not None:
             self._nodes.start()
@@ -86,10 +89,10 @@ class Supervisor(threading.Thread):
 
     def run(self) -> None:
         while self.failure is None and not self.over.is_set():
-            ended = self.processes.first_end(lambda: expected_to_end(self._phase()))
+            ended = self.processes.first_end(lambda: _may_end(self._phase()))
             if ended is not None and not self.over.is_set():
                 self.report(death(ended, self._phase()))
-            if self._hang is not None and (hang := self._hang.look(self._snapshots)) is not None:
+            if self._hang is not None and (hang := self._hang.look(self._stopped)) is not None:
                 self.report(hang)
         self.processes.close()
         if self.failure is not None:
@@ -106,12 +109,15 @@ class Supervisor(threading.Thread):
     def _phase(self) -> Phase | None:
         return read_phase(self._run_dir)
 
-    def _snapshots(self) -> list[Snapshot]:
-        return [*snapshots_of(self.processes), *(self._nodes.snapshots() if self._nodes is not None else [])]
+    def _stopped(self) -> list[Process]:
+        return [*stopped_of(self.processes), *(self._nodes.stopped() if self._nodes is not None else [])]
 
     def explain(self, error: BaseException, log: Path) -> TrainingFailed:
         """What a person needs of an error of Ray; a process that is stopped may be behind one without a failure."""
         phase = self._phase()
+        for _ in range(int(_SEEN_S / 0.1)):
+            if self.failure is None and not isinstance(reason_of(error), ExplainedError):
+                time.sleep(0.1)
         if stopped := next((process for process in self.processes if is_stopped(process.pid)), None):
             self.report(Failure(f"{stopped} is stopped, so that the run failed{during(phase)}"))
         return explained(error, log, self.failure, phase)
@@ -159,9 +165,9 @@ class _NodeWatcher:
             pass
         return ended
 
-    def snapshots(self) -> list[Snapshot]:
-        """What the processes of the run here are doing."""
-        return snapshots_of(self._processes)
+    def stopped(self) -> list[Process]:
+        """Processes of the run here that are stopped; all of them write their stacks."""
+        return stopped_of(self._processes)
 
 
 class OtherNodes(threading.Thread):
@@ -199,23 +205,22 @@ class OtherNodes(threading.Thread):
             except ray.exceptions.RayError:
                 self._report(Failure(f"the Ray node {name} died{during(phase)}"))
             else:
-                if ended.process.role not in expected_to_end(phase):
+                if ended.process.role not in _may_end(phase):
                     self._report(death(ended._replace(process=replace(ended.process, node=name)), phase))
             del self._watchers[node_id]
 
-    def snapshots(self) -> list[Snapshot]:
-        """What the processes of the run on the other nodes are doing; a node that does not answer is left out."""
-        snapshots: list[Snapshot] = []
+    def stopped(self) -> list[Process]:
+        """Processes of the run on the other nodes that are stopped; a node that does not answer is left out."""
+        stopped: list[Process] = []
 
         def ask() -> None:
             with contextlib.suppress(Exception):
-                asked = {watcher.snapshots.remote(): name for name, watcher, _ in list(self._watchers.values())}
-                for answer in ray.wait([*asked], num_returns=len(asked), timeout=_SNAPSHOTS_S)[0]:
-                    name = asked[answer]
-                    snapshots.extend(replace(one, process=replace(one.process, node=name)) for one in ray.get(answer))
+                asked = {watcher.stopped.remote(): name for name, watcher, _ in list(self._watchers.values())}
+                for answer in ray.wait([*asked], num_returns=len(asked), timeout=_STACKS_S)[0]:
+                    stopped.extend(replace(process, node=asked[answer]) for process in ray.get(answer))
 
         # Ray may be what hangs: some of its calls take no time limit.
         asks = threading.Thread(target=ask, daemon=True)
         asks.start()
-        asks.join(1.5 * _SNAPSHOTS_S)
-        return list(snapshots)
+        asks.join(1.5 * _STACKS_S)
+        return list(stopped)

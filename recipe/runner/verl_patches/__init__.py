@@ -1,7 +1,7 @@
 """Every departure from verl 0.9.1, and from the vLLM that it runs, of a run on any machine: one module each.
 
 Each says what it changes, why neither a setting nor a public hook serves, and the version it was written against;
-``tests/unit/test_verl_patches.py`` fails for the one that is no longer needed. Nothing here is changed by an import: a
+``tests/unit/test_upstream.py`` fails for the one that is no longer needed. Nothing here is changed by an import: a
 run's trainer, its worker class or the plugin calls it, in processes of a run of the runner's only. What CPUs need
 besides is :mod:`recipe.runner.cpu.patches`.
 

@@ -1,16 +1,14 @@
 """TransferQueue's messages carry a code that only processes of the run can make.
 
-TransferQueue 0.1.11 unpickles what comes in at its sockets, which listen on the node's address (``serial_utils.decode``
-and the extension types): whoever reaches a port runs code as the owner of the run. It has no setting for CURVE or a
-key. All messages, of the controller, the storage units, their managers, the clients and the metrics, pass through
+TransferQueue 0.1.11 unpickles what comes in at its sockets, which listen on the node's address: whoever reaches a port
+runs code as the owner of the run. It has no setting for CURVE or a key. All messages pass through
 ``ZMQMessage.serialize`` and ``deserialize``; what comes between, the storage's proxy, reads a peer's name only. So the
 sender appends an HMAC-SHA256 over all frames, each with its length before it, and the receiver compares it before it
-decodes anything. (Beside keyed BLAKE2b, HMAC-SHA256 took a sixth less processor time.)
+decodes anything. A message without the code is what TransferQueue calls undecodable: its loops log it, answer with an
+error and go on.
 
-A message without the code is what TransferQueue calls undecodable: its loops log it, answer with an error and go on.
-The key is derived from Ray's token, which every process of a Ray has, in its environment or in a file of its owner's.
-Without a token the sockets are as open as Ray itself is. A message that is sent again is not noticed: who can read the
-traffic between the run's processes reads Ray's token there, too.
+The key is derived from Ray's token, which every process of a Ray has. Without one the sockets are as open as Ray is. A
+message that is sent again is not noticed: who reads the traffic between the run's processes reads Ray's token, too.
 """
 
 from __future__ import annotations
@@ -50,6 +48,7 @@ def code_of(key: bytes, frames: Sequence[Any]) -> bytes:
 
 
 def _key() -> bytes | None:
+    # upstream: ray._private.authentication.authentication_token_setup:AuthenticationTokenLoader
     from ray._raylet import AuthenticationTokenLoader
 
     token = AuthenticationTokenLoader.instance().get_raw_token()
@@ -60,6 +59,10 @@ def _sign(zmq_utils: Any) -> None:
     key, message = _key(), zmq_utils.ZMQMessage
     if key is None or hasattr(message, _MARK):
         return
+    # upstream: transfer_queue.utils.zmq_utils "result = decode(frames)"
+    # upstream: transfer_queue.utils.zmq_utils:ZMQMessage.serialize(self)
+    # upstream: transfer_queue.utils.zmq_utils:ZMQMessage.deserialize(frames)
+    # upstream: transfer_queue.utils.zmq_utils:ZMQMessageDecodeError
     serialize, deserialize = message.serialize, message.deserialize.__func__
 
     def signed(self: Any) -> list[Any]:

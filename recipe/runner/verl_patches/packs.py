@@ -46,6 +46,8 @@ class SamePacksWorker(TrainingWorker):
     critic warms up, or micro-batches of the pass that are larger than a mini-batch.
     """
 
+    # upstream: verl.workers.engine_workers "output = self.engine.infer_batch(data, loss_function=loss_function)"
+    # upstream: verl.workers.engine_workers:TrainingWorker.infer_batch(data)
     def infer_batch(self, data: Any) -> Any:
         size = tu.pop(data, key="mini_batch_size", default=None)
         size = len(data) if size is None else size // self.engine.get_data_parallel_size()
@@ -57,6 +59,7 @@ class SamePacksWorker(TrainingWorker):
         tu.maybe_fix_3d_position_ids(data)
         with self.engine.eval_mode():
             tu.assign_non_tensor(data, disable_auto_offload=True)
+            # upstream: verl.utils.tensordict_utils:make_iterator(tensordict, mini_batch_size, epochs)
             parts = tu.make_iterator(data, size, epochs=1)
             outputs = [super(SamePacksWorker, self).infer_batch(part) for part in parts]
         # None where another rank of a Ulysses group speaks for this one.

@@ -26,6 +26,7 @@ def slots(config: DictConfig) -> int | None:
     returns to the server that it came from, so the servers' parts do not stay equal, and a slot that nobody uses costs
     nothing.
     """
+    # upstream: verl.workers.rollout.router "if request_id in self._request_id_to_server:"
     if (mode := asynchronous_mode(config)) is None:
         return None
     prompts = config.data.train_batch_size * (1 + config.trainer.v1[mode].num_warmup_batches)
@@ -39,5 +40,8 @@ def give_servers_slots(slots: int) -> None:
     """
     from verl.workers.rollout.replica import RolloutReplica
 
+    # upstream: verl.workers.rollout.replica "max(1000,"
+    # upstream: verl.workers.rollout.vllm_rollout.vllm_async_server "max_concurrency=self.max_concurrency"
+    # upstream: verl.workers.rollout.replica:RolloutReplica.max_concurrency(self)
     verls = RolloutReplica.max_concurrency.fget
     RolloutReplica.max_concurrency = property(lambda replica: max(verls(replica), slots))

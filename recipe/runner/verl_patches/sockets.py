@@ -24,6 +24,10 @@ def move_weights_to_the_private_folder(transfer: Any) -> None:
     Args:
         transfer: verl's module ``bucketed_weight_transfer``.
     """
+    # upstream: verl.workers.rollout.vllm_rollout.vllm_rollout "ipc:///tmp/rl-colocate-zmq-{job_id}-replica-"
+    # upstream: verl.workers.rollout.vllm_rollout.utils "ipc:///tmp/rl-colocate-zmq-{job_id}-replica-"
+    # upstream: verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender.__init__(zmq_handle)
+    # upstream: verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightReceiver.__init__(zmq_handle)
     for end in (transfer.BucketedWeightSender, transfer.BucketedWeightReceiver):
         _move(end)
 

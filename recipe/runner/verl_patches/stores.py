@@ -17,6 +17,8 @@ def listen_at_the_address(rendezvous: Any) -> None:
     Args:
         rendezvous: torch's module ``torch.distributed.rendezvous``.
     """
+    # upstream: torch.distributed.rendezvous "timeout=timeout, multi_tenant=True, use_libuv=use_libuv, )"
+    # upstream: torch.distributed.rendezvous:TCPStore
     original = rendezvous.TCPStore
 
     @wraps(original, updated=())

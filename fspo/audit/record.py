@@ -1,0 +1,307 @@
+"""The writing side of an audit: the rows of a rank, mini-batch by mini-batch."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from fspo.acceptance import judge
+from fspo.files import check_folder
+from fspo.losses import check_shapes
+from fspo.table import Rows, TableWriter, is_whole_number, join_rows
+
+if TYPE_CHECKING:
+    from fspo.types import SequenceLossOutput, SequenceLossSettings
+
+_NO_ROWS: Rows = {"S": np.empty(0, np.float32), "L": np.empty(0, np.int64), "A": np.empty(0, np.float32)}
+
+
+class MiniBatchRows(NamedTuple):
+    """One mini-batch of a rank: its number (:func:`minibatch_numbers`), and columns of :data:`fspo.table.SCHEMA`.
+
+    A response that is left out has a row, too; its S is NaN.
+    """
+
+    number: int
+    rows: Rows
+
+
+def minibatch_numbers(moves: Sequence[bool]) -> list[int]:
+    """Numbers of the mini-batches of a rollout batch, as the records have them: 0 until the first weight has moved.
+
+    If pi_old is the policy at the start of the step, S is 0 there, but for rounding, and readers leave these out.
+
+    Args:
+        moves: For each mini-batch in order, whether its optimizer step moves the weights (not with learning rate 0).
+    """
+    return [index if any(moves[:index]) else 0 for index in range(len(moves))]
+
+
+class Audit:
+    """Rows of one rank, mini-batch by mini-batch, in memory and in a table. Defined here.
+
+    Args:
+        folder: Where the table goes; it is made if it does not exist. None keeps nothing on disk.
+        rule: The loss, if its rule of acceptance is one of this package's. Without it, and without ``output`` in
+            :meth:`add`, ``inside``, ``kept`` and ``weight`` are null.
+        loss: Name of the loss, for readers.
+        rank, ranks: Which of how many ranks that see different sequences this is.
+        run: The same on all ranks of a start, another one for each start.
+        precision: In which the model computes, for readers.
+        meta: More of the table's metadata, such as ``{"every_mini_batch": "yes"}`` where the first mini-batches count
+            (:data:`fspo.responses.EVERY_MINI_BATCH`).
+
+    Raises:
+        ValueError: If the band of ``rule`` is measured during training, which nothing here does.
+        NotADirectoryError: If ``folder`` cannot be made or written to. If writing fails later, a line says so once, and
+            nothing more is kept on disk.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        rule: SequenceLossSettings | None = None,
+        *,
+        loss: str = "",
+        rank: int = 0,
+        ranks: int = 1,
+        run: str = "",
+        precision: str = "",
+        meta: Mapping[str, str] | None = None,
+    ) -> None:
+        if rule is not None and rule.needs_state:
+            raise ValueError(
+                f"rule= has a band that is measured during training (drift={rule.drift!r}), and an audit measures "
+                "none. Give a fixed rule such as ALGORITHMS['fspo'], or no rule and add(..., output=) with what your "
+                "loss returned"
+            )
+        self._folder = None if folder is None else Path(folder)
+        if self._folder is not None:
+            check_folder(self._folder)
+        self._ended = False  # by an error of the disk
+        self._came_again = self._warned = False
+        self._whose: dict[str, Any] = {"run": run or uuid.uuid4().hex[:12], "rank": rank, "ranks": ranks}
+        self._writer: TableWriter | None = None
+        self.loss, self._rule, self._meta = loss, rule, {"precision": precision, **(meta or {})}
+        self._what_is_kept = "unknown"
+        self._step = -1
+        self._moves: list[bool] = []
+        #: Columns of the micro-batches of the mini-batch in progress.
+        self._parts: list[Rows] = []
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of the mini-batch in progress."""
+        return len(self._parts)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the rows go to a table."""
+        return self._folder is not None
+
+    @property
+    def index(self) -> int:
+        """Mini-batches of the rollout batch that have ended: the index of the one in progress."""
+        return len(self._moves)
+
+    def begin_step(self, step: int) -> None:
+        """Begin a rollout batch, unless its mini-batches are being counted already: what an interrupted one has left
+        is dropped.
+        """
+        if step != self._step:
+            self._step, self._moves = step, []
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget the mini-batch in progress; the next one begins."""
+        self._parts = []
+
+    def add(
+        self,
+        log_prob_BT: Any,
+        old_log_prob_BT: Any,
+        mask_BT: Any,
+        advantages_BT: Any,
+        output: SequenceLossOutput | None = None,
+        truncated_B: Any = None,
+        row_B: Any = None,
+        rollout_weight_BT: Any = None,
+        *,
+        kept: Any = None,
+        weight: Any = None,
+    ) -> None:
+        """Add one micro-batch to the mini-batch in progress.
+
+        A response with a log-probability that is not finite is left out: its row has no S. Values of [B, T] may be a
+        tensor, an array, a jagged nested tensor, or a list with one of 1 dimension for each response; packed ones come
+        in by :func:`from_packed`.
+
+        Args:
+            log_prob_BT, old_log_prob_BT: log pi and log pi_old of the response tokens, nats.
+            mask_BT: Nonzero on the response tokens; a row without any is padding.
+            advantages_BT: A, [B, T], whose mean over the tokens of a sequence counts; or [B] or [B, 1].
+            output: The loss's own output, if it says what the loss accepts and removes.
+            truncated_B: True where the response was cut at the maximum length; None: not known.
+            row_B: Position of each response in the rollout batch; None: not known.
+            rollout_weight_BT: Weights of the rollout correction, [B, T]; None: there is none.
+            kept: Share of each response that your own mask leaves, in [0, 1]: [B], [B, 1], or [B, T], whose mean over
+                the tokens counts. It takes the place of a rule. To audit a mask that compares pi_old with the engine,
+                pass log pi_old as log_prob_BT, the engine's log-probabilities as old_log_prob_BT, and read the audit
+                with --every-mini-batch.
+            weight: Weight that a loss or a correction gives each response, in the same shapes; only with ``kept``.
+
+        Raises:
+            TypeError: If values are none of these.
+            ValueError: If shapes differ, ``kept`` lies outside [0, 1], stands beside a rule or an ``output``, or
+                ``weight`` stands without ``kept``.
+        """
+        with torch.no_grad():
+            names = ("log_prob_BT", "old_log_prob_BT", "mask_BT", "advantages_BT")
+            given = (log_prob_BT, old_log_prob_BT, mask_BT, advantages_BT)
+            new_BT, old_BT, mask_BT, a_BT = (_tensor(*named) for named in zip(names, given, strict=True))
+            if new_BT.dim() == 2 and a_BT.shape in ((len(new_BT),), (len(new_BT), 1)):
+                a_BT = a_BT.view(-1, 1).expand(new_BT.shape)
+            check_shapes(new_BT, old_BT, a_BT, mask_BT, None)
+            if weight is not None and kept is None:
+                raise ValueError("weight= without kept=: give kept=torch.ones(B), too, if nothing is masked")
+            if kept is not None and (output is not None or self._rule is not None):
+                raise ValueError("kept=: the rule of the audit or output= says already what is kept; leave one out")
+            known = output is not None or self._rule is not None
+            if output is None:
+                output = judge(new_BT, old_BT, a_BT, mask_BT, self._rule)
+            columns = {"S": output.log_ratio_B, "A": output.advantage_B, "valid": output.valid_B}
+            if kept is not None:
+                self._what_is_kept = "own"
+                columns["inside"] = columns["kept"] = _by_response("kept", kept, mask_BT)
+                one = torch.ones(len(mask_BT))
+                columns["weight"] = one if weight is None else _by_response("weight", weight, mask_BT)
+            elif known:
+                self._what_is_kept = "known"
+                columns |= {"inside": output.accepted_B, "weight": output.weight_B}
+                columns["kept"] = 1.0 - output.clipped_high_B.double() - output.clipped_low_B.double()
+            more = {"truncated": truncated_B, "row": row_B}
+            columns |= {name: _tensor(name, values) for name, values in more.items() if values is not None}
+            if rollout_weight_BT is not None:
+                columns["rollout_weight"] = _by_response("rollout_weight", rollout_weight_BT, mask_BT)
+            columns["L"] = mask_BT.to(torch.bool).sum(-1)
+            # One stacked copy, because one transfer per column would cost as many synchronisations per micro-batch.
+            stacked_CB = torch.stack([column.detach().to(new_BT.device, torch.float64) for column in columns.values()])
+            rows = dict(zip(columns, stacked_CB.cpu().numpy(), strict=True))
+        is_response_B = rows["L"] > 0
+        left_out_B = ~(np.isfinite(rows["S"]) & (rows.pop("valid") > 0))
+        for name in rows.keys() - {"L", "A", "row", "truncated"}:
+            rows[name][left_out_B] = np.nan
+        kinds = {name: np.int64 if is_whole_number(name) else np.float32 for name in rows}
+        self._parts.append({name: values[is_response_B].astype(kinds[name]) for name, values in rows.items()})
+
+    def end_mini_batch(self, step: int, moves: bool = True) -> MiniBatchRows:
+        """Write the mini-batch in progress, if there is a folder, and begin the next one.
+
+        Args:
+            step: Of the rollout batch that it belongs to.
+            moves: Whether its optimizer step moves the weights (not where the learning rate is 0).
+
+        Returns:
+            Its number, which is 0 if no weight had moved before it, and its rows.
+        """
+        step, parts = int(step), self._parts  # a tensor or an integer of numpy, too
+        self.begin_step(step)
+        self.clear()
+        self._moves.append(moves)
+        rows = join_rows([_NO_ROWS, *parts])
+        if (left_out := int(np.isnan(rows["S"]).sum())) and not self._warned:
+            self._warned = True
+            print(f"fspo.audit: step {step}: {left_out_words(left_out)}", file=sys.stderr, flush=True)
+        place = {"step": step, "update": len(self._moves) - 1, "minibatch": minibatch_numbers(self._moves)[-1]}
+        if self._folder is not None and not self._ended:
+            self._write(self._folder, dict[str, Any](place) | dict(rows))
+        everywhere = {name: np.full(len(rows["S"]), value, np.int64) for name, value in place.items()}
+        return MiniBatchRows(place["minibatch"], everywhere | rows)
+
+    def _write(self, folder: Path, rows: Mapping[str, Any]) -> None:
+        """Append to the table; the record ends, and not the training, where the disk takes no more."""
+        try:
+            if self._writer is None:
+                meta = {"loss": self.loss, "rule": self._what_is_kept, **self._meta}
+                self._writer = TableWriter(folder, meta, **self._whose)
+            if self._writer.append(rows) and not self._came_again:
+                self._came_again = True
+                remedy = "count rollout batches through all epochs, and give each start a run= of its own"
+                says = f"step {rows['step']} came twice: what was recorded from it on is replaced; {remedy}"
+                print(f"fspo.audit: {says}", file=sys.stderr, flush=True)
+        except OSError as error:
+            says = f"step {rows['step']}: {error}; from here on nothing goes to {folder}, and training continues"
+            print(f"fspo.audit: {says}: make room, and audit again", file=sys.stderr, flush=True)
+            self._ended = True
+
+    def close(self) -> None:
+        """End the record: all rows are on the disk already."""
+        self._writer, self._ended = None, True
+
+
+def _tensor(name: str, values: Any) -> torch.Tensor:
+    """A tensor of a tensor, an array, a jagged tensor, or a list with one of 1 dimension for each response."""
+    if isinstance(values, torch.Tensor) and not values.is_nested:
+        return values.detach()
+    try:
+        if isinstance(values, torch.Tensor):
+            values = values.detach().unbind()
+        if isinstance(values, Sequence) and any(np.ndim(value) for value in values):
+            rows = [_tensor(name, value) for value in values]
+            if all(row.dim() == 1 for row in rows):
+                return pad_sequence(rows, batch_first=True)
+        tensor: torch.Tensor = torch.from_numpy(np.array(values))
+        return tensor
+    except (TypeError, ValueError, RuntimeError) as error:
+        takes = "a tensor or an array, [B, T], a jagged nested tensor, or a list with a tensor [T] for each response"
+        raise TypeError(f"{name} is a {type(values).__name__}, and add takes {takes} ({error})") from None
+
+
+def _by_response(name: str, values: Any, mask_BT: torch.Tensor) -> torch.Tensor:
+    """[B] of [B], [B, 1] or [B, T]: the mean over the tokens of the mask."""
+    values = _tensor(name, values)
+    if values.shape in ((len(mask_BT),), (len(mask_BT), 1)):
+        values = values.reshape(-1, 1).expand(mask_BT.shape)
+    if values.shape != mask_BT.shape:
+        raise ValueError(f"{name}= has shape {tuple(values.shape)}: give [B] or [B, T], as {tuple(mask_BT.shape)}")
+    inside_BT = mask_BT.to(torch.bool)
+    mean_B: torch.Tensor = values.double().masked_fill(~inside_BT, 0.0).sum(-1) / inside_BT.sum(-1).clamp(min=1)
+    if name == "kept" and bool(((mean_B < 0) | (mean_B > 1)).any()):
+        raise ValueError(
+            f"kept= has a mean of {float(mean_B.min()):.4g} to {float(mean_B.max()):.4g}: must be in [0, 1]"
+        )
+    return mean_B
+
+
+def from_packed(values: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+    """Values of packed sequences, [T] or [1, T], as [B, longest], with 0 behind the end of each.
+
+    Of ``torch.ones_like(values)``, or of the mask of the response tokens, it gives the mask.
+
+    Args:
+        values: One for each token of all sequences, one after the other.
+        cu_seqlens: Where each sequence begins, and the end of the last, [B + 1], as attention kernels take it.
+
+    Raises:
+        ValueError: If the two do not belong together.
+    """
+    ends, values_T = cu_seqlens.to(torch.int64), values.reshape(-1)
+    if ends.dim() != 1 or len(ends) == 0 or ends[0] != 0 or ends[-1] != len(values_T) or bool((ends.diff() < 0).any()):
+        raise ValueError(
+            f"cu_seqlens={ends.flatten()[:5].tolist()}... of {ends.numel()}: must rise from 0 to the number of values, "
+            f"{len(values_T)}; cut padding at the end of the pack off both"
+        )
+    sequences = torch.split(values_T, ends.diff().tolist())
+    return pad_sequence(list(sequences), batch_first=True) if sequences else values_T.new_zeros(0, 0)
+
+
+def left_out_words(count: int) -> str:
+    """That so many responses are left out."""
+    return f"{count} response{'s' * (count != 1)} with a log-probability that is not finite left out"
