@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import io
 import itertools
@@ -31,7 +32,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 import recipe.fspo.sqrt_rejection  # noqa: F401  (adds a rule to verl's; in a run the plugin imports it)
 from fspo.table import TableWriter
 from fspo.types import SequenceLossSettings
-from recipe.fspo import checks
+from recipe.fspo import CONF_DIR, checks
 from recipe.fspo.main import composed as compose
 from recipe.runner.launch.machine import verl_config
 
