@@ -22,7 +22,7 @@ from recipe.fspo.policy_loss import band_of, judged_rows
 from recipe.fspo.recorder import RECORDER, rows_of
 from recipe.fspo.rollout_batch import lengths_and_ends
 
-from fspo.audit.record import minibatch_numbers
+from fspo.audit.recording import minibatch_numbers
 from fspo.files import folder_problem
 from fspo.responses import EVERY_MINI_BATCH
 from fspo.table import TableWriter

@@ -18,7 +18,7 @@ from recipe.fspo.recorder import MiniBatch
 from recipe.fspo.rollout_batch import Outcomes, outcome_columns, outcome_metrics
 from recipe.runner.progress import PROGRESS, note, writing
 
-from fspo.audit.record import minibatch_numbers
+from fspo.audit.recording import minibatch_numbers
 from fspo.calibration import DriftMeasurement
 from fspo.diagnostics import LengthDiagnostics, noise_floor
 from fspo.responses import EVERY_MINI_BATCH, Responses
