@@ -158,7 +158,7 @@ def composes(*words: str) -> None:
     known = [word if "[" in word or "'" in word else word.partition(",")[0] for word in known]
     if folders:
         GlobalHydra.instance().clear()
-        path = ["file://${oc.env:VERL_CONFIG}", "pkg://recipe.runner.conf", f"file://{Path(folders[0]).absolute()}"]
+        path = [f"file://{verl_config()}", "pkg://recipe.runner.conf", f"file://{Path(folders[0]).absolute()}"]
         config = compose([f"hydra.searchpath=[{','.join(map(repr, path))}]", *known])
     else:
         config = composed(*known)
