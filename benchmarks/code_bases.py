@@ -7,7 +7,7 @@ of it is kept here. What their file imports is given by name: torch, numpy, typi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -30,9 +30,7 @@ def verl(source: Source) -> Iterator[Known]:
     losses = source.definitions("verl/trainer/ppo/core_algos.py", ("agg_loss", *functions), space)
     settings = {
         "gspo": dict(zip(("clip_ratio_low", "clip_ratio_high"), GSPO, strict=True)),
-        "clip_cov": {
-            f"policy_loss.clip_cov_{key}": value for key, value in (("ratio", 2e-4), ("lb", 1.0), ("ub", 5.0))
-        },
+        "clip_cov": {f"policy_loss.clip_cov_{key}": x for key, x in (("ratio", 2e-4), ("lb", 1.0), ("ub", 5.0))},
         "kl_cov": {"policy_loss.kl_cov_ratio": 2e-4, "policy_loss.ppo_kl_coef": 1.0},
         "dro": {"policy_loss.dro_beta": 0.1},
     } | {name: {"clip_ratio_c": 20.0} for name in ("dppo_tv", "dppo_kl")}
@@ -62,14 +60,9 @@ def trl(source: Source) -> Iterator[Known]:
 
     def known(name: str, level: str, low: float, high: float, delta: Any = None, **more: Any) -> Known:
         args = SimpleNamespace(
-            **{
-                "delta": delta,
-                "use_bias_correction_kl": False,
-                "sapo_temperature_pos": 1.0,
-                "sapo_temperature_neg": 1.05,
-            },
-            **{"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0},
-        )
+            delta=delta, use_bias_correction_kl=False, sapo_temperature_pos=1.0, sapo_temperature_neg=1.05,
+            vespo_k_pos=2.0, vespo_lambda_pos=3.0, vespo_k_neg=3.0, vespo_lambda_neg=2.0,
+        )  # fmt: skip
         settings = {"loss_type": name, "importance_sampling_level": level, "epsilon_low": low, "epsilon_high": high}
         settings |= {"args": args, "beta": 0.0, "off_policy_mask_threshold": None, "top_entropy_quantile": 1.0}
         settings |= {"max_completion_length": 512, "model": SimpleNamespace(training=True), "use_vllm": False}
@@ -116,13 +109,7 @@ def skyrl(source: Source) -> Iterator[Known]:
     path = "skyrl/backends/skyrl_train/utils/"
     space: dict[str, Any] = {"apply_off_policy_correction": lambda loss, old, rollout, mask, config: (loss, mask, {})}
     space |= vars(source.definitions(f"{path}torch_utils.py", ("masked_mean", "safe_exp_delta")))
-    functions = [
-        "gspo_policy_loss",
-        "ppo_policy_loss",
-        "sapo_policy_loss",
-        "dppo_policy_loss",
-        "rollout_is_policy_loss",
-    ]
+    functions = [f"{name}_policy_loss" for name in ("gspo", "ppo", "sapo", "dppo", "rollout_is")]
     functions += [f"compute_policy_loss_{name}" for name in ("cispo", "clip_cov", "kl_cov")]
     losses = source.definitions(f"{path}ppo_utils.py", ("reduce_loss", "importance_sampling_loss", *functions), space)
 
@@ -186,11 +173,7 @@ def slime(source: Source) -> Iterator[Known]:
 
 
 def prime_rl(source: Source) -> Iterator[Known]:
-    """prime-rl's losses, of lists of samples: sums over tokens, divided by the tokens of the mini-batch.
-
-    ``seq_tis``, ``seq_mis`` and ``geo_mask`` are those of its open PR 3384, written from its description, with masks of
-    0.999 to 1.001 on the mean ratio for ``seq_mis`` and ``geo_mask`` and at most 2 for ``seq_tis``.
-    """
+    """prime-rl's losses, of lists of samples: sums over tokens, divided by the tokens of the mini-batch."""
     names = ("compute_importance_ratio_and_mismatch_kl", "_safe_mean", "default_loss_fn", "ipo_loss_fn")
     losses = source.definitions("src/prime_rl/trainer/rl/loss.py", names, {"LossOutputs": SimpleNamespace})
     settings = SimpleNamespace(adv_tau=1.0, kl_tau=1e-3, dppo_mask_low=0.2, dppo_mask_high=0.2, ipo_threshold=0.1)
@@ -199,34 +182,15 @@ def prime_rl(source: Source) -> Iterator[Known]:
         def loss(c: Call) -> Any:
             total = c.new[0].sum() * 0.0
             for new, old, advantages, mask in zip(*c.lists, strict=True):
-                inputs = SimpleNamespace(
-                    trainer_logprobs=new,
-                    inference_logprobs=old,
-                    advantages=advantages,
-                    loss_mask=mask,
-                    loss_weights=None,
-                )
+                inputs = SimpleNamespace(trainer_logprobs=new, inference_logprobs=old, advantages=advantages)
+                inputs.loss_mask, inputs.loss_weights = mask, None
                 total = total + getattr(losses, f"{name}_loss_fn")(inputs, settings).loss
             return total / c.tokens * c.ranks
 
         return adapted(name, loss)
 
-    def described(name: str, weigh: Callable[[Any, Any], Any]) -> Known:
-        def loss(c: Call) -> Any:
-            s_B1 = ((c.new - c.old).detach() * c.mask).sum(-1, keepdim=True)
-            weight_B1 = weigh(s_B1, c.mask.sum(-1, keepdim=True).clamp(min=1))
-            return -(weight_B1 * c.advantages * c.new * c.mask).sum() / c.tokens * c.ranks
-
-        return adapted(f"{name}, as PR 3384 describes it", loss)
-
-    def even(s_B1: torch.Tensor, length_B1: torch.Tensor) -> torch.Tensor:
-        return (s_B1 / length_B1).abs() <= 1e-3
-
     for name in ("default", "ipo"):
         yield known(name)
-    yield described("seq_tis", lambda s_B1, length_B1: s_B1.exp().clamp(max=2.0))
-    yield described("seq_mis", lambda s_B1, length_B1: s_B1.exp() * even(s_B1, length_B1))
-    yield described("geo_mask", even)
 
 
 #: Each code base by a file that only it has.

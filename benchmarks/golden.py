@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from fspo.acceptance import UnclippedWeight, kept_output
-from fspo.calibration import BandController
+from fspo.calibration import DriftMeasurement
 from fspo.check_loss.call import Batch, PolicyLoss
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.markdown import markdown_table
@@ -80,7 +80,7 @@ def _log_prob(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def of_library(
-    loss: Callable[..., SequenceLossOutput], settings: object, controller: BandController | None = None
+    loss: Callable[..., SequenceLossOutput], settings: object, controller: DriftMeasurement | None = None
 ) -> Loss:
     """A loss of the library, with the state of its band if it has one."""
 
@@ -109,11 +109,11 @@ def of_verl(loss: PolicyLoss, weight: UnclippedWeight) -> Loss:
 
 def trajectory(settings: SequenceLossSettings) -> Trajectory:
     """What is recorded of a member of the family, by mini-batch."""
-    controller = BandController(settings, min_count=10) if settings.needs_state else None
+    controller = DriftMeasurement() if settings.needs_state else None
     return trajectory_of(of_library(sequence_policy_loss, settings, controller), controller)
 
 
-def trajectory_of(both: Loss, controller: BandController | None = None) -> Trajectory:
+def trajectory_of(both: Loss, controller: DriftMeasurement | None = None) -> Trajectory:
     """What is recorded of any loss, by mini-batch."""
     logits = torch.zeros(TOKENS, TOKENS, dtype=torch.float64, requires_grad=True)
     recorded: Trajectory = defaultdict(list)

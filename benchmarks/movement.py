@@ -7,23 +7,19 @@ tokens (log-uniform). Where S is movement, E_old[exp S] = 1 holds exactly; where
 from __future__ import annotations
 
 import argparse
-import csv
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from benchmarks.pages import STUDY, write_tables
 from fspo.audit import read_audit
 from fspo.conclusion import movement_verdict, rounding_share
 from fspo.fairness.lre import Array
 from fspo.responses import Responses
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-TABLE: Final = ROOT / "docs/tables/movement.csv"
 BATCHES: Final = 45
 SIZE: Final = 128
 #: Std of S / sqrt(L) in nats.
@@ -51,28 +47,9 @@ def normal(draws: Draws, moves: bool, sigma: float | Array = SIGMA) -> Array:
     return draws.rng.normal(-moves * std_B**2 / 2, std_B)
 
 
-def sigma_by_mini_batch(draws: Draws, moves: bool) -> Array:
-    """Normal S, log sigma of a mini-batch with standard deviation 0.5."""
-    return normal(draws, moves, SIGMA * np.exp(0.5 * draws.rng.standard_normal(draws.batches)))
-
-
-def positions(draws: Draws, moves: bool) -> Array:
-    """Normal S, sigma 1, 1.4, 1.7 times at the second to fourth mini-batch of a rollout batch."""
-    return normal(draws, moves, SIGMA * np.resize([1, 1.4, 1.7], draws.batches))
-
-
 def walk(draws: Draws, moves: bool) -> Array:
     """Normal S, log sigma a random walk with steps of 0.1."""
     return normal(draws, moves, SIGMA * np.exp(np.cumsum(0.1 * draws.rng.standard_normal(draws.batches))))
-
-
-def groups(draws: Draws, moves: bool) -> Array:
-    """Normal S, correlated 0.5 within groups of eight."""
-    draws.group_B = np.arange(len(draws.batch_B)) // 8
-    shared_B = draws.rng.standard_normal(len(draws.batch_B) // 8)[draws.group_B]
-    z_B = (shared_B + draws.rng.standard_normal(len(draws.batch_B))) / np.sqrt(2)
-    std_B = draws.spread()
-    return std_B * z_B - moves * std_B**2 / 2
 
 
 def selected(draws: Draws, moves: bool) -> Array:
@@ -98,56 +75,28 @@ def mixture(draws: Draws, moves: bool) -> Array:
     return s_B - moves * np.log(0.95 * np.exp(std_B**2 / 2) + 0.05 * np.exp(8 * std_B**2))
 
 
-def laplace(draws: Draws, moves: bool) -> Array:
-    """Laplace S with a scale of at most 0.5 (E[exp S] is infinite from 1 on); moved by the exact tilt."""
-    scale_B = np.minimum(draws.spread() / np.sqrt(2), 0.5)
-    return draws.rng.laplace(0, scale_B) + moves * np.log(1 - scale_B**2)
-
-
-def skewed(draws: Draws, moves: bool, side: int) -> Array:
-    """An exponential variable to one side, scale at most 0.5, by the exact tilt. Movement only: it is not symmetric."""
-    scale_B = side * np.minimum(draws.spread(), 0.5)
-    return draws.rng.exponential(1, len(scale_B)) * scale_B + np.log(1 - scale_B)
-
-
 def student(draws: Draws, moves: bool) -> Array:
     """Student's t with three degrees of freedom. Rounding only: E[exp S] is infinite."""
     return draws.spread() / np.sqrt(3) * draws.rng.standard_t(3, len(draws.batch_B))
 
 
-@dataclass(frozen=True, slots=True)
-class TokenKinds:
-    """Tokens with two outcomes: at a position of kind j, the first has probability p_j under pi_old and q_j under pi.
-
-    A token's log-ratio is ``log(q/p)`` with probability p and ``log((1-q)/(1-p))`` otherwise, so its exponential has
-    mean ``q + (1 - q) = 1`` exactly, and so has ``exp(S)`` at any length. The kind of each position is drawn uniformly.
-    """
-
-    p_J: Array
-    q_J: Array
-
-    @classmethod
-    def random(cls, sigma: float, rng: np.random.Generator, kinds: int) -> TokenKinds:
-        """Half near-certain tokens, half open ones, moved so that Var(S) is about ``sigma**2 * L``."""
-        logit = np.where(rng.random(kinds) < 0.5, rng.normal(5.0, 1.0, kinds), rng.normal(0.0, 1.0, kinds))
-        p = 1 / (1 + np.exp(-logit))
-        shift = rng.normal(0.0, 1.0, kinds)
-        shift *= sigma / np.sqrt(float(np.mean(p * (1 - p) * shift**2)))
-        return cls(p, 1 / (1 + np.exp(-(logit + shift))))
-
-
 def tokens(draws: Draws, moves: bool) -> Array:
-    """Tokens of two outcomes, half near-certain ones with heavy tails (:class:`TokenKinds`), log sigma of a mini-batch
-    with standard deviation 0.3. Movement only.
+    """Tokens of two outcomes, half near-certain ones with heavy tails, log sigma of a mini-batch with std 0.3.
+
+    At a position of kind j the first outcome has probability p_j under pi_old and q_j under pi, so that exp(S) has mean
+    1 exactly at any length. The kind of each position is drawn uniformly. Movement only.
     """
-    s_B = np.zeros(len(draws.batch_B))
+    rng, s_B = draws.rng, np.zeros(len(draws.batch_B))
     for batch in range(draws.batches):
-        kinds = TokenKinds.random(SIGMA * np.exp(0.3 * draws.rng.standard_normal()), draws.rng, _KINDS)
+        sigma = SIGMA * np.exp(0.3 * rng.standard_normal())
+        logit_J = np.where(rng.random(_KINDS) < 0.5, rng.normal(5.0, 1.0, _KINDS), rng.normal(0.0, 1.0, _KINDS))
+        p_J, shift_J = 1 / (1 + np.exp(-logit_J)), rng.normal(0.0, 1.0, _KINDS)
+        shift_J *= sigma / np.sqrt(np.mean(p_J * (1 - p_J) * shift_J**2))
+        q_J = 1 / (1 + np.exp(-(logit_J + shift_J)))
         rows = np.flatnonzero(draws.batch_B == batch)
-        count_BJ = draws.rng.multinomial(draws.length_B[rows], np.full(_KINDS, 1 / _KINDS))
-        hits_BJ = draws.rng.binomial(count_BJ, kinds.p_J)
-        first_J, second_J = np.log(kinds.q_J / kinds.p_J), np.log((1 - kinds.q_J) / (1 - kinds.p_J))
-        s_B[rows] = hits_BJ @ first_J + (count_BJ - hits_BJ) @ second_J
+        count_BJ = rng.multinomial(draws.length_B[rows], np.full(_KINDS, 1 / _KINDS))
+        hits_BJ = rng.binomial(count_BJ, p_J)
+        s_B[rows] = hits_BJ @ np.log(q_J / p_J) + (count_BJ - hits_BJ) @ np.log((1 - q_J) / (1 - p_J))
     return s_B
 
 
@@ -160,17 +109,9 @@ Kind = Callable[[Draws, bool], Array]
 #: Each kind, and which of movement and rounding it can be.
 KINDS: Final[dict[str, tuple[Kind, Sequence[str]]]] = {
     "normal": (normal, ("movement", "rounding")),
-    "normal, sigma 0.005": (partial(normal, sigma=0.005), ("movement", "rounding")),
-    "normal, sigma 0.05": (partial(normal, sigma=0.05), ("movement", "rounding")),
-    "sigma by mini-batch": (sigma_by_mini_batch, ("movement", "rounding")),
-    "sigma by position": (positions, ("movement", "rounding")),
     "sigma a random walk": (walk, ("movement", "rounding")),
-    "correlated groups": (groups, ("movement", "rounding")),
     "selected groups": (selected, ("movement", "rounding")),
     "mixture": (mixture, ("movement", "rounding")),
-    "Laplace": (laplace, ("movement", "rounding")),
-    "skewed up": (partial(skewed, side=1), ("movement",)),
-    "skewed down": (partial(skewed, side=-1), ("movement",)),
     "tokens of two outcomes": (tokens, ("movement",)),
     "Student's t, 3 degrees": (student, ("rounding",)),
     "written by the new policy": (by_new_policy, ("neither",)),
@@ -204,9 +145,9 @@ def recorded(path: Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", type=int, default=200)
-    parser.add_argument("--write", action="store_true", help=f"write {TABLE.relative_to(ROOT)}")
+    parser.add_argument("--write", action="store_true", help="write docs/tables/movement.csv")
     chosen = parser.parse_args()
-    for path in sorted((ROOT / "benchmarks/study").glob("*.parquet")):
+    for path in sorted(STUDY.glob("*.parquet")):
         print(*recorded(path), sep="  ")
     lines = [["S", "truth", "right", "not told apart", "neither", "wrong", "mean share of rounding"]]
     for name, (kind, truths) in KINDS.items():
@@ -214,8 +155,7 @@ def main() -> None:
             lines.append(row(name, kind, truth, chosen.sets))
             print(*lines[-1], sep="  ", flush=True)
     if chosen.write:
-        with TABLE.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(lines)
+        write_tables({"movement": lines})
 
 
 if __name__ == "__main__":

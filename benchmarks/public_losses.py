@@ -1,8 +1,8 @@
 """``python -m benchmarks.public_losses CHECKOUT ...``: other code bases' losses under fspo.check_loss, one table.
 
 CHECKOUT is a git checkout (or its git directory) of a code base that benchmarks/code_bases.py knows, told by its files,
-or a folder of installed packages for verl's release. Their rows of public-losses.csv are replaced, with commit and
-date; those of the other code bases, whose wrappers are at commit 4058c555, stay. A loss that cannot run outside its
+or a folder of installed packages for verl's release. The rows of their losses in public-losses.csv are replaced, with
+commit and date; those of others, whose wrappers are at commit 4058c555, stay. A loss that cannot run outside its
 package has a row that says why.
 """
 
@@ -104,17 +104,8 @@ def row(loss: PolicyLoss, takes_weights: bool) -> list[str]:
 
 def table(checkouts: Sequence[Path]) -> Table:
     """A row for every loss of every checkout."""
-    heads = [
-        "code base",
-        "commit",
-        "date",
-        "loss",
-        "equal to",
-        "weight",
-        "exponent of L",
-        "kept at 0.03: shortest, longest",
-    ]
-    heads += [f"at one clip rate, {KEPT:g} kept: shortest, longest (sigma)"]
+    heads = ["code base", "commit", "date", "loss", "equal to", "weight", "exponent of L"]
+    heads += ["kept at 0.03: shortest, longest", f"at one clip rate, {KEPT:g} kept: shortest, longest (sigma)"]
     heads += [f"lost from: {sign} {side}" for sign in ("A > 0", "A < 0") for side in ("above", "below")]
     heads += ["repeats", "padding", "gaps", "weights", "micro-batches", "direction", "sides"]
     rows: Table = [heads]
@@ -145,8 +136,8 @@ def main() -> None:
     parser.add_argument("checkouts", nargs="+", type=Path, metavar="CHECKOUT")
     torch.set_num_threads(1)  # small tensors
     heads, *rows = table(parser.parse_args().checkouts)
-    made = {row[0] for row in rows}
-    others = [row for row in read_table("public-losses")[1:] if row[0] not in made]
+    made = {(row[0], row[3]) for row in rows}
+    others = [row for row in read_table("public-losses")[1:] if (row[0], row[3]) not in made]
     write_tables({"public-losses": [heads, *rows, *others]})
 
 

@@ -56,12 +56,6 @@ def verls(name: str) -> Callable[[str, str], bool]:
     return accepts
 
 
-def accepted(accepts: Callable[[str, str], bool], pairs: Sequence[Pair]) -> str:
-    """Right ones and others that a scorer accepts."""
-    yes = [right for response, truth, right in pairs if accepts(response, truth)]
-    return f"{sum(yes)} / {len(yes) - sum(yes)}"
-
-
 def load(n: int, n_threads: int = 32) -> str:
     """n responses from many threads through two workers, of which every twentieth is hostile.
 
@@ -74,11 +68,11 @@ def load(n: int, n_threads: int = 32) -> str:
     tasks = [(HOSTILE[i // 20 % len(HOSTILE)] % i, "17", False) if i % 20 == 19 else boxed[i] for i in range(n)]
     took = [0.0] * n
     with MathScorer(n_workers=2) as scorer, ThreadPoolExecutor(n_threads) as executor:
-        scorer.score(r"\boxed{x}", "y")  # a worker starts
+        scorer.judge(r"\boxed{x}", "y")  # a worker starts
 
         def timed(i: int) -> bool:
             start = time.perf_counter()
-            verdict = scorer.score(*tasks[i][:2]).score == 1
+            verdict = scorer.judge(*tasks[i][:2]).score == 1
             took[i] = time.perf_counter() - start
             return verdict
 
@@ -90,21 +84,20 @@ def load(n: int, n_threads: int = 32) -> str:
     return f"{n / whole:.0f} a second; the others: median {median:.3f} s, p99 {p99:.2f} s, longest {waits[-1]:.2f} s"
 
 
-def main(words: Sequence[str]) -> str:
-    """The table of the sets in files, or the line of a load."""
-    if words[:1] == ["--load"]:
-        return load(int(words[1]))
+def table(files: Sequence[Path]) -> str:
+    """Right ones and others of each file that each scorer accepts."""
     rows = []
     with MathScorer(n_workers=1) as scorer:
-        for path in map(Path, words or SETS):
+        scorers = [lambda response, truth: scorer.judge(response, truth).score == 1, *map(verls, VERLS)]
+        for path in files:
             pairs = read_pairs(path)
-            n_right = sum(right for *_, right in pairs)
-            scorers = [lambda response, truth: scorer.score(response, truth).score == 1, *map(verls, VERLS)]
-            cells = [accepted(accepts, pairs) for accepts in scorers]
-            rows.append([path.stem, f"{n_right} / {len(pairs) - n_right}", *cells])
+            accepted = [[right for response, truth, right in pairs if accepts(response, truth)] for accepts in scorers]
+            columns = [[right for *_, right in pairs], *accepted]
+            rows.append([path.stem, *(f"{sum(column)} / {len(column) - sum(column)}" for column in columns)])
     return markdown_table(["set", "right / other", "ours", *(f"verl {name}" for name in VERLS)], rows)
 
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    print(main(sys.argv[1:]))
+    words = sys.argv[1:]
+    print(load(int(words[1])) if words[:1] == ["--load"] else table([*map(Path, words)] or SETS))

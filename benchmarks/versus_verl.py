@@ -28,7 +28,7 @@ from omegaconf import OmegaConf, open_dict
 from benchmarks.starts import Start
 from fspo.markdown import markdown_table
 from fspo.records import complete_lines
-from recipe.fspo.job import JOB, compose
+from recipe.fspo.main import composed, write_task
 from recipe.runner.launch.machine import platform_environment
 
 STEPS: Final = 5
@@ -47,7 +47,7 @@ ALGOS: Final = {"verl": "gspo_verl", "recipe": "gspo"}
 #: verl's file logger writes where this variable says.
 STEPS_VARIABLE: Final = "VERL_FILE_LOGGER_PATH"
 STEPS_FILE: Final = "steps.jsonl"
-_OF_THE_RECIPE: Final = ("fspo", "run", "evaluate", "seed")
+_OF_THE_RECIPE: Final = ("fspo", "run", "dry_run", "evaluate", "seed")
 #: PSS takes the kernel a few milliseconds per process.
 _MEMORY_EVERY_S: Final = 5.0
 _FIGURES: Final = {
@@ -64,16 +64,16 @@ def plain_verl(run_dir: Path, *overrides: str) -> tuple[list[str], dict[str, str
     Writes the task's data and the configuration. The CPU platform stays, since verl has none: its engine comes by
     ``external_lib``, its vLLM worker as in the demo.
     """
-    config = compose([*overrides, f"run.dir={run_dir}"])
+    config = composed([*overrides, f"trainer.default_local_dir={run_dir}"])
     environment = platform_environment("cpu", config.trainer.n_gpus_per_node)
     os.environ["VERL_PLATFORM"] = "cpu"  # before verl is imported by what follows
     from verl.workers.config import PolicyLossConfig
 
-    from recipe.runner.launch.inputs import write_offline_task
-    from recipe.runner.launch.prepare import on_this_machine
+    from recipe.runner.launch.settings import on_this_machine
 
-    config = on_this_machine(config)
-    write_offline_task(JOB, config.data)
+    on_this_machine(config)
+    OmegaConf.resolve(config)
+    write_task(config)
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     with open_dict(config):
         config.trainer.v1.trainer_mode = "sync"
@@ -116,7 +116,7 @@ def measure(variant: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="versus-verl-") as folder:
         run_dir = Path(folder)
         shared = (*SHARED, f"algo={ALGOS[variant]}")
-        words = ["recipe.fspo.main", f"run.dir={run_dir}", *shared]
+        words = ["recipe.fspo.main", f"trainer.default_local_dir={run_dir}", *shared]
         environment = {STEPS_VARIABLE: str(run_dir / STEPS_FILE)}
         if variant == "verl":
             words, environment = plain_verl(run_dir, *shared)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fspo.fairness.lre import Array, Interval, percentile_ends
-from fspo.types import SequenceLossSettings
+from fspo.types import GradScale, SequenceLossSettings
 
 #: Share of the responses that is to lie inside a band.
 ACCEPT: Final = 0.85
@@ -44,17 +44,14 @@ def needed_scale(
     Args:
         log_ratio_B: S in nats.
         length_B: L in tokens, at least 1.
-        settings: A band that is not measured, both clip values above 0.
+        settings: A band with both clip values above 0.
         drift_per_token: kl >= 0 in nats per token; a loss with ``drift="kl"`` has its centre at -L kl, others at 0.
 
     Raises:
-        ValueError: If a clip value is 0, which no factor scales, or if the band is measured.
+        ValueError: If a clip value is 0, which no factor scales.
     """
-    if settings.calibrated or min(settings.c_low, settings.c_high) <= 0:
-        raise ValueError(
-            f"band={settings.band!r} with c_low={settings.c_low!r} and c_high={settings.c_high!r}: no factor scales a "
-            "clip value of 0, or a band that is measured itself"
-        )
+    if min(settings.c_low, settings.c_high) <= 0:
+        raise ValueError(f"c_low={settings.c_low!r} and c_high={settings.c_high!r}: no factor scales a clip value of 0")
     s_B, length_B = (np.asarray(values, dtype=np.float64) for values in (log_ratio_B, length_B))
     centre_B = -drift_per_token * length_B if settings.drift == "kl" else 0.0
     x_B = (s_B - centre_B) / length_B**settings.exponent
@@ -65,6 +62,23 @@ def needed_scale(
 def scaled(settings: SequenceLossSettings, scale: float) -> SequenceLossSettings:
     """The loss with both clip values multiplied by ``scale``."""
     return dataclasses.replace(settings, c_low=settings.c_low * scale, c_high=settings.c_high * scale)
+
+
+def clipped_cosine(
+    kept_B: Array, advantage_B: Array, weight_B: Array, length_B: Array, grad_scale: GradScale = "1"
+) -> float:
+    """Cosine of the clipped and the unclipped update: ``sqrt(sum kept (A w h)^2 L / sum (A w h)^2 L)``; nan without A.
+
+    It is exact if the gradients of different responses are orthogonal and their squared norms grow like L. The paper
+    bounds this cosine; the formula is defined here, and docs/lre.md has the bound.
+
+    Args:
+        kept_B: Share of each response's gradient that is kept, in [0, 1].
+        advantage_B, weight_B, length_B: A, the importance weight w without its clip, and L in tokens.
+        grad_scale: h(L) of the loss: ``"1/L"`` for GSPO.
+    """
+    square_B = (advantage_B * weight_B) ** 2 * length_B / (length_B**2 if grad_scale == "1/L" else 1.0)
+    return math.sqrt((kept_B * square_B).sum() / square_B.sum()) if square_B.any() else math.nan
 
 
 def _reached(sorted_B: Array, share: float) -> int:
@@ -99,7 +113,7 @@ def scale_with_interval(needed_B: Array, cluster_B: npt.NDArray[np.int64], accep
     """:func:`scale_for` with its 95% interval by resampled clusters (400 times, with a fixed seed).
 
     Responses to one prompt, or of one rollout batch, are no independent draws, so whole clusters are resampled. The
-    result depends neither on the order of the responses nor on the numbers of the clusters.
+    result does not depend on the order of the responses.
 
     Args:
         needed_B: :func:`needed_scale` of each response.
@@ -107,10 +121,8 @@ def scale_with_interval(needed_B: Array, cluster_B: npt.NDArray[np.int64], accep
         accept: In (0, 1).
     """
     clusters = int(cluster_B.max()) + 1
-    # Clusters in an order of their own, so that a draw takes the same ones however they were numbered.
-    rank_C = np.argsort(np.argsort(np.bincount(cluster_B, needed_B, clusters), kind="stable"), kind="stable")
     order = np.argsort(needed_B, kind="stable")
-    sorted_B, cluster_B = needed_B[order], rank_C[cluster_B[order]]
+    sorted_B, cluster_B = needed_B[order], cluster_B[order]
     value = float(sorted_B[_reached(sorted_B, accept)])
     # A resample counts, of each cluster, the values up to each point. Points farther from the quantile than so many
     # standard errors are never reached.
@@ -119,12 +131,10 @@ def scale_with_interval(needed_B: Array, cluster_B: npt.NDArray[np.int64], accep
     low, high = (_reached(sorted_B, min(max(share, 0.0), 1.0)) for share in (accept - reach, accept + reach))
     points = np.unique(np.linspace(low, high, min(high - low + 1, _POINTS)).round().astype(np.int64))
     cell_B = np.searchsorted(points, np.arange(len(sorted_B)))  # the first point at or above
-    count_CP = np.bincount(cluster_B * (len(points) + 1) + cell_B, minlength=clusters * (len(points) + 1))
-    count_CP = count_CP.reshape(clusters, len(points) + 1)
-    drawn_RC = resampled_clusters(clusters, _RESAMPLES)
-    reached_RP = np.cumsum(drawn_RC.astype(np.float32) @ count_CP.astype(np.float32), axis=1, dtype=np.float64)
-    wanted_R = accept * reached_RP[:, -1:] * (1 - 1e-6)
-    index_R = np.minimum((reached_RP < wanted_R).sum(axis=1), len(points) - 1)
+    width = len(points) + 1
+    count_CP = np.bincount(cluster_B * width + cell_B, minlength=clusters * width).reshape(clusters, width)
+    reached_RP = np.cumsum(resampled_clusters(clusters, _RESAMPLES) @ count_CP, axis=1)
+    index_R = (reached_RP[:, :-1] < accept * reached_RP[:, -1:] * (1 - 1e-6)).sum(axis=1).clip(max=len(points) - 1)
     return Interval(value, *percentile_ends(sorted_B[points[index_R]], clusters), clusters)
 
 
@@ -188,10 +198,9 @@ class ClipMeasurement:
     def sentence(self) -> str:
         """The values in force, in a line."""
         value = self.values[-1]
-        names = ("c_high",) if value["c_low"] == value["c_high"] else ("c_low", "c_high")
-        shown = ", ".join(_with_interval(name, value) for name in names).replace(
-            "c_high =", "c =" if len(names) == 1 else "c_high ="
-        )
+        shown = ", ".join(_with_interval(name, value) for name in ("c_low", "c_high"))
+        if value["c_low"] == value["c_high"]:
+            shown = _with_interval("c_high", value).replace("c_high", "c")
         rest = "set again after each rollout batch" if self.open else "fixed from now on"
         return (
             f"clip values: {shown} from step {value['after_step'] + 1} on: {self._accept:.0%} of {value['responses']} "
@@ -219,14 +228,9 @@ class ClipMeasurement:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit for bit after a restart."""
-        return {
-            "measures": self._measures,
-            "needed": [needed_B.copy() for needed_B in self._needed],
-            "outside": list(self._outside),
-            "warned": self._warned,
-            "scale": self.scale,
-            "values": [dict(value) for value in self.values],
-        }
+        kept = {"needed": [needed_B.copy() for needed_B in self._needed], "outside": list(self._outside)}
+        values = {"scale": self.scale, "values": [dict(value) for value in self.values], "warned": self._warned}
+        return {"measures": self._measures, **kept, **values}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` saved.

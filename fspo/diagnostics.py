@@ -1,4 +1,4 @@
-"""Metrics of a step and of a window of steps from recorded responses, and the noise floor of S.
+"""Metrics of a step and of a window of steps from recorded responses, and the noise floor of S. Defined here.
 
 docs/metrics.md says what each metric means. Everything is computed on the driver, so it depends on neither the
 micro-batch split nor the number of ranks. Before a weight has moved S is 0, but for rounding; these mini-batches are
@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fspo.fairness.lre import Array, merge_bins
-from fspo.length_bins import FINE_BINS, length_bin
+from fspo.fairness.lre import Array
 from fspo.losses import acceptance_band
 from fspo.responses import Responses
 from fspo.types import BandState, SequenceLossSettings
-
-Bins = npt.NDArray[np.int64]
 
 #: A band's half-width should be at least so many times the noise floor: then noise alone clips next to nothing.
 SAFE_MARGIN: Final = 5.0
@@ -33,18 +29,15 @@ _FEWEST: Final = 50
 
 
 class LengthDiagnostics:
-    """Turns each step's responses into metrics, with length bins of equal mass over a window of steps. Defined here.
+    """Turns each step's responses into metrics, with length bins of equal mass over a window of steps.
 
     Args:
-        bins: Length bins wanted; tied lengths may give fewer (see :func:`fspo.fairness.lre.equal_mass_starts`).
         window: Steps in the window behind the LREs and everything by bin.
-        resamples: Of the bootstrap behind the intervals.
-        s_max: Log-ratio clamp of the loss; infinite for one without.
     """
 
-    def __init__(self, bins: int = 8, window: int = 10, resamples: int = 200, s_max: float = math.inf) -> None:
-        self.bins, self.resamples, self._s_max = bins, resamples, s_max
-        self._window: deque[Responses] = deque(maxlen=window)
+    def __init__(self, window: int = 10) -> None:
+        self._steps: deque[Responses] = deque(maxlen=window)
+        self._window = Responses.join([])
 
     def update(self, step: Responses) -> dict[str, float]:
         """Metrics of one step.
@@ -62,18 +55,15 @@ class LengthDiagnostics:
         if len(unmoved):
             metrics["fspo/first_minibatch_z_rms"] = float(np.sqrt(np.mean(unmoved.z_B**2)))
         if len(moved):
-            metrics |= step_metrics(moved, self._s_max)
-            self._window.append(moved)
-        if self._window:
-            metrics |= self._window_metrics()
+            metrics |= step_metrics(moved)
+            self._steps.append(moved)
+            self._window = Responses.join(list(self._steps))
+        if len(self._window):
+            metrics |= _window_metrics(self._window)
         return {name: value for name, value in metrics.items() if np.isfinite(value)}
 
-    def bin_starts(self) -> Bins:
-        """First fine bin of each of the window's length bins, int64 [J]."""
-        return Responses.join(list(self._window)).starts(self.bins)
-
     def drift_warning(self, settings: SequenceLossSettings, state: BandState | None = None) -> str | None:
-        """A sentence once long responses drift out of a band c L**exponent about 0; None otherwise. Defined here.
+        """A sentence once long responses drift out of a band c L**exponent about 0; None otherwise.
 
         In the window's longest bin the mean of S is more than a third of the band's half-width, by two standard errors.
 
@@ -81,21 +71,16 @@ class LengthDiagnostics:
             settings: The loss. A band about the drift, or one that grows as fast as it, gets no sentence.
             state: Measured parts of its band.
         """
-        if settings.needs_state or settings.exponent >= 1 or not self._window:
+        if settings.needs_state or settings.exponent >= 1 or not len(self._window):
             return None
-        window = Responses.join(list(self._window))
-        longest_B = window.fine_B >= window.starts(self.bins)[-1]
-        s_N, n = window.s_B[longest_B], int(longest_B.sum())
+        longest_B = self._window.bin_B == self._window.bin_B.max()
+        s_N, n = self._window.s_B[longest_B], int(longest_B.sum())
         if n < _FEWEST:
             return None
-        mean, length, error = (
-            float(s_N.mean()),
-            float(window.length_B[longest_B].mean()),
-            float(s_N.std() / math.sqrt(n)),
-        )
+        mean, length = float(s_N.mean()), float(self._window.length_B[longest_B].mean())
         lower, upper = (float(edge[0]) for edge in band_edges(np.array([length]), settings, state))
         half_width = upper if mean > 0 else -lower
-        if abs(mean) - 2 * error <= half_width / 3:
+        if abs(mean) - 2 * float(s_N.std()) / math.sqrt(n) <= half_width / 3:
             return None
         return (
             f"warning: at lengths near {length:.0f} the mean of S is {mean:.2g}, {abs(mean) / half_width:.0%} of the "
@@ -111,62 +96,36 @@ class LengthDiagnostics:
             value_B: One value per sequence of the step's batch.
             length_B: Response lengths; sequences of length 0 are left out.
         """
-        kept = length_B > 0
-        k, starts = length_bin(length_B[kept].cpu().numpy()), self.bin_starts()
-        value = value_B[kept].detach().cpu().to(torch.float64).numpy()
-        total, count = (merge_bins(np.bincount(k, weights, FINE_BINS), starts) for weights in (value, None))
-        return {f"fspo/outcome/{name}/bin_{j:02d}": float(total[j] / count[j]) for j in np.flatnonzero(count)}
+        kept_B, window = length_B > 0, self._window
+        ends = [window.length_B[window.bin_B == j].min() for j in range(1, int(window.bin_B.max(initial=0)) + 1)]
+        bin_B = np.searchsorted(ends, length_B[kept_B].cpu().numpy(), side="right")
+        return _by_bin(f"outcome/{name}", _means(value_B[kept_B].detach().cpu().double().numpy(), bin_B))
 
-    def _window_metrics(self) -> dict[str, float]:
-        window = Responses.join(list(self._window))
-        starts = window.starts(self.bins)
-        metrics = {"fspo/window_sequences": float(len(window))}
-        by_bin: dict[str, Array] = {}
-        if window.rule_known:
-            error = window.error("symmetric", starts, self.resamples)
-            if error.is_informative:
-                metrics |= {
-                    "fspo/lre": error.lre,
-                    "fspo/lre_debiased": error.debiased.value,
-                    "fspo/lre_max": error.lre_max,
-                    "fspo/lre_ci_low": error.debiased.low,
-                    "fspo/lre_ci_high": error.debiased.high,
-                    "fspo/lre_noise_floor": error.noise_floor,
-                }
-            active = window.error("active", starts, self.resamples)
-            if active.is_informative:
-                metrics |= {"fspo/lre_active": active.lre, "fspo/lre_active_debiased": active.debiased.value}
-            by_bin["accept"] = error.rate_K
-        count_J = merge_bins(window.count_K, starts)
-        high_B, low_B = removed(window)
-        means = {
-            name: window.by_bin(values_B, starts) / count_J
-            for name, values_B in {
-                "length": window.length_B,
-                "clip_high": high_B,
-                "clip_low": low_B,
-                "z_mean": window.z_B,
-                "z_squared": window.z_B**2,
-                "S": window.s_B,
-            }.items()
-        }
-        z_squared, s_mean = means.pop("z_squared"), means.pop("S")
-        by_bin |= means | {"drift_per_token": s_mean / means["length"], "count": count_J}
-        by_bin["z_std"] = np.sqrt(np.maximum(z_squared - means["z_mean"] ** 2, 0.0))
-        return metrics | {
-            f"fspo/{name}/bin_{j:02d}": float(value)
-            for name, values in by_bin.items()
-            for j, value in enumerate(values)
-        }
 
-    def state_dict(self) -> dict[str, Any]:
-        """The window, for a checkpoint: its columns by step."""
-        return {"window": [step.state_dict() for step in self._window]}
+def _means(values_B: Array, bin_B: npt.NDArray[np.int64]) -> Array:
+    """Mean of each bin, [J]; nan in one without a sequence."""
+    count_J = np.bincount(bin_B)
+    mean_J = np.full(len(count_J), np.nan)
+    np.divide(np.bincount(bin_B, values_B), count_J, out=mean_J, where=count_J > 0)
+    return mean_J
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the window; of a longer one, its newest steps."""
-        self._window.clear()
-        self._window.extend(Responses.from_state_dict(step) for step in state["window"])
+
+def _by_bin(name: str, values_J: Array) -> dict[str, float]:
+    return {f"fspo/{name}/bin_{j:02d}": float(value) for j, value in enumerate(values_J) if math.isfinite(value)}
+
+
+def _window_metrics(window: Responses) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    if window.rule_known:
+        if (error := window.error("symmetric")).is_informative:
+            ends = {"debiased": error.debiased.value, "ci_low": error.debiased.low, "ci_high": error.debiased.high}
+            metrics |= {f"fspo/lre_{name}": value for name, value in ends.items()}
+        if (active := window.error("active")).is_informative:
+            metrics["fspo/lre_active_debiased"] = active.debiased.value
+        metrics |= _by_bin("accept", _means(window.inside_B, window.bin_B))
+    variance_J = _means(window.z_B**2, window.bin_B) - _means(window.z_B, window.bin_B) ** 2
+    metrics |= _by_bin("length", _means(window.length_B, window.bin_B))
+    return metrics | _by_bin("z_std", np.sqrt(np.maximum(variance_J, 0.0)))
 
 
 def band_edges(length_N: Array, settings: SequenceLossSettings, state: BandState | None = None) -> tuple[Array, Array]:
@@ -182,25 +141,19 @@ def removed(responses: Responses) -> tuple[Array, Array]:
     return removed_B * (responses.advantage_B > 0), removed_B * (responses.advantage_B < 0)
 
 
-def step_metrics(responses: Responses, s_max: float = math.inf) -> dict[str, float]:
+def step_metrics(responses: Responses) -> dict[str, float]:
     """Metrics over all lengths of the responses of one step, at least one; undefined ones are nan."""
-    share_B = {"accept_rate": responses.inside_B}
-    share_B["clip_high_frac"], share_B["clip_low_frac"] = removed(responses)
-    share = {name: float(values_B.mean()) for name, values_B in share_B.items()}
-    if not responses.could_clip():
-        share = dict.fromkeys(share, math.nan)
-    weight_B = responses.weight_B
-    metrics = share | {
-        # The clamp is exact; the table has weights in float32.
-        "overflow_frac": float((weight_B >= math.exp(s_max - 1e-6)).mean()) if math.isfinite(s_max) else 0.0,
-        "drift_per_token": float(responses.s_B.sum() / responses.length_B.sum()),
-        "z_mean": float(responses.z_B.mean()),
-        "z_std": float(responses.z_B.std()),
+    high_B, low_B = removed(responses)
+    accepted = {"accept_rate": responses.inside_B, "clip_high_frac": high_B, "clip_low_frac": low_B}
+    shares = {
+        name: float(values_B.mean()) if responses.could_clip() else math.nan for name, values_B in accepted.items()
+    }
+    metrics = shares | {
+        "clip_frac": 1.0 - shares["accept_rate"],
         "sequences": float(len(responses)),
-        "clip_frac": 1.0 - share["accept_rate"],
-        "clip_active_frac": share["clip_high_frac"] + share["clip_low_frac"],
+        "drift_per_token": float(responses.s_B.sum() / responses.length_B.sum()),
+        "z_std": float(responses.z_B.std()),
         "sigma_hat": responses.sigma(),
-        "ess_frac": float(weight_B.sum() ** 2 / (len(weight_B) * (weight_B**2).sum())),
     }
     return {f"fspo/{name}": value for name, value in metrics.items()}
 
@@ -233,9 +186,8 @@ class NoiseFloor:
 
     def metrics(self) -> dict[str, float]:
         """Metrics by name (docs/metrics.md); infinite and undefined ones are absent."""
-        metrics = {f"fspo/noise_floor/S_rms/bin_{j:02d}": float(rms) for j, rms in enumerate(self.rms_J)}
-        metrics["fspo/noise_floor/margin"] = self.margin
-        return {name: value for name, value in metrics.items() if math.isfinite(value)}
+        margin = {"fspo/noise_floor/margin": self.margin} if math.isfinite(self.margin) else {}
+        return _by_bin("noise_floor/S_rms", self.rms_J) | margin
 
     def warning(self) -> str | None:
         """A sentence with the remedy if the band is too close to the noise at a length that occurs; None otherwise."""
@@ -251,23 +203,18 @@ class NoiseFloor:
 
 
 def noise_floor(
-    unmoved: Responses, bins: int = 8, settings: SequenceLossSettings | None = None, state: BandState | None = None
+    unmoved: Responses, settings: SequenceLossSettings | None = None, state: BandState | None = None
 ) -> NoiseFloor:
     """Measure the noise of S, and hold the band of ``settings`` against it.
 
     Args:
         unmoved: Of mini-batches computed before any weight had moved.
-        bins: Bins of length of equal mass.
         settings: The loss; None for one without a band on S.
         state: Measured parts of its band.
     """
-    starts = unmoved.starts(bins)
-    count_J = merge_bins(unmoved.count_K, starts)
-    kept = count_J > 0
-    length_J, rms_J = (unmoved.by_bin(x_B, starts)[kept] / count_J[kept] for x_B in (unmoved.length_B, unmoved.s_B**2))
-    rms_J = np.sqrt(rms_J)
+    length_J, square_J = (_means(values_B, unmoved.bin_B) for values_B in (unmoved.length_B, unmoved.s_B**2))
     half_width_J = np.full_like(length_J, np.nan)
     if settings is not None:
         lower, upper = band_edges(length_J, settings, state)
         half_width_J = np.minimum(-lower, upper)
-    return NoiseFloor(length_J, rms_J, half_width_J)
+    return NoiseFloor(length_J, np.sqrt(square_J), half_width_J)

@@ -25,7 +25,6 @@ from typing import Any, Final
 import torch
 from torch.autograd.function import once_differentiable
 
-from fspo.length_bins import FINE_LENGTH_EDGES
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings, c_of_eps
 
 
@@ -45,11 +44,6 @@ class NamedLoss:
     title: str
     source: str
 
-    @property
-    def measurable(self) -> bool:
-        """Whether a run can measure its clip values: not where the band itself is measured."""
-        return not self.settings.calibrated
-
 
 _RLOO_LOW, _RLOO_HIGH = c_of_eps(0.2, 0.2)
 _GSPO_LOW, _GSPO_HIGH = c_of_eps(3e-4, 4e-4)
@@ -65,10 +59,6 @@ LOSSES: Final[Mapping[str, NamedLoss]] = MappingProxyType(
     {
         "fspo": NamedLoss(SequenceLossSettings(), "fspo", "FSPO, c sqrt(L)", _FSPO_SOURCE),
         "fspo_v1": NamedLoss(SequenceLossSettings(drift="kl"), "fspo_v1", "FSPO v1, about the drift", _FSPO_SOURCE),
-        # Defined here; c = 0.03 holds for the first rollout batch only.
-        "fspo_quantile": NamedLoss(
-            SequenceLossSettings(band="quantile", target_acceptance=0.85), "fspo_quantile", "quantile", _FSPO_SOURCE
-        ),
         "seq_rloo": NamedLoss(
             SequenceLossSettings(exponent=0.0, c_low=_RLOO_LOW, c_high=_RLOO_HIGH),
             "rloo",
@@ -115,16 +105,13 @@ def resolve_settings(loss: Mapping[str, Any]) -> SequenceLossSettings | None:
         The settings; None if ``loss_mode`` is not one of :data:`ALGORITHMS`.
 
     Raises:
-        ValueError: If a value is out of range or contradicts another, or is a ``clip_low`` or ``clip_high``.
+        ValueError: If a value is out of range.
     """
     named = ALGORITHMS.get(str(loss.get("loss_mode")))
     if named is None:
         return None
-    fields = [*(field.name for field in dataclasses.fields(named)), "clip_low", "clip_high"]
-    values = {name: loss[name] for name in fields if loss.get(name) is not None}
-    if "clip_low" in values or "clip_high" in values:
-        values.pop("exponent", None)  # their unit was that of the named loss
-    return dataclasses.replace(named, **values)
+    fields = (field.name for field in dataclasses.fields(named))
+    return dataclasses.replace(named, **{name: loss[name] for name in fields if loss.get(name) is not None})
 
 
 def acceptance_band(
@@ -133,27 +120,16 @@ def acceptance_band(
     state: BandState | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The acceptance band on S for sequences of the given lengths.
+    """The acceptance band on S for sequences of the given lengths: ``mu - c_low L**exponent, mu + c_high L**exponent``.
 
-    With the centre ``mu = -L * kl`` (``drift="kl"``; otherwise 0):
-
-    ============ ============================================== =====================================
-    band         [lower, upper] - mu                            source
-    ============ ============================================== =====================================
-    ``power``    [-c_low * L**exponent, c_high * L**exponent]   exponent 0.5: FSPO, arXiv 2509.09177;
-                                                                0: sequence-level RLOO;
-                                                                1: GSPO, arXiv 2507.18071
-    ``quantile`` -+ half_width[bin of L] * sqrt(L)              defined here
-    ============ ============================================== =====================================
-
-    The half-widths of ``quantile`` are looked up, not interpolated: acceptance is counted in the same fine bins.
+    The centre mu is ``-L kl`` with ``drift="kl"``, otherwise 0. Sources: exponent 0.5 is FSPO's, arXiv 2509.09177; 0
+    sequence-level RLOO's; 1 GSPO's, arXiv 2507.18071.
 
     Args:
         length_B: Lengths in tokens, at least 1, int64.
         settings: Which band.
-        state: Measured drift, widths and factor on the clip values. With ``BandState()``, the state before any data,
-            there is no drift and no factor, and ``quantile`` is ``power`` with its c. None: nothing
-            measures, which is enough for settings that need no state.
+        state: Measured drift and factor on the clip values; with ``BandState()``, the state before any data, there is
+            neither. None: nothing measures, which is enough for settings that need no state.
         dtype: Floating type of the result.
 
     Returns:
@@ -164,23 +140,14 @@ def acceptance_band(
     """
     if state is None and settings.needs_state:
         raise ValueError(
-            f"band={settings.band!r} with drift={settings.drift!r} is measured during training, and no BandState came: "
-            "give the state of a fspo.calibration.BandController, BandState() before any data, or settings whose band "
-            "stands still, such as ALGORITHMS['fspo']"
+            f"drift={settings.drift!r} is measured during training, and no BandState came: give the state of a "
+            "fspo.calibration.DriftMeasurement, BandState() before any data, or settings whose band stands still, such "
+            "as ALGORITHMS['fspo']"
         )
-    state = state or BandState()
-    length = length_B.to(dtype)
-    if settings.band == "quantile" and state.half_width_K:
-        widths_K = torch.tensor(state.half_width_K, dtype=dtype, device=length_B.device)
-        edges_K = torch.from_numpy(FINE_LENGTH_EDGES).to(length_B.device)
-        low_B = high_B = widths_K[torch.bucketize(length_B, edges_K, right=True) - 1] * length.sqrt()
-    else:
-        growth_B = length**settings.exponent  # torch takes sqrt for 0.5: the same bits
-        low_B, high_B = settings.c_low * growth_B, settings.c_high * growth_B
-    if not settings.calibrated:
-        low_B, high_B = low_B * state.clip_scale, high_B * state.clip_scale
+    state, length = state or BandState(), length_B.to(dtype)
+    growth_B = length**settings.exponent * state.clip_scale  # torch takes sqrt for 0.5: the same bits
     centre_B = length * -state.drift_per_token if settings.drift == "kl" else torch.zeros_like(length)
-    return centre_B - low_B, centre_B + high_B
+    return centre_B - settings.c_low * growth_B, centre_B + settings.c_high * growth_B
 
 
 class UnusableRowsError(ValueError):
@@ -259,8 +226,8 @@ def sequence_policy_loss(
         advantages_BT: Advantages; constant over the response tokens of a sequence.
         response_mask_BT: Non-zero for response tokens; other positions have no effect.
         settings: Which loss.
-        band_state: Measured drift and band widths for this mini-batch; ``BandState()`` before any data, None if the
-            settings need no state.
+        band_state: Measured drift and factor for this mini-batch; ``BandState()`` before any data, None if the settings
+            need no state.
         rollout_is_weights_BT: v = pi_old / pi_rollout of the whole sequence (truncated or not), the same for all its
             tokens. It multiplies loss and gradient of the sequence, and nothing else.
 

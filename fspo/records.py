@@ -37,14 +37,11 @@ from fspo.reading import (
 T = TypeVar("T")
 
 METRICS_FILE: Final = "metrics.jsonl"
-FUNNEL_FILE: Final = "funnel.jsonl"
 #: Files of a run folder that grow with its steps.
-STEP_FILES: Final = (METRICS_FILE, FUNNEL_FILE)
+STEP_FILES: Final = (METRICS_FILE,)
 INFO_FILE: Final = "run.json"
 CONFIG_FILE: Final = "config.yaml"
 GRID_FILE: Final = "grid.json"
-#: What a reward manager may say of a response, besides its score: of its tokens, equal for equal responses.
-RESPONSE_DIGEST: Final = "response_digest"
 
 
 @dataclass(frozen=True, slots=True)

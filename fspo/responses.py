@@ -27,6 +27,10 @@ VIEWS: Final[dict[str, str]] = {
 }
 """Name of each view of acceptance, and what it counts. No claim about fairness should rest on one view alone."""
 
+EVERY_MINI_BATCH: Final = "every_mini_batch"
+"""Entry of a table's metadata, ``yes`` or ``no``: whether mini-batches before which no weight had moved count. They do
+where pi_old is the rollout engine's policy."""
+
 _BINS: Final = 8
 #: So many clusters are resampled at most, for the time that it takes: of more, neighbours are one cluster.
 _MOST_CLUSTERS: Final = {"mini-batches": 100, "prompt groups": 2000}
@@ -74,12 +78,13 @@ class Responses:
     prompt_B: npt.NDArray[np.int64] | None = None
 
     @classmethod
-    def of_rows(cls, rows: Mapping[str, Any]) -> Responses:
+    def of_rows(cls, rows: Mapping[str, Any], every_mini_batch: bool = False) -> Responses:
         """From columns by name, of which S and L are needed if there is any row; rows without S are left out.
 
         ``step``, ``minibatch`` (0: no weight had moved) and ``seed`` are 1 where they are missing. A mini-batch is one
         value of seed, step and ``update``, or of ``minibatch`` where there is no ``update``. ``prompt`` is there where
-        it is known of every row.
+        it is known of every row. With ``every_mini_batch`` those of ``minibatch`` 0 count as moved, too: pi_old is
+        another policy than that of the step's beginning.
         """
         s_B = np.asarray(rows.get("S", ()), dtype=np.float64)
         kept_B = np.isfinite(s_B)
@@ -106,7 +111,7 @@ class Responses:
             step_B=step_B,
             update_B=np.maximum(in_step_B, 0).astype(np.int64),
             batch_B=_numbered(keys),
-            moved_B=number_B > 0,
+            moved_B=(number_B > 0) | every_mini_batch,
             again_B=_again(rows, n)[kept_B],
             prompt_B=prompt_B,
         )

@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 import torch
 
-Band = Literal["power", "quantile"]
 Drift = Literal["none", "kl"]
 Weight = Literal["sequence", "length_normalised"]
 GradScale = Literal["1", "1/L"]
@@ -32,8 +31,6 @@ GradScale = Literal["1", "1/L"]
 NO_CLIP: Final = 1e9
 _S_MAX_LIMIT: Final = 80.0  # exp(88.7) is the largest finite float32
 _LARGEST_EXPONENT: Final = 2.0
-#: Names that bands had, for the errors that say what to give instead.
-_FORMER_BANDS: Final[dict[str, float]] = {"constant": 0.0, "sqrt": 0.5, "linear": 1.0}
 
 
 def c_of_eps(eps_low: float, eps_high: float) -> tuple[float, float]:
@@ -69,15 +66,12 @@ class SequenceLossSettings:
     """One member of the family of sequence-level losses; see ``docs/algorithms.md`` for the formulas.
 
     Attributes:
-        band: How the half-width of the acceptance band on S depends on the length L: ``power``, c L**exponent, or
-            ``quantile``, measured during training; the formulas are those of :func:`fspo.losses.acceptance_band`.
-        exponent: 0 is RLOO's (constant), 0.5 FSPO's (like sqrt(L)), 1 GSPO's (linear); at most 2. A ``quantile`` band
-            has it for the first rollout batch only, as its clip values.
+        exponent: Of L in the half-width c L**exponent of the acceptance band on S: 0 is RLOO's (constant), 0.5 FSPO's
+            (like sqrt(L)), 1 GSPO's (linear); at most 2.
         c_low: Lower clip value, in nats per token**exponent. :func:`c_of_eps` makes it of a bound on the ratio.
         c_high: Upper clip value.
         drift: Where the band is centred. ``none``: at 0 (FSPO from version 2 on, and the others). ``kl``: at
-            ``-L * drift_per_token`` (FSPO v1; the estimator is defined here, see :class:`BandState`); not with a
-            measured band.
+            ``-L * drift_per_token`` (FSPO v1; the estimator is defined here, see :class:`BandState`).
         weight: ``sequence``: exp(S); ``length_normalised``: exp(S / L), the geometric mean over tokens.
         grad_scale: h(L) in the gradient ``A * w * h(L) * sum_t grad log pi(y_t)``: ``"1"`` or ``"1/L"``. It scales loss
             and gradient together, whatever the weight. GSPO is ``length_normalised`` with ``1/L``; LUSPO (arXiv
@@ -86,15 +80,11 @@ class SequenceLossSettings:
         s_max: Log-ratio clamp: the largest log-weight (S, or S / L when length-normalised). Beyond it the weight is the
             constant exp(s_max), the gradient is kept with that weight, and the sequence is counted. verl's gspo clamps
             at 10 too.
-        target_acceptance: Acceptance rate that a measured band aims at; None for the others.
 
     Raises:
-        ValueError: If a value is out of range or contradicts another; the message names the key, the value and what to
-            set instead. Also for ``clip_low`` and ``clip_high``, whose unit depended on the loss, and which are no
-            settings any more: the message has their value in nats.
+        ValueError: If a value is out of range; the message names the key, the value and what to set instead.
     """
 
-    band: Band = "power"
     exponent: float = 0.5
     c_low: float = 0.03
     c_high: float = 0.03
@@ -103,73 +93,29 @@ class SequenceLossSettings:
     grad_scale: GradScale = "1"
     grad_multiplier: float = 1.0
     s_max: float = 10.0
-    target_acceptance: float | None = None
-    clip_low: InitVar[object] = None
-    clip_high: InitVar[object] = None
 
-    def __post_init__(self, clip_low: object, clip_high: object) -> None:
-        self._refuse_clip(clip_low=clip_low, clip_high=clip_high)
-        for key, choices in (("band", Band), ("drift", Drift), ("weight", Weight), ("grad_scale", GradScale)):
+    def __post_init__(self) -> None:
+        for key, choices in (("drift", Drift), ("weight", Weight), ("grad_scale", GradScale)):
             known = get_args(choices)
             rule = f"is not known; choose one of {', '.join(map(repr, known))}"
-            if key == "band" and self.band in _FORMER_BANDS:
-                rule = f"is band='power' with exponent={_FORMER_BANDS[self.band]:g}"
             self._require(key, getattr(self, key) in known, rule)
         rule = f"must be a number from 0 to {_LARGEST_EXPONENT:g}: 0 is RLOO's, 0.5 FSPO's, 1 GSPO's"
         self._require("exponent", 0 <= self.exponent <= _LARGEST_EXPONENT, rule)
         for key in ("c_low", "c_high"):
-            value = getattr(self, key)
-            self._require(
-                key, math.isfinite(value) and value >= 0, "must be a finite number >= 0, in nats per token**exponent"
-            )
-        multiplies = math.isfinite(self.grad_multiplier) and self.grad_multiplier > 0
-        self._require("grad_multiplier", multiplies, "must be a finite number > 0; 1 leaves the scale")
+            rule = "must be a finite number >= 0, in nats per token**exponent"
+            self._require(key, 0 <= getattr(self, key) < math.inf, rule)
+        self._require("grad_multiplier", 0 < self.grad_multiplier < math.inf, "must be a finite number > 0; 1 is none")
         rule = f"must be above 0 and at most {_S_MAX_LIMIT:g}, so that exp stays finite"
         self._require("s_max", 0 < self.s_max <= _S_MAX_LIMIT, rule)
-        target = self.target_acceptance
-        if self.calibrated:
-            rule = f"must lie between 0 and 1 for band={self.band!r}; 0.85 is a good start"
-            self._require("target_acceptance", target is not None and 0 < target < 1, rule)
-            rule = f"does not combine with band={self.band!r}, measured about 0: set it to 'none', or band to 'power'"
-            self._require("drift", self.drift == "none", rule)
-        else:
-            rule = f"has no effect with band={self.band!r}; leave it out, or choose band='quantile'"
-            self._require("target_acceptance", target is None, rule)
 
     def _require(self, key: str, holds: bool, rule: str) -> None:
         if not holds:
             raise ValueError(f"{key}={getattr(self, key)!r} {rule}")
 
-    def _refuse_clip(self, **values: object) -> None:
-        """ValueError for clip values under their former names. They were eps where the exponent is 0 or 1."""
-        clips = {key: value for key, value in values.items() if value is not None}
-        if not clips:
-            return
-        exponent = _FORMER_BANDS.get(self.band, self.exponent)
-        in_place = [f"exponent={exponent:g}"] if self.band in _FORMER_BANDS else []
-        for key, value in clips.items():
-            new = key.replace("clip", "c")
-            try:
-                c = float(value)  # type: ignore[arg-type]
-                if exponent in (0, 1):
-                    c = c_of_eps(c, 0)[0] if key == "clip_low" else c_of_eps(0, c)[1]
-                in_place.append(f"{new}={c:.6g}")
-            except (TypeError, ValueError):
-                in_place.append(f"{new} with another value")
-        raise ValueError(
-            f"{' '.join(f'{key}={value}' for key, value in clips.items())} is no setting, because its unit depended on "
-            f"the band: clip values are c_low and c_high, in nats per token**exponent; give {' '.join(in_place)}"
-        )
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether the half-width of the band is measured during training."""
-        return self.band == "quantile"
-
     @property
     def needs_state(self) -> bool:
         """Whether the band depends on a :class:`BandState` measured during training."""
-        return self.calibrated or self.drift != "none"
+        return self.drift != "none"
 
 
 def shape(exponent: float) -> str:
@@ -187,22 +133,19 @@ def unit_of(exponent: float) -> str:
 class BandState:
     """What the driver has measured, and what every worker needs to place the bands of the next rollout batch.
 
-    Made by :class:`fspo.calibration.BandController`; the default is the state before any data. All fields are plain
-    values. The state is causal: nothing in it comes from the sequences it is applied to. Results therefore depend
-    neither on the micro-batch split nor on the ranks.
+    All fields are plain values; the default is the state before any data. The state is causal: nothing in it comes from
+    the sequences it is applied to, so results depend neither on the micro-batch split nor on the ranks.
 
     Attributes:
         drift_per_token: kl >= 0 in nats per token, of the mini-batch in progress; the drift of S at length L is
-            ``-L * kl``.
+            ``-L * kl`` (:class:`fspo.calibration.DriftMeasurement`).
         drift_by_mini_batch: The same by position of the mini-batch in its rollout batch. The policy moves away from
             pi_old with every optimizer step, so the drift is 0 in the first mini-batch and then grows.
-        half_width_K: Half-width of the band for ``S / sqrt(L)`` by fine length bin; empty before any data.
-        clip_scale: Factor on both clip values of a ``power`` band (:mod:`fspo.clip`); 1 leaves them.
+        clip_scale: Factor on both clip values (:mod:`fspo.clip`); 1 leaves them.
     """
 
     drift_per_token: float = 0.0
     drift_by_mini_batch: tuple[float, ...] = ()
-    half_width_K: tuple[float, ...] = field(default=(), repr=False)
     clip_scale: float = 1.0
 
     def scaled(self, clip_scale: float) -> BandState:

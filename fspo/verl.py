@@ -11,7 +11,7 @@ Nothing else in the library imports this module, or verl.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import torch
@@ -40,9 +40,6 @@ class Recorder(Protocol):
     def current_band_state(self) -> BandState | None:
         """What was measured for the mini-batch in progress; None: nothing measures, ``BandState()``: no data yet."""
 
-    def take(self, output: SequenceLossOutput) -> None:
-        """What a loss made of a micro-batch."""
-
 
 recorder: Recorder | None = None
 """That of this process, which this repository's trainer sets; None in any other."""
@@ -62,12 +59,11 @@ class SequencePolicyLossConfig(PolicyLossConfig):
     meaning, unit and range of each is documented at :class:`fspo.types.SequenceLossSettings`.
 
     Raises:
-        ValueError: if ``loss_mode`` is not a sequence-level loss, or a value is out of range or contradicts another;
+        ValueError: if ``loss_mode`` is not a sequence-level loss, or a value is out of range;
             the message names the key, the value and what to set instead.
     """
 
     loss_mode: str = "fspo"
-    band: str | None = None
     exponent: float | None = None
     c_low: float | None = None
     c_high: float | None = None
@@ -76,18 +72,15 @@ class SequencePolicyLossConfig(PolicyLossConfig):
     grad_scale: str | None = None
     grad_multiplier: float | None = None
     s_max: float | None = None
-    target_acceptance: float | None = None
-    clip_low: InitVar[object] = None
-    clip_high: InitVar[object] = None
 
-    def __post_init__(self, clip_low: object, clip_high: object) -> None:
-        self.settings(clip_low=clip_low, clip_high=clip_high)
+    def __post_init__(self) -> None:
+        self.settings()
 
-    def settings(self, **refused: object) -> SequenceLossSettings:
+    def settings(self) -> SequenceLossSettings:
         """The loss library's settings: those that ``loss_mode`` names, overridden by the fields that are set."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         try:
-            settings = resolve_settings(values | refused)
+            settings = resolve_settings(values)
         except ValueError as error:
             raise ValueError(f"{_KEY}.{error}") from None
         if settings is None:
@@ -111,8 +104,7 @@ def unmeasured(loss_mode: str, settings: SequenceLossSettings) -> str:
     if ALGORITHMS[loss_mode].needs_state:
         setting, remedy = f"loss_mode={loss_mode}", "give loss_mode=fspo"
     else:
-        setting = f"band={settings.band}" if settings.calibrated else f"drift={settings.drift}"
-        remedy = "leave it out"
+        setting, remedy = f"drift={settings.drift}", "leave it out"
     return (
         f"{_KEY}.{setting} needs a band that is measured during training, and nothing here measures it: "
         f"{remedy}, or train with this recipe's trainer, which does: trainer.v1.trainer_mode=fspo in verl 0.9.1"
@@ -136,7 +128,6 @@ def mean_over_mini_batch(output: SequenceLossOutput, config: Any) -> tuple[Any, 
     else:
         value = output.loss_B.mean()
     if recorder is not None:
-        recorder.take(output)
         value = value * recorder.loss_scale
     count, low = output.valid_B.sum().clamp(min=1), output.clipped_low_B.sum()
     removed = (output.clipped_high_B.sum() + low) / count

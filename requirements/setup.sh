@@ -10,8 +10,9 @@ lock=requirements/cpu.txt
 
 find_python() {
     local candidate
-    for candidate in "${PYTHON:-}" python3.11 python3.12 python3; do
-        if [[ -n $candidate ]] && "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
+    # Another one in place of a given one that does not run would be tested, or used, in silence.
+    for candidate in ${PYTHON:-python3.11 python3.12 python3}; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
             2>/dev/null; then
             echo "$candidate"
             return

@@ -8,6 +8,6 @@ export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
     exit 2
 }
 export FSPO_RUN_DIR="${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}" # the same after a requeue
-[[ " $*" == *" resume="* ]] || set -- "run.dir='$FSPO_RUN_DIR'" "$@"
+[[ " $*" == *" resume="* ]] || set -- "trainer.default_local_dir='$FSPO_RUN_DIR'" "$@"
 exec bash "$FSPO_ROOT/slurm/launch.sh" python -m recipe.fspo.main "++ray_kwargs.ray_init.address=auto" \
     "trainer.nnodes=${FSPO_NODES:-$SLURM_JOB_NUM_NODES}" "$@"

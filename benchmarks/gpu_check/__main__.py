@@ -2,7 +2,7 @@
 
 Each step runs in a process of its own, with a log, a time and a verdict; one that fails does not stop the others. What
 has passed on this machine with this torch is not repeated unless ``--again`` names it. The first two need torch,
-transformers and psutil alone. ``--device cpu`` runs the same steps in sizes that two CPU cores manage.
+transformers and psutil alone. ``--device cpu`` runs all but `learn` in sizes that two CPU cores manage.
 
 Results are one file, OUT/results.json. ``--write`` runs nothing: it takes this file, of whatever machine, into
 ``benchmarks/gpu_check/results.json``, from which the documentation's table is made; steps that such a machine ran
@@ -29,7 +29,6 @@ from typing import Any, Final
 from benchmarks.pages import Table, write_tables
 from benchmarks.starts import Start
 from fspo.files import write_json
-from fspo.markdown import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What each step is called in the table, in the order in which they run.
@@ -42,7 +41,7 @@ STEPS = {
 }
 LIMIT_S = 1800
 #: Weights that a step writes, up to 28 GB at 8B's width; they go when it ends, however it ends.
-WEIGHTS: Final = {"smoke": "smoke/checkpoints", "preemption": "preemption/checkpoints"}
+WEIGHTS: Final = {"smoke": "smoke", "preemption": "preemption"}
 #: Packages may lie in folders of their own.
 PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 NOT_RUN: Final = "not run"
@@ -104,10 +103,8 @@ def run(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
 def machine(device: str, gpus: int) -> str:
     import torch
 
-    versions = f"torch {torch.__version__}"
-    if device == "cpu" or not torch.cuda.is_available():
-        return f"{device}, {versions}"
-    return f"{gpus} x {torch.cuda.get_device_name()}, {versions}"
+    has_gpu = device == "cuda" and torch.cuda.is_available()
+    return f"{f'{gpus} x {torch.cuda.get_device_name()}' if has_gpu else device}, torch {torch.__version__}"
 
 
 def commit() -> str:
@@ -125,26 +122,15 @@ def shown(value: float | str) -> str:
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
-def summary(row: dict[str, Any]) -> str:
-    """Why a step has not passed, and what it has measured, in a line."""
-    numbers = [f"{name}: {shown(value)}" for name, value in row["numbers"].items()]
-    return "; ".join(filter(None, [row.get("reason"), *numbers]))
-
-
 def table(record: dict[str, Any]) -> Table:
     """Every number of every step by device; a device without a result says so, at each step's verdict."""
     results = [record.get(device, {"steps": {}}) for device in DEVICES]
     cells = [["", "machine", *(result.get("machine", NOT_RUN) for result in results)]]
     for step, title in STEPS.items():
-        rows = [result["steps"].get(step) for result in results]
-        heads = ("verdict", "seconds", "commit", "reason")
-        columns = [
-            {name: shown(row[name]) for name in heads if name in row}
-            | {name: shown(value) for name, value in row["numbers"].items()}
-            if row
-            else {"verdict": NOT_RUN}
-            for row in rows
-        ]
+        columns: list[dict[str, str]] = []
+        for row in (result["steps"].get(step, {"verdict": NOT_RUN, "numbers": {}}) for result in results):
+            told = {name: row[name] for name in ("verdict", "seconds", "commit", "reason") if name in row}
+            columns.append({name: shown(value) for name, value in (told | row["numbers"]).items()})
         names = dict.fromkeys(name for column in columns for name in column)
         cells += [[title, name, *(column.get(name, "") for column in columns)] for name in names]
     return [["step", "number", *DEVICES.values()], *cells]
@@ -216,15 +202,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             if step in WEIGHTS:
                 shutil.rmtree(folder / WEIGHTS[step], ignore_errors=True)
-        log = f"; log: {folder / row['log']}" if row["verdict"] == "failed" else ""
-        print(f"{step}: {row['verdict']} ({row['seconds']:.0f} s): {summary(row)}{log}", flush=True)
-    rows = record["steps"]
-    cells = [
-        [title, rows[step]["verdict"], f"{rows[step]['seconds']:.0f}"] if step in rows else [title, NOT_RUN, ""]
-        for step, title in STEPS.items()
-    ]
-    print(f"\n{where}.\n\n{markdown_table(['step', 'verdict', 's'], cells)}")
-    return int(any(row["verdict"] == "failed" for row in rows.values()))
+        said = [row.get("reason"), *(f"{name}: {shown(value)}" for name, value in row["numbers"].items())]
+        print(f"{step}: {row['verdict']} ({row['seconds']:.0f} s): {'; '.join(filter(None, said))}", flush=True)
+    return int(any(row["verdict"] == "failed" for row in record["steps"].values()))
 
 
 if __name__ == "__main__":

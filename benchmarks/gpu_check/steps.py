@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -28,9 +27,7 @@ from fspo.types import SequenceLossOutput
 DRIVER = 580
 #: Packages that the first two steps can do without, and what is lost.
 MISSING = {
-    "verl": "the real stack does not run",
-    "ray": "the real stack does not run",
-    "vllm": "the real stack does not run",
+    **dict.fromkeys(("verl", "ray", "vllm"), "the real stack does not run"),
     "flash-attn": "attention by sdpa and no fused cross-entropy (docs/clusters.md#without-flash-attn)",
 }
 BANDS = {algo.upper(): loss for algo, loss in losses.BANDS.items()}
@@ -169,24 +166,14 @@ def random_tokens(size: Size, device: str, seed: int = 0) -> list[torch.Tensor]:
     return [torch.randint(size.shape[0], (length,), generator=generator).to(device) for length in lengths]
 
 
-def policy_losses(new: list[torch.Tensor], old: list[torch.Tensor]) -> dict[str, Callable[[], Any]]:
-    """The losses of a few sequences as calls; advantages alternate between 1 and -1. FSPO's returns its diagnostics."""
+def fspo(new: list[torch.Tensor], old: list[torch.Tensor]) -> SequenceLossOutput:
+    """FSPO's loss of a few sequences, whose advantages alternate between 1 and -1."""
     new_BT, old_BT = (pad_sequence(rows, batch_first=True) for rows in (new, old))
     length_B = torch.tensor([len(row) for row in new], device=new_BT.device)
     mask_BT = torch.arange(new_BT.shape[1], device=new_BT.device) < length_B[:, None]
     advantage_B = torch.ones_like(length_B, dtype=torch.float32)
     advantage_B[1::2] = -1
-    advantage_BT = advantage_B[:, None] * mask_BT
-
-    def fspo() -> SequenceLossOutput:
-        return sequence_policy_loss(new_BT, old_BT, advantage_BT, mask_BT, ALGORITHMS["fspo"])
-
-    def vanilla() -> torch.Tensor:
-        ratio_BT = (new_BT - old_BT).exp()
-        loss_BT = torch.maximum(-advantage_BT * ratio_BT, -advantage_BT * ratio_BT.clamp(0.8, 1.2))
-        return (loss_BT * mask_BT).sum() / mask_BT.sum()
-
-    return {"fspo": fspo, "vanilla": vanilla}
+    return sequence_policy_loss(new_BT, old_BT, advantage_B[:, None] * mask_BT, mask_BT, ALGORITHMS["fspo"])
 
 
 # ---------------------------------------------------------------- noise floor
@@ -203,8 +190,8 @@ def floors(size: Size, device: str, dtype: torch.dtype, one_shape: bool) -> dict
         for indices in (list(range(len(tokens))), order)
     ]
     old, new = ([log_prob[index] for index in range(len(tokens))] for log_prob in passes)
-    responses = Responses.of_output(policy_losses(new, old)["fspo"]())
-    return {name: noise_floor(responses, 4, ALGORITHMS[algo]) for name, algo in BANDS.items()}
+    responses = Responses.of_output(fspo(new, old))
+    return {name: noise_floor(responses, ALGORITHMS[algo]) for name, algo in BANDS.items()}
 
 
 def over_noise(margin: float) -> float | str:

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.models.char_tokenizer import build_tokenizer
 from fspo.files import atomic_folder, local_path, sha256_of
 from recipe.math.data import offline_task
-from recipe.math.data.offline_task import Division, sample_problems
+from recipe.math.data.offline_task import Division, draws
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -55,9 +56,7 @@ class CarelessDivision(Division):
         return f"-{self.divisor:02d}=".join(f"{rest:03d}" for rest in rests)
 
 
-def draw(rng: np.random.Generator) -> CarelessDivision:
-    """One problem of the demo's task, of either split."""
-    problem = offline_task.draw(rng)
+def careless(problem: Division) -> CarelessDivision:
     return CarelessDivision(problem.dividend, problem.divisor)
 
 
@@ -117,9 +116,8 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForC
 def demonstrate(problem: CarelessDivision, recipe: Recipe, rng: np.random.Generator) -> str:
     """A demonstration of the second stage: the right working, or one with a slip if the problem allows one."""
     slips = problem.slips
-    if not slips or rng.random() < recipe.careful_share:
-        return problem.working
-    return problem.slip(slips[int(rng.integers(len(slips)))])
+    is_careful = not slips or rng.random() < recipe.careful_share
+    return problem.working if is_careful else problem.slip(slips[int(rng.integers(len(slips)))])
 
 
 def batches(
@@ -127,7 +125,7 @@ def batches(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless (tokens, labels), right-padded, both (batch, length); prompt and padding are IGNORE in the labels."""
     rng = np.random.default_rng([recipe.seed, int(mixed)])
-    problems = sample_problems(draw, rng, "train")
+    problems = map(careless, draws(rng, "train"))
     while True:
         pool = [(p, demonstrate(p, recipe, rng) if mixed else p.working) for p in islice(problems, recipe.pool)]
         pool.sort(key=lambda pair: len(pair[1]))
@@ -142,17 +140,16 @@ def collate(
     """One batch of problems with their responses; see :func:`batches`."""
     prompts = [prompt_ids(tokenizer, problem) for problem, _ in pairs]
     responses = [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for _, text in pairs]
-    length = max(len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True))
-    tokens = torch.full((len(pairs), length), tokenizer.pad_token_id)
-    labels = torch.full((len(pairs), length), IGNORE)
-    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        start, end = len(prompt), len(prompt) + len(response)
-        tokens[row, :end] = torch.tensor(prompt + response)
-        labels[row, start:end] = torch.tensor(response)
-    return tokens, labels
+    both = [*zip(prompts, responses, strict=True)]
+    tokens = [torch.tensor(prompt + response) for prompt, response in both]
+    labels = [torch.tensor([IGNORE] * len(prompt) + response) for prompt, response in both]
+    return (
+        pad_sequence(tokens, batch_first=True, padding_value=tokenizer.pad_token_id),
+        pad_sequence(labels, batch_first=True, padding_value=IGNORE),
+    )
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerFast, problem: CarelessDivision) -> list[int]:
+def prompt_ids(tokenizer: PreTrainedTokenizerFast, problem: Division) -> list[int]:
     """Token ids of the prompt as the trainer and vLLM see it."""
     chat = [{"role": "user", "content": problem.question}]
     return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
@@ -219,21 +216,27 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 
 @torch.no_grad()
 def accuracy(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    problems: Sequence[CarelessDivision],
-    temperature: float,
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: Sequence[Division], temperature: float
 ) -> float:
     """Share of the problems solved, with one response each; ``temperature`` 0 is greedy."""
     torch.manual_seed(0)
-    sampling: dict[str, Any] = (
-        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
-    )
-    score, solved = offline_task.score_answer, 0.0
+    sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    solved = 0.0
     for start in range(0, len(problems), 64):
         chunk = problems[start : start + 64]
         prompts = tokenizer.pad({"input_ids": [prompt_ids(tokenizer, p) for p in chunk]}, return_tensors="pt")
-        output = model.generate(**prompts, max_new_tokens=MAX_RESPONSE, **sampling)
+        output = model.generate(**prompts, max_new_tokens=MAX_RESPONSE, **(sampling if temperature else {}))
         texts = tokenizer.batch_decode(output[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
-        solved += sum(score(text, problem.answer) for text, problem in zip(texts, chunk, strict=True))
+        solved += sum(offline_task.score_answer(text, p.answer) for text, p in zip(texts, chunk, strict=True))
     return solved / len(problems)
+
+
+def make(out: Path) -> str:
+    """Train the model, write it to a new folder, and say its losses and accuracies."""
+    recipe = Recipe()
+    model, tokenizer, losses = train(recipe)
+    save(model, tokenizer, out)
+    problems = offline_task.distinct(200, recipe.seed, "test")
+    figures = {f"loss_{stage}": loss for stage, loss in losses.items()}
+    figures |= {f"accuracy_T{t}": accuracy(model, tokenizer, problems, float(t)) for t in (0, 1)}
+    return ", ".join(f"{name} {value:.3f}" for name, value in figures.items())

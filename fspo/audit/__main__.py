@@ -71,10 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="what another band or mask keeps of these responses by length: -LOW <= S / L^EXPONENT <= HIGH in nats "
         "(inf: no limit); may be repeated",
     )
+    every = "mini-batches before which no weight had moved count, too: pi_old is the rollout engine's policy"
+    parser.add_argument("--every-mini-batch", action="store_true", help=every)
     chosen = parser.parse_args(words)
     if chosen.accept is not None and not 0 < chosen.accept < 1:
         parser.error(f"--accept {chosen.accept:g}: must lie between 0 and 1, such as 0.85")
-    records = read_audit(chosen.folder, chosen.run)
+    records = read_audit(chosen.folder, chosen.run, chosen.every_mini_batch)
     if records.others:
         others = f"--run reads another one: {', '.join(records.others)}"
         remedy = "processes of one training are one run by Audit(run=, rank=, ranks=)"

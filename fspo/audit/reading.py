@@ -14,7 +14,7 @@ from fspo.audit.recording import left_out_words
 from fspo.clip import ACCEPT
 from fspo.losses import resolve_settings
 from fspo.records import GRID_FILE, INFO_FILE, METRICS_FILE, read_info
-from fspo.responses import Responses
+from fspo.responses import EVERY_MINI_BATCH, Responses
 from fspo.table import FOLDER, SCHEMA, Table, columns_of, holds_table, read_table
 from fspo.types import SequenceLossSettings
 
@@ -89,12 +89,13 @@ class AuditRecords:
         return notes + [note for note in self._first_mini_batch() if note]
 
 
-def read_audit(path: str | Path, run: str = "") -> AuditRecords:
+def read_audit(path: str | Path, run: str = "", every_mini_batch: bool = False) -> AuditRecords:
     """Read what was recorded of a run.
 
     Args:
         path: The folder of an audit, the folder of a run of this recipe's trainer, or a parquet file of responses.
         run: Which start to read, where the folder holds several; the newest by default.
+        every_mini_batch: See :func:`counts`.
 
     Returns:
         All mini-batches that every rank wrote. ``problems`` names what is missing (:func:`fspo.table.read_table`).
@@ -109,7 +110,7 @@ def read_audit(path: str | Path, run: str = "") -> AuditRecords:
         return AuditRecords(problems=[f"{path}: run={run}: a file is one run; leave run out, or give the folder"])
     if path.suffix == ".parquet":
         try:
-            table = _read_own(path)
+            table = _read_own(path, every_mini_batch)
         except ValueError as error:
             return AuditRecords(problems=[str(error)])
     else:
@@ -125,7 +126,7 @@ def read_audit(path: str | Path, run: str = "") -> AuditRecords:
         table.run,
         table.others,
         str(own or table.meta.get("loss", "")),
-        Responses.of_rows(columns),
+        Responses.of_rows(columns, counts(table.meta, every_mini_batch)),
         table.left_out,
         accept_of(info),
         settings_of(info),
@@ -134,7 +135,12 @@ def read_audit(path: str | Path, run: str = "") -> AuditRecords:
     )
 
 
-def _read_own(path: Path) -> Table:
+def counts(meta: Mapping[str, str], every_mini_batch: bool) -> bool:
+    """Whether mini-batches before which no weight had moved count: as the table says, else as the reader asks for."""
+    return {"yes": True, "no": False}.get(meta.get(EVERY_MINI_BATCH, ""), every_mini_batch)
+
+
+def _read_own(path: Path, every_mini_batch: bool) -> Table:
     """A parquet file of somebody's own, or one file of a table, which may have rows without S.
 
     Raises:
@@ -167,7 +173,7 @@ def _read_own(path: Path) -> Table:
         if wrong_B.any():
             what = f"column {name} has {int(wrong_B.sum())} values that cannot be, the first {values_B[wrong_B][0]:g}"
             raise ValueError(f"{path}: {what} (of {len(values_B)}): leave out the rows of these responses")
-    if not is_ours and not (columns.get("minibatch", np.ones(len(columns["S"]))) > 0).any():
+    if not (is_ours or every_mini_batch) and not (columns.get("minibatch", np.ones(len(columns["S"]))) > 0).any():
         rest = "0 is left out; leave the column out if pi_old is another policy" if len(columns["S"]) else "it is empty"
         raise ValueError(f"{path}: no row with minibatch > 0: {rest}")
     return Table(columns, run=path.stem, ranks=[0], expected=1, last=(0, 0))

@@ -32,18 +32,14 @@ class MiniBatchRows(NamedTuple):
     rows: Rows
 
 
-def minibatch_numbers(moves: Sequence[bool], on_policy: bool = True) -> list[int]:
-    """Numbers of the mini-batches of a rollout batch, as the records have them. Readers leave out those numbered 0.
+def minibatch_numbers(moves: Sequence[bool]) -> list[int]:
+    """Numbers of the mini-batches of a rollout batch, as the records have them: 0 until the first weight has moved.
 
-    If pi_old is the policy at the start of the step, S is 0, but for rounding, until the first weight has moved. These
-    mini-batches have the number 0.
+    If pi_old is the policy at the start of the step, S is 0 there, but for rounding, and readers leave these out.
 
     Args:
         moves: For each mini-batch in order, whether its optimizer step moves the weights (not with learning rate 0).
-        on_policy: Whether pi_old is the policy at the start of the step. If not, no number is 0.
     """
-    if not on_policy:
-        return list(range(1, len(moves) + 1))
     return [index if any(moves[:index]) else 0 for index in range(len(moves))]
 
 
@@ -57,8 +53,9 @@ class Audit:
         loss: Name of the loss, for readers.
         rank, ranks: Which of how many ranks that see different sequences this is.
         run: The same on all ranks of a start, another one for each start.
-        on_policy: Whether pi_old is the policy at the start of each step; see :func:`minibatch_numbers`.
         precision: In which the model computes, for readers.
+        meta: More of the table's metadata, such as ``{"every_mini_batch": "yes"}`` where the first mini-batches count
+            (:data:`fspo.responses.EVERY_MINI_BATCH`).
 
     Raises:
         ValueError: If the band of ``rule`` is measured during training, which nothing here does.
@@ -75,12 +72,12 @@ class Audit:
         rank: int = 0,
         ranks: int = 1,
         run: str = "",
-        on_policy: bool = True,
         precision: str = "",
+        meta: Mapping[str, str] | None = None,
     ) -> None:
         if rule is not None and rule.needs_state:
             raise ValueError(
-                f"rule= has a band that is measured during training (band={rule.band!r}, drift={rule.drift!r}), and an "
+                f"rule= has a band that is measured during training (drift={rule.drift!r}), and an "
                 "audit measures none. Give a fixed rule such as ALGORITHMS['fspo'], or no rule and "
                 "add(..., output=) with what your loss returned"
             )
@@ -92,7 +89,7 @@ class Audit:
         self._whose: dict[str, Any] = {"run": run or uuid.uuid4().hex[:12], "rank": rank, "ranks": ranks}
         self._writer: TableWriter | None = None
         self.loss, self._precision = loss, precision
-        self._rule, self._on_policy = rule, on_policy
+        self._rule, self._more = rule, dict(meta or {})
         self._knows_acceptance = self._own_mask = False
         self._step = -1
         self._moves: list[bool] = []
@@ -149,8 +146,8 @@ class Audit:
             rollout_weight_BT: Weights of the rollout correction, [B, T]; None: there is none.
             kept: Share of each response that your own mask leaves, in [0, 1]: [B], [B, 1], or [B, T], whose mean over
                 the tokens counts. It takes the place of a rule. To audit a mask that compares pi_old with the engine,
-                pass log pi_old as log_prob_BT, the engine's log-probabilities as old_log_prob_BT, and make the audit
-                with on_policy=False.
+                pass log pi_old as log_prob_BT, the engine's log-probabilities as old_log_prob_BT, and read the audit
+                with --every-mini-batch.
             weight: Weight that a loss or a correction gives each response, in the same shapes; only with ``kept``.
 
         Raises:
@@ -216,7 +213,7 @@ class Audit:
         self.begin_step(step)
         update = len(self._moves)
         self._moves.append(moves)
-        number = minibatch_numbers(self._moves, self._on_policy)[-1]
+        number = minibatch_numbers(self._moves)[-1]
         rows = join_rows([_NO_ROWS, *self._parts])
         self.clear()
         if (left_out := int(np.isnan(rows["S"]).sum())) and not self._warned:
@@ -233,7 +230,7 @@ class Audit:
         try:
             if self._writer is None:
                 rule = ("own" if self._own_mask else "known") if self._knows_acceptance else "unknown"
-                meta = {"loss": self.loss, "rule": rule, "precision": self._precision}
+                meta = {"loss": self.loss, "rule": rule, "precision": self._precision, **self._more}
                 self._writer = TableWriter(folder, meta, **self._whose)
             if self._writer.append(rows) and not self._came_again:
                 self._came_again = True

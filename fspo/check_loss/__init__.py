@@ -7,7 +7,7 @@ import json
 import math
 import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,7 +44,7 @@ class Report:
     """
 
     checks: list[Check]
-    per_token: list[float] = dataclasses.field(default_factory=list)
+    per_token: Sequence[float] = ()
     exponent: float = math.nan
     weight: UnclippedWeight | None = None
     bound: str = ""
@@ -60,51 +60,45 @@ class Report:
         failed = ", ".join(check.name for check in self.checks if not check.passed)
         return f"does not conform: {failed}" if failed else f"conforms: {len(self.checks)} checks passed"
 
-    def failures(self) -> list[str]:
-        """A line for each check that failed."""
-        return [_line(check) for check in self.checks if not check.passed]
+    def lines(self, passed: bool) -> list[str]:
+        """A line for each check that passed, or that did not."""
+        return [f"{'ok  ' if passed else 'FAIL'}  {x.name:13}  {x.says}" for x in self.checks if x.passed == passed]
 
     def text(self) -> str:
         """The verdict with all that was measured."""
-        return "\n".join([self.verdict(), *self.failures(), *self.measured()])
+        return "\n".join([self.verdict(), *self.lines(False), *self.measured()])
 
     def measured(self) -> list[str]:
-        """Lines of all but verdict and failures."""
+        """Lines of the checks that passed, and of what was measured by length."""
         power = f"L^{round(self.exponent, 2) + 0.0:.2f}".replace("L^nan", "no power of L")
         lines = [
-            *(_line(check) for check in self.checks if check.passed),
+            *self.lines(True),
             "\nresponse length, reported and not judged:",
-            _row("  tokens", [str(length) for length in LENGTHS]),
-            _row("  gradient per token", [f"{value:.3g}".replace("nan", "-") for value in self.per_token]),
+            _row("  tokens", map(str, LENGTHS)),
+            _row("  gradient per token", (f"{value:.3g}".replace("nan", "-") for value in self.per_token)),
             f"  per token ~ {power} (0: every token counts alike, -1: every response does)",
             f"  weight near the old policy: {self.weight or 'another (the clip is measured against 1)'}{self.bound}",
         ]
-        for sigma, clip in self.clips.items():
-            lre = clip.error.debiased
-            shown = f"{lre.value:.3f} [{lre.low:.3f}, {lre.high:.3f}], noise {clip.error.noise_floor:.3f}"
+        for sigma, (error, starts) in self.clips.items():
+            lre = error.debiased
+            shown = f"{lre.value:.3f} [{lre.low:.3f}, {lre.high:.3f}], noise {error.noise_floor:.3f}"
             lines += [
-                f"\n  clip at {sigma:g} nats per sqrt(token): a response keeps {clip.error.rate:.1%} on average",
-                _row("  tokens from", [str(start) for start in clip.starts]),
-                _row("  kept", [f"{share:.3f}" for share in clip.error.rate_K]),
-                f"  LRE of what is kept: {shown if clip.error.is_informative else '-'}",
+                f"\n  clip at {sigma:g} nats per sqrt(token): a response keeps {error.rate:.1%} on average",
+                _row("  tokens from", map(str, starts)),
+                _row("  kept", (f"{share:.3f}" for share in error.rate_K)),
+                f"  LRE of what is kept: {shown if error.is_informative else '-'}",
             ]
         return lines
 
 
-def _line(check: Check) -> str:
-    return f"{'ok  ' if check.passed else 'FAIL'}  {check.name:13}  {check.says}"
-
-
-def _row(head: str, cells: Sequence[str]) -> str:
+def _row(head: str, cells: Iterable[str]) -> str:
     return f"{head:24}" + "".join(f"{cell:>9}" for cell in cells)
 
 
 def check(loss: PolicyLoss) -> Report:
     """Everything about one loss; LossError if it cannot be called."""
-    results = checks(loss)
-    weight, bound = by_length.weight_and_bound(loss)
-    samples = {sigma: by_length.synthetic(sigma) for sigma in DISPERSIONS}
-    clips = {sigma: by_length.clip_by_length(loss, weight or "none", drawn) for sigma, drawn in samples.items()}
+    results, (weight, bound) = checks(loss), by_length.weight_and_bound(loss)
+    clips = {s: by_length.clip_by_length(loss, weight or "none", by_length.synthetic(s)) for s in DISPERSIONS}
     return Report(results, *by_length.normalisation(loss), weight, bound, clips)
 
 
@@ -124,7 +118,7 @@ def load(
     if (ours := named_loss(name)) is None:
         return PolicyLoss(imported(name), configured(settings, kind), loss_agg_mode or "token-mean")
     values = ALGORITHMS[ours]
-    own = {"policy_loss.loss_mode": ours, **{f"policy_loss.{x}": y for x, y in dataclasses.asdict(values).items()}}
+    own = {f"policy_loss.{key}": value for key, value in {"loss_mode": ours, **dataclasses.asdict(values)}.items()}
     if values.exponent == 1:  # where verl's losses look for their clip values, too
         low, high = eps_of_c(values.c_low, values.c_high)
         own |= {"clip_ratio": low, "clip_ratio_low": low, "clip_ratio_high": high}
@@ -133,12 +127,20 @@ def load(
     return PolicyLoss(_of_the_library, config, loss_agg_mode or mode)
 
 
-def _of_the_library(config: Any, rollout_is_weights: torch.Tensor | None = None, **given: Any) -> torch.Tensor:
-    policies, rest = (given["log_prob"], given["old_log_prob"]), (given["advantages"], given["response_mask"])
+def _of_the_library(
+    old_log_prob: Any,
+    log_prob: Any,
+    advantages: Any,
+    response_mask: Any,
+    config: Any,
+    rollout_is_weights: Any = None,
+    **_: Any,
+) -> torch.Tensor:
     settings = resolve_settings(_values(config.policy_loss))
     if settings is None:
         raise LossError(f"policy_loss.loss_mode has to be one of {', '.join(ALGORITHMS)}")
-    output = sequence_policy_loss(*policies, *rest, settings, BandState(), rollout_is_weights)
+    tensors = log_prob, old_log_prob, advantages, response_mask
+    output = sequence_policy_loss(*tensors, settings, BandState(), rollout_is_weights)
     info: dict[str, int] = config.global_batch_info
     return output.loss_B.sum() / info["global_batch_size"] * info["dp_size"]
 
@@ -164,7 +166,7 @@ def configured(settings: Sequence[str], actor: Any = None) -> Any:
     ``policy_loss._target_=package.module.Class`` adds the defaults of that dataclass of settings. actor: the class
     of the result, for losses that ask for one, as verl's do.
     """
-    config: Any = Config(_ACTOR | {"policy_loss": Config(place="policy_loss.")})
+    config: Any = Config(_ACTOR, policy_loss=Config())
     if actor:
         config = object.__new__(actor)  # without its own checks, which ask for settings of the whole run
         vars(config).update(_defaults(actor))
@@ -174,17 +176,16 @@ def configured(settings: Sequence[str], actor: Any = None) -> Any:
         *path, last = key.split(".")
         if not equals or not last:
             raise LossError(f"--config {setting} is not KEY=VALUE: give, for example, --config clip_ratio_high=0.28")
-        level, place = config, ""
+        level = _values(config)
         for part in path:
-            place += f"{part}."
-            level = _values(level).setdefault(part, Config(place=place))
+            level = _values(level.setdefault(part, Config()))
         try:
-            _values(level)[last] = json.loads(text)
+            level[last] = json.loads(text)
         except ValueError:
-            _values(level)[last] = text
+            level[last] = text
     if target := _values(config.policy_loss).get("_target_"):
-        for name, value in _defaults(imported(target)).items():
-            _values(config.policy_loss).setdefault(name, value)
+        own = _values(config.policy_loss)
+        own.update(_defaults(imported(target)) | own)
     return config
 
 

@@ -53,8 +53,8 @@ def _report(name: str, options: argparse.Namespace) -> int:
                 loss = PolicyLoss(loss.function, like.config, mode or like.loss_agg_mode)
         loss.caller_averages = options.average == "caller"
         if options.like:
-            comparison = compare(loss, like)
-            equal, lines = comparison.equal, [f"like {options.like}: {comparison.text()}"]
+            equal, verdict, differences = compare(loss, like)
+            lines = [f"like {options.like}: {verdict}", *(f"  {line}" for line in differences)]
             if loss.takes_mode and loss.loss_agg_mode != like.loss_agg_mode:
                 lines.append(f"  loss_agg_mode: {loss.loss_agg_mode} in place of {like.loss_agg_mode}")
             lines.append("")
@@ -62,7 +62,7 @@ def _report(name: str, options: argparse.Namespace) -> int:
     except LossError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
-    lines += report.failures() + (report.measured() if options.full else [])
+    lines += report.lines(False) + (report.measured() if options.full else [])
     verdict = f"{report.verdict()} (is it the loss that it is called? --like NAME compares)"
     if options.like:
         says = report.verdict() if equal else report.verdict().removeprefix("conforms: ")

@@ -8,22 +8,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 
 from fspo.acceptance import UnclippedWeight, unclipped_weight
 from fspo.check_loss.call import Batch, PolicyLoss, synthetic_batch
-from fspo.fairness.lre import LengthReweightingError, length_reweighting_error
+from fspo.fairness.lre import LengthReweightingError
+from fspo.responses import Responses
 
 LENGTHS: Final = (4, 16, 64, 256)
 DISPERSIONS: Final = (0.03, 0.1)
 """Of synthetic log-ratios, nats per sqrt(token): about that of the demo, and one at which clips of tokens act."""
 MOVES: Final = tuple(2.4 * 2 ** (-k / 4) for k in range(85, -1, -1))
 """Log-ratios per token at which losses are looked at, 1e-6 to 2.4 nats, upwards."""
-_MINI_BATCHES, _RESPONSES, _SHORTEST, _LONGEST, _BINS = 40, 128, 4, 512, 8
+_MINI_BATCHES, _RESPONSES = 40, 128
 #: Number of tokens, which no usual block size divides, and a move of log-ratios whose sum stays inside GSPO's 3e-4.
 _TOKENS, _PROBE = 37, 1.5e-4
 
@@ -46,38 +46,30 @@ def weight_and_bound(loss: PolicyLoss) -> tuple[UnclippedWeight | None, str]:
     weight acts on one side of 1 only, else empty.
     """
     up, down = ({x for sign in (1.0, -1.0) for x in _weights(loss, sign, step)} for step in (_PROBE, -_PROBE))
-    both = up | down
-    if len(both) == 1:
-        return next(iter(both)), ""
-    if len(up) != 1 or len(down) != 1 or None in both or "none" not in both:
-        return None, ""
-    return next(iter(both - {"none"})), ", at most 1" if "none" in up else ", at least 1"
+    if len(up | down) == 1:
+        return next(iter(up | down)), ""
+    if len(up) == len(down) == 1 and None not in up | down and "none" in up | down:
+        return next(iter((up | down) - {"none"})), ", at most 1" if "none" in up else ", at least 1"
+    return None, ""
 
 
 def _weights(loss: PolicyLoss, advantage: float, step: float) -> list[UnclippedWeight | None]:
     """The weight that explains how the gradients react to a small move (or None); empty if all gradients are 0."""
     batch = synthetic_batch((_TOKENS,) * 4, (0.01,) * 4, (advantage,) * 4, seed=3).on_policy()
-    noise_BT = 5e-8 * torch.linspace(-1, 1, 4 * _TOKENS, dtype=torch.float64).reshape(4, _TOKENS)
+    near_BT = batch.old_log_prob_BT + 5e-8 * torch.linspace(-1, 1, 4 * _TOKENS, dtype=torch.float64).reshape(4, _TOKENS)
     moved_T = torch.zeros(_TOKENS, dtype=torch.float64)
     moved_T[5], moved_T[8] = 1.0, 0.5  # two: a sum, not a largest one
-    near_BT = batch.old_log_prob_BT + noise_BT
     moves = (near_BT, near_BT + step * moved_T * (torch.arange(4)[:, None] < 3))  # one stays: some compare responses
     before_BT, after_BT = (loss.gradient(dataclasses.replace(batch, log_prob_BT=x))[0].abs() for x in moves)
     if not before_BT.any():
         return []
     response_T = ((after_BT.log() - before_BT.log()) / step)[:3].median(dim=0).values
-    shapes: dict[UnclippedWeight, torch.Tensor] = {
-        "none": 0 * moved_T,
-        "token": moved_T,
-        "prefix": moved_T.cumsum(0),
-        "length_normalised": moved_T.mean(),
-        "sequence": moved_T.sum(),
-    }
-
-    def fits(shape_T: torch.Tensor) -> bool:  # the mean over a response is told from that over several
-        return bool(((response_T - shape_T).abs() < 0.004 + 0.02 * shape_T.abs()).all())
-
-    return [next((name for name, shape_T in shapes.items() if fits(shape_T)), None)]
+    mean, total = moved_T.mean(), moved_T.sum()
+    shapes: dict[UnclippedWeight, torch.Tensor] = {"none": 0 * moved_T, "token": moved_T, "prefix": moved_T.cumsum(0)}
+    shapes |= {"length_normalised": mean.expand(_TOKENS), "sequence": total.expand(_TOKENS)}
+    # The mean over a response is told from that over several.
+    fits = (name for name, x_T in shapes.items() if bool(((response_T - x_T).abs() < 0.004 + 0.02 * x_T.abs()).all()))
+    return [next(fits, None)]
 
 
 def kept_share(loss: PolicyLoss, batch: Batch, weight: UnclippedWeight) -> torch.Tensor:
@@ -117,14 +109,8 @@ def place(log_ratio: float) -> str:
     return f"from {log_ratio:.2g}".replace("from inf", "never").replace("from nan", "everywhere")
 
 
-@dataclass(frozen=True, slots=True)
-class Clip:
-    """What the clip of a loss keeps of responses with their own A, by length: eight bins of equal mass.
-
-    Attributes:
-        error: LRE of the shares kept, with the mean share and that of each bin.
-        starts: Shortest length of each bin.
-    """
+class Clip(NamedTuple):
+    """What a clip keeps by length: the LRE of the shares kept, and the shortest length of each of its bins."""
 
     error: LengthReweightingError
     starts: tuple[int, ...]
@@ -132,26 +118,20 @@ class Clip:
 
 def clip_by_length(loss: PolicyLoss, weight: UnclippedWeight, samples: Sequence[Batch]) -> Clip:
     """What the clip keeps of mini-batches; a response without a gradient on policy keeps all of it."""
-    length_MB = np.stack([batch.mask_BT.sum(-1).numpy() for batch in samples])
-    kept_MB = np.stack([kept_share(loss, batch, weight).nan_to_num(1.0).numpy() for batch in samples])
-    ends = np.unique(np.quantile(length_MB, np.arange(1, _BINS) / _BINS).astype(np.int64))
-    bin_MB = np.searchsorted(ends, length_MB, side="right")
-    cells = bin_MB + (len(ends) + 1) * np.arange(len(samples))[:, None]
-
-    def sums(values_MB: np.ndarray) -> np.ndarray:
-        counted = np.bincount(cells.ravel(), values_MB.ravel(), len(samples) * (len(ends) + 1))
-        return counted.reshape(len(samples), -1)
-
-    error = length_reweighting_error(sums(kept_MB), sums(np.ones_like(kept_MB)))
-    return Clip(error, (int(length_MB.min()), *map(int, ends)))
+    parts = []
+    for batch in samples:
+        kept_B, length_B = kept_share(loss, batch, weight).nan_to_num(1.0).numpy(), batch.mask_BT.sum(-1).numpy()
+        parts.append(Responses.of_rows({"S": 0 * kept_B, "L": length_B, "inside": kept_B}))
+    all_B = Responses.join(parts)
+    starts = (int(all_B.length_B[all_B.bin_B == j].min()) for j in np.unique(all_B.bin_B))
+    return Clip(all_B.error(), tuple(starts))
 
 
 def synthetic(sigma: float, mini_batches: int = _MINI_BATCHES) -> list[Batch]:
     """Mini-batches of responses of 4 to 512 tokens, A independent of S; float32. sigma: nats per sqrt(token)."""
-    rng = np.random.default_rng(0)
-    batches = []
+    rng, batches = np.random.default_rng(0), []
     for seed in range(mini_batches):
-        length_B = np.exp(rng.uniform(np.log(_SHORTEST), np.log(_LONGEST + 1), _RESPONSES)).astype(np.int64)
+        length_B = np.exp(rng.uniform(np.log(4), np.log(513), _RESPONSES)).astype(np.int64)
         advantage_B = rng.choice([-1.0, 1.0], _RESPONSES)
         batch = synthetic_batch(length_B.tolist(), (sigma,) * _RESPONSES, advantage_B.tolist(), seed)
         batches.append(batch.map(lambda x: x.float() if x.is_floating_point() else x))

@@ -10,40 +10,31 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 import torch
 
+#: The keyword arguments with which verl calls a policy loss.
 ARGUMENTS: Final = (
     *("old_log_prob", "log_prob", "advantages", "response_mask"),
     *("loss_agg_mode", "config", "rollout_is_weights"),
 )
-"""The keyword arguments with which verl calls a policy loss."""
 
 
 class LossError(Exception):
     """The loss cannot be checked; the message names what is wrong and the remedy, in a sentence."""
 
 
-class MissingSetting(AttributeError, KeyError):
-    """A loss reads a setting that ``config`` lacks; the message ends with its full name, such as policy_loss.beta."""
-
-
 class Config(dict[str, Any]):
-    """A mapping whose keys are attributes too, as in verl's configuration; ``place``: its own key, and a dot."""
+    """A mapping whose keys are attributes too, as in verl's configuration."""
 
-    def __init__(self, values: Mapping[str, Any] = MappingProxyType({}), place: str = "", **more: Any) -> None:
-        super().__init__(values, **more)
-        self.__dict__["place"] = place
-
-    def __missing__(self, name: str) -> Any:
-        raise MissingSetting(f"config has no {self.__dict__['place']}{name}")
-
-    __getattr__ = dict.__getitem__
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"config has no {name}")
+        return self[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +102,12 @@ class PolicyLoss:
     ) -> None:
         self.function, self.config, self.loss_agg_mode = function, config, loss_agg_mode
         self.caller_averages = caller_averages
-        signature = inspect.signature(function)
-        takes_any = any(x.kind is x.VAR_KEYWORD for x in signature.parameters.values())
-        takes_all = takes_any or "config" in signature.parameters
-        self.names = ARGUMENTS if takes_all else tuple(x for x in ARGUMENTS if x in signature.parameters)
-        self.takes_mode = "loss_agg_mode" in signature.parameters
+        parameters = inspect.signature(function).parameters
+        takes_all = "config" in parameters or any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+        self.names = ARGUMENTS if takes_all else tuple(x for x in ARGUMENTS if x in parameters)
+        self.takes_mode = "loss_agg_mode" in parameters
         try:
-            signature.bind(**dict.fromkeys({*ARGUMENTS[:4], *self.names}))
+            inspect.signature(function).bind(**dict.fromkeys({*ARGUMENTS[:4], *self.names}))
         except TypeError as error:
             names = f"a policy loss is called with the keyword arguments {', '.join(ARGUMENTS)}"
             remedy = "give them these names, and end its parameters with **_; or take the first four alone"
@@ -144,12 +134,12 @@ class PolicyLoss:
         except (Exception, SystemExit) as error:
             frames = traceback.extract_tb(error.__traceback__)
             place = next(one for one in reversed(frames) if one.filename != __file__)
-            what = " ".join(f"{type(error).__name__} {error}".split())
+            what = " ".join(f"{type(error).__name__} {error} ({place.filename}:{place.lineno})".split())
             remedy = (
-                "it is called as verl calls it, with tensors [responses, tokens]; give a setting that config lacks "
+                "give a setting that config lacks with --config KEY=VALUE (such as policy_loss.KEY=VALUE), and a class "
             )
-            remedy += "with --config KEY=VALUE, and a class of settings that it asks for with --actor MODULE:CLASS"
-            raise LossError(f"the loss raises {what} ({place.filename}:{place.lineno}): {remedy}") from error
+            remedy += "of settings that it asks for with --actor MODULE:CLASS; its tensors are [responses, tokens]"
+            raise LossError(f"the loss raises {what}: {remedy}") from error
         scalar = result[0] if isinstance(result, tuple | list) and result else result
         if not isinstance(scalar, torch.Tensor) or scalar.numel() != 1:
             what = str(tuple(scalar.shape)) if isinstance(scalar, torch.Tensor) else type(scalar).__name__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -58,8 +58,8 @@ def checks(loss: PolicyLoss) -> list[Check]:
         return [Check("direction", False, "the loss or its gradient is not finite: look for a division by 0")]
     return [
         _repeats(loss, batch, first),
-        _inside_the_mask("padding", "no value outside the mask matters", loss, batch),
-        _inside_the_mask("gaps", "masked tokens inside a response, a tool's, count nowhere", loss, batch),
+        _inside_the_mask("padding", "no value outside the mask matters", _padding, loss, batch),
+        _inside_the_mask("gaps", "masked tokens inside a response, a tool's, count nowhere", _gaps, loss, batch),
         _weights(loss, batch, first),
         _compared("micro-batches", "the gradient does not depend on the split or the ranks", _splits(loss, batch)),
         _direction(loss, batch.on_policy()),
@@ -73,14 +73,13 @@ def _compared(name: str, good: str, variants: Variants) -> Check:
         for what, (gradient_BT, value), (expected_BT, expected) in variants:
             gap = float((gradient_BT - expected_BT).abs().max()) / (float(expected_BT.abs().max()) or 1.0)
             value_gap = abs(value - expected) / max(1.0, abs(expected))
-            if not math.isfinite(gap + value_gap):
-                words = "the gradient or the loss is no longer finite"
-            elif gap > _TOLERANCE:
-                words = f"the gradient changes by {gap:.2g} times its largest entry"
-            elif value_gap > _TOLERANCE:
-                words = f"the loss changes from {expected:.6g} to {value:.6g}"
-            else:
+            if gap <= _TOLERANCE and value_gap <= _TOLERANCE:
                 continue
+            words = "the gradient or the loss is no longer finite"
+            if math.isfinite(gap + value_gap):
+                words = f"the loss changes from {expected:.6g} to {value:.6g}"
+                if gap > _TOLERANCE:
+                    words = f"the gradient changes by {gap:.2g} times its largest entry"
             return Check(name, False, f"{what}: {words}; {_REMEDIES[name]}")
     except LossError as error:
         return Check(name, False, str(error))
@@ -88,18 +87,15 @@ def _compared(name: str, good: str, variants: Variants) -> Check:
 
 
 def _repeats(loss: PolicyLoss, batch: Batch, first: Outcome) -> Check:
-    before = batch.map(torch.clone)
-    again = loss.gradient(batch, seed=1)
+    before, again = batch.map(torch.clone), loss.gradient(batch, seed=1)
     names = [field.name for field in dataclasses.fields(Batch)]
     if changed := [name for name in names if not torch.equal(getattr(batch, name), getattr(before, name))]:
         return Check("repeats", False, f"a call changes {', '.join(changed).replace('_BT', '')} in place: clone it")
-    good = "two calls agree and leave their inputs alone"
-    return _compared("repeats", good, iter([("a second call", again, first)]))
+    return _compared("repeats", "two calls agree and leave their inputs alone", iter([("a second call", again, first)]))
 
 
-def _inside_the_mask(name: str, good: str, loss: PolicyLoss, batch: Batch) -> Check:
-    """``padding`` or ``gaps``, and whether an advantage outside the mask is all that makes it fail."""
-    variants = {"padding": _padding, "gaps": _gaps}[name]
+def _inside_the_mask(name: str, good: str, variants: Callable[..., Variants], loss: PolicyLoss, batch: Batch) -> Check:
+    """A check whose failure may have no other cause than an advantage outside the mask."""
     check = _compared(name, good, variants(loss, batch))
     if not check.passed and _compared(name, good, variants(_with_advantages_everywhere(loss), batch)).passed:
         return check._replace(says=f"{check.says.partition('; ')[0]}; {_ADVANTAGE_OUTSIDE}")
@@ -142,24 +138,22 @@ def _gaps(loss: PolicyLoss, batch: Batch) -> Variants:
 
 def _weights(loss: PolicyLoss, batch: Batch, first: Outcome) -> Check:
     weight_BT = torch.linspace(0.5, 1.5, len(batch.mask_BT), dtype=torch.float64)[:, None] * batch.mask_BT
-    says = "rollout_is_weights scale the gradient of their response"
     first_BT = batch.mask_BT & (batch.mask_BT.cumsum(-1) == 1)
     shifted_BT = batch.old_log_prob_BT - torch.where(first_BT, weight_BT, 1.0).log()
     in_ratio = dataclasses.replace(batch, old_log_prob_BT=shifted_BT)
-
-    def variants() -> Variants:
-        nonlocal says
+    try:
         gradient_BT, value = loss.gradient(batch, weight_BT=weight_BT)
         if torch.equal(gradient_BT, first[0]):
-            says = "ignores rollout_is_weights: a correction of the rollout does not reach this loss"
-        elif torch.allclose(gradient_BT, loss.gradient(in_ratio)[0], 1e-4, 1e-9):
-            says = "rollout_is_weights are a factor of the ratio of their response"
-        else:
-            both = (gradient_BT * batch.mask_BT, value), (first[0] * weight_BT, value)
-            yield "each response by its rollout_is_weights, beside such weights inside", *both
-
-    check = _compared("weights", "", variants())
-    return check._replace(says=says) if check.passed else check
+            return Check(
+                "weights", True, "ignores rollout_is_weights: a correction of the rollout does not reach this loss"
+            )
+        if torch.allclose(gradient_BT, loss.gradient(in_ratio)[0], 1e-4, 1e-9):
+            return Check("weights", True, "rollout_is_weights are a factor of the ratio of their response")
+    except LossError as error:
+        return Check("weights", False, str(error))
+    both = (gradient_BT * batch.mask_BT, value), (first[0] * weight_BT, value)
+    what = "each response by its rollout_is_weights, beside such weights inside"
+    return _compared("weights", "rollout_is_weights scale the gradient of their response", iter([(what, *both)]))
 
 
 def _splits(loss: PolicyLoss, batch: Batch) -> Variants:
@@ -183,20 +177,22 @@ def _parts(loss: PolicyLoss, batch: Batch, sizes: Sequence[int], dp_size: int = 
 
 def _direction(loss: PolicyLoss, batch: Batch) -> Check:
     gradient_BT, _ = loss.gradient(batch)
-    if not bool(torch.isfinite(gradient_BT).all()):
-        return Check("direction", False, "on policy, the gradient is not finite: look for a division by 0")
+    signed = (gradient_BT * batch.advantages_BT.sign())[batch.mask_BT]
+    wrong, right = int((signed > 0).sum()), int((signed < 0).sum())
+    says = "on policy, "
+    if not bool(gradient_BT.isfinite().all()):
+        return Check("direction", False, f"{says}the gradient is not finite: look for a division by 0")
     if not bool(gradient_BT.any()):
-        return Check("direction", False, "on policy, the gradient is 0 everywhere: look for a clip that acts there")
-    wrong_BT = batch.mask_BT & (gradient_BT * batch.advantages_BT.sign() > 0)
-    if bool(wrong_BT.any()):
-        wrong, right = int(wrong_BT.sum()), int((gradient_BT * batch.advantages_BT < 0).sum())
-        says = f"on policy, the gradient of {wrong} of {wrong + right} tokens has the sign of A: descending it makes "
-        says += "good responses less likely, and bad ones likelier; look for a "
+        return Check("direction", False, f"{says}the gradient is 0 everywhere: look for a clip that acts there")
+    if wrong:
         says += (
+            f"the gradient of {wrong} of {wrong + right} tokens has the sign of A: descending it makes good responses "
+        )
+        cause = (
             "missing minus" if wrong > right else "term that changes the sign of A, such as a mean that is taken off"
         )
-        return Check("direction", False, says)
-    says = "on policy, good responses get likelier, and bad ones less likely"
+        return Check("direction", False, f"{says}less likely, and bad ones likelier; look for a {cause}")
+    says += "good responses get likelier, and bad ones less likely"
     for sign in (1, -1):
         if not bool(gradient_BT[sign * batch.advantages_BT > 0].any()):
             says += f"; those with A {'>' if sign > 0 else '<'} 0 get no gradient"

@@ -13,9 +13,8 @@ largest log-ratio below which no response differs from it by more than TOLERANCE
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -36,21 +35,15 @@ _WIDTH: Final = 340
 _LARGE: Final = {10: 30.0, 3: -30.0}
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The verdict on a loss beside a named one, and the properties in which the two differ."""
+class Comparison(NamedTuple):
+    """The verdict on a loss beside a named one, and a line for each property in which the two differ."""
 
     equal: bool
     verdict: str
-    differences: tuple[str, ...] = ()
-
-    def text(self) -> str:
-        """Verdict and differences, for the terminal."""
-        return "\n  ".join([self.verdict, *self.differences])
+    differences: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
+class _Pair(NamedTuple):
     """Gradients of the loss and of the named loss, [B, T] each, and the length of each response."""
 
     mine_BT: torch.Tensor
@@ -102,17 +95,15 @@ def compare(mine: PolicyLoss, like: PolicyLoss) -> Comparison:
     if not bool(on_policy.mine_BT.any()):
         return Comparison(False, "no gradient on policy, where the named loss has one")
     if (factor := on_policy.factor()) is None:
-        says = f"another loss: on policy cosine {on_policy.cosine():.2f}"
-        return Comparison(False, says, tuple(_differences(mine, like)))
-    words = _in_words(*factor)
+        return Comparison(False, f"another loss: on policy cosine {on_policy.cosine():.2f}", _differences(mine, like))
+    words, upto = _in_words(*factor), "on policy only"
     moved = [(move, pair(_batch(move))) for move in MOVES]
-    agreeing = [bool(at.agrees(*factor).all()) for _, at in moved]
-    if not all(agreeing):
-        first = agreeing.index(False)
-        upto = f"up to log-ratio {moved[first - 1][0]:.2g}" if first else "on policy only"
-        cosine, move = min((at.cosine(), move) for move, at in moved[first:])
-        says = f"{words} {upto}, then cosine {cosine:.2f} (at {move:.2g})"
-        return Comparison(False, says, tuple(_differences(mine, like)))
+    for index, (move, at) in enumerate(moved):
+        if not bool(at.agrees(*factor).all()):
+            cosine, worst = min((at.cosine(), move) for move, at in moved[index:])
+            says = f"{words} {upto}, then cosine {cosine:.2f} (at {worst:.2g})"
+            return Comparison(False, says, _differences(mine, like))
+        upto = f"up to log-ratio {move:.2g}"
     if clamp := _clamp(pair, factor, on_policy.like_BT.abs().amax(-1)):
         return Comparison(False, f"{words}, but not where {clamp}: look for a clamp")
     return Comparison(words == "equal", words)
@@ -152,28 +143,27 @@ def _clamp(pair: Callable[[Batch], _Pair], factor: tuple[float, float], on_polic
         size_B = at.like_BT.abs().amax(-1)
         judged_B = ((size_B / on_policy_B).log().abs() < _LARGEST) | ((size_B == 0) & (on_policy_B > 0))
         wrong_B = judged_B & ~at.agrees(*factor)
-        if bool(wrong_B[list(_LARGE)].any()):
-            return "A is 30 or -30"
         if bool(wrong_B.any()):
-            return f"|S| exceeds {_LARGEST:g}"
+            return "A is 30 or -30" if bool(wrong_B[list(_LARGE)].any()) else f"|S| exceeds {_LARGEST:g}"
     return ""
 
 
 def _in_words(k: float, exponent: float) -> str:
     """The factor in words, such as ``equal``, ``2 times``, ``L times`` or ``0.0569 L times``."""
-    same = abs(k - 1) <= TOLERANCE
+    number = "" if abs(k - 1) <= TOLERANCE else f"{k:.4g} "
     if not exponent:
-        return "equal" if same else f"{k:.4g} times"
+        return f"{number}times" if number else "equal"
     power = {1.0: "L", -1.0: "1/L", 0.5: "sqrt(L)", -0.5: "1/sqrt(L)"}.get(exponent, f"L^{exponent:g}")
-    return f"{'' if same else f'{k:.4g} '}{power} times (L: the tokens of a response)"
+    return f"{number}{power} times (L: the tokens of a response)"
 
 
-def _differences(mine: PolicyLoss, like: PolicyLoss) -> Iterator[str]:
-    """Weight, normalisation and the log-ratios at which the clip acts: a line for each in which the losses differ."""
-    weights = [weight_and_bound(loss) for loss in (mine, like)]
-    lines = [("weight near the old policy", [f"{weight or 'another'}{bound}" for weight, bound in weights])]
-    exponents = (round(normalisation(loss)[1], 2) + 0.0 for loss in (mine, like))
-    lines.append(("gradient per token on policy", [f"L^{a:.2f}".replace("L^nan", "no power of L") for a in exponents]))
-    clips = [sides(loss, weight) for loss, (weight, _) in zip((mine, like), weights, strict=True)]
-    lines += [(f"clip at {side}", [place(clip[side]) for clip in clips]) for side in clips[0]]
-    return (f"{name}: {ours} in place of {theirs}" for name, (ours, theirs) in lines if ours != theirs)
+def _differences(*losses: PolicyLoss) -> list[str]:
+    """Weight, normalisation and the log-ratios at which the clip acts: a line for each in which two losses differ."""
+    both: list[dict[str, str]] = []
+    for loss in losses:
+        weight, bound = weight_and_bound(loss)
+        power = f"L^{round(normalisation(loss)[1], 2) + 0.0:.2f}".replace("L^nan", "no power of L")
+        said = {"weight near the old policy": f"{weight or 'another'}{bound}", "gradient per token on policy": power}
+        both.append(said | {f"clip at {side}": place(log_ratio) for side, log_ratio in sides(loss, weight).items()})
+    mine, like = both
+    return [f"{name}: {mine[name]} in place of {like[name]}" for name in mine if mine[name] != like[name]]

@@ -21,7 +21,6 @@ from fspo.records import read_object
 from fspo.report.common_records import common_record_table
 from fspo.report.figures import STYLE, Look, algo_looks, comparison_figures
 from fspo.report.findings import clip_values_in_words, compared, differing_settings, findings
-from fspo.report.funnel import funnel_table
 from fspo.report.groups import Profiles, RunGroup, clip_profiles, group_runs, standard_measures
 from fspo.report.runs import Run, expand_paths, load_runs
 from fspo.report.tables import NOT_RUN, final_numbers, grid_table, paired_differences
@@ -143,7 +142,6 @@ def _comparisons(runs: Sequence[Run], figures: Path) -> list[dict[str, Any]]:
             "final": final_numbers(chosen, measures),
             "paired": paired_differences(chosen, measures),
             "common_records": common_record_table(chosen, profiles["symmetric"], chosen[0].runs[0].accept),
-            "funnel": funnel_table(chosen),
         }
         comparisons.append(
             {

@@ -34,7 +34,6 @@ COLOURS: Final = {
     "rloo": "#d55e00",
     "gspo": "#009e73",
     "fspo_v1": "#56b4e9",
-    "fspo_quantile": "#b0508f",
     "luspo": "#5c8a00",
     "grpo": "#8a6d3b",
     "unclipped": "#6b5bd2",

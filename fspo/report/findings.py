@@ -102,7 +102,7 @@ def differing_settings(groups: Sequence[RunGroup]) -> Differing:
     by_group = [[run.settings() for run in group.runs] for group in groups]
     every = [settings for group in by_group for settings in group]
     whole = all(any(not key.startswith(LOSS_KEY) for key in settings) for settings in every)
-    folders = [str(settings["run.dir"]) for settings in every if "run.dir" in settings]
+    folders = [str(settings[key]) for settings in every if (key := "trainer.default_local_dir") in settings]
     differing = []
     for key in dict.fromkeys(key for settings in every for key in settings):
         absent = "the loss's own, not described" if key == f"{LOSS_KEY}.band" else "not set"
@@ -112,7 +112,7 @@ def differing_settings(groups: Sequence[RunGroup]) -> Differing:
             and (whole or key.startswith(LOSS_KEY))
             and "seed" not in key
             and not key.startswith("ray_kwargs.")
-            and key not in ("fspo.algo", "fspo.clip_values", "trainer.experiment_name")
+            and key not in ("fspo.clip_values", "trainer.experiment_name")
             and not any(folder in str(settings.get(key)) for settings in every for folder in folders)
         ):
             differing.append((key, values))

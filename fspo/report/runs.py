@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fspo.audit.description import NOT_MOVED
-from fspo.audit.reading import accept_of, of_before, read_audit, settings_of
+from fspo.audit.reading import accept_of, counts, of_before, read_audit, settings_of
 from fspo.losses import ALGORITHMS, BANDS, resolve_settings
 from fspo.reading import ANYTHING, NULL, NUMBER, check_fields, is_below, mapping_of, read_yaml, wrong_fields
 from fspo.records import (
     CONFIG_FILE,
-    FUNNEL_FILE,
     GRID_FILE,
     INFO_FILE,
     METRICS_FILE,
@@ -28,7 +27,6 @@ from fspo.records import (
     read_info,
     read_steps,
 )
-from fspo.report.funnel_steps import FunnelSteps
 from fspo.responses import Responses
 from fspo.table import FOLDER, holds_table, read_table
 from fspo.types import SequenceLossSettings
@@ -49,7 +47,6 @@ class Run:
         info: run.json, empty if missing or broken.
         steps: Metrics by step, in order. Where a step was logged twice (after a resume), the later line counts.
         responses: Those of mini-batches before which a weight had moved.
-        funnel: Where responses ended, one entry per step; none for a run from before there was a funnel.
         problems: What could not be read, each with file and line.
     """
 
@@ -57,7 +54,6 @@ class Run:
     info: dict[str, Any] = field(default_factory=dict)
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     responses: Responses = field(default_factory=lambda: Responses.join([]))
-    funnel: FunnelSteps = field(default_factory=lambda: FunnelSteps.of([]))
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -187,10 +183,7 @@ def load_run(path: Path) -> Run:
     if os.path.lexists(path / FOLDER):
         table = read_table(path / FOLDER, columns=_COLUMNS)
         run.problems += table.problems
-        run.responses = Responses.of_rows(table.columns).moved()
-    if (path / FUNNEL_FILE).exists():  # of a step that was done twice, the later record
-        ends = read_steps(path / FUNNEL_FILE, run.problems, lambda line: FunnelSteps.of([line]))
-        run.funnel = FunnelSteps.join([run.funnel, *{step: record for _, step, record in ends}.values()])
+        run.responses = Responses.of_rows(table.columns, counts(table.meta, False)).moved()
     return run
 
 

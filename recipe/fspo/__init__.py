@@ -9,3 +9,5 @@ from typing import Final
 _HERE = Path(__file__).resolve().parent
 #: The shipped configuration: ``conf/`` of a checkout, which a wheel holds as ``recipe/fspo/conf/``.
 CONF_DIR: Final = _HERE / "conf" if (_HERE / "conf").is_dir() else _HERE.parents[1] / "conf"
+#: Values of ``trainer.v1.trainer_mode`` that name a trainer of this recipe.
+TRAINER_MODES: Final = ("fspo", "fspo_colocate_async", "fspo_separate_async")

@@ -1,68 +1,47 @@
-"""Settings of the method, ``fspo.*`` and those of the sequence-level losses, and what follows from others.
-
-Nothing here imports the runner; :mod:`recipe.fspo.rules` has the checks before a start.
-"""
+"""Settings of the method, ``fspo.*`` and those of the sequence-level losses, and what follows from others."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Final
+import warnings
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
-from recipe.fspo import CONF_DIR
+from recipe.fspo import CONF_DIR, TRAINER_MODES
 
 from fspo.losses import ALGORITHMS
-from fspo.types import NO_CLIP, SequenceLossSettings
+from fspo.types import SequenceLossSettings
 from fspo.verl import SequencePolicyLossConfig
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-from verl.workers.config import PolicyLossConfig
+from verl.trainer.ppo.utils import need_critic
 
-_ACTOR: Final = "actor_rollout_ref.actor"
-_POLICY_LOSS: Final = f"{_ACTOR}.policy_loss"
-
-#: Values of ``trainer.v1.trainer_mode`` that name a trainer of this recipe.
-TRAINER_MODES: Final = ("fspo", "fspo_colocate_async", "fspo_separate_async")
+ACTOR: Final = "actor_rollout_ref.actor"
+POLICY_LOSS: Final = f"{ACTOR}.policy_loss"
+#: The class of settings of this recipe's losses.
+OUR_CLASS: Final = "fspo.verl.SequencePolicyLossConfig"
 #: Advantage estimators that compare the responses to one prompt, and need at least two.
 GROUP_ESTIMATORS: Final = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg", "grpo_passk")
 
 
-# ---------------------------------------------------------------- losses that are none of fspo.losses.ALGORITHMS
+@dataclass(frozen=True)
+class FspoSettings:
+    """The settings ``fspo.*``; ``conf/base.yaml`` has their values and says what each does."""
+
+    kl_to_start: bool
+    match_scale: Literal["matched", "native"]
+    clip_values: Literal["measured", "published"] | None
+    accept: float
+    skip_zero_advantage: bool | None
 
 
-def is_users_loss(policy_loss: DictConfig) -> bool:
-    """Whether the loss is neither of :data:`fspo.losses.ALGORITHMS` nor one that verl itself registers."""
-    loss = POLICY_LOSS_REGISTRY.get(policy_loss.loss_mode)
-    is_verls = loss is not None and loss.__module__.startswith("verl.")
-    return policy_loss.loss_mode not in ALGORITHMS and not is_verls
+def is_ours(config: DictConfig) -> bool:
+    """Whether the trainer is one of this recipe's."""
+    return OmegaConf.select(config, "trainer.v1.trainer_mode") in TRAINER_MODES
 
 
-def settings_of(policy_loss: DictConfig) -> dict[str, Any]:
-    """Every setting that the class of an own loss (``_target_``) adds to verl's, with its value.
-
-    Raises:
-        InstantiationException: if the class cannot be imported, or refuses a setting.
-    """
-    settings = instantiate(policy_loss, _convert_="partial")
-    if not isinstance(settings, PolicyLossConfig):  # without _target_ there is no class
-        return {}
-    verls = {field.name for field in dataclasses.fields(PolicyLossConfig)} - {"loss_mode"}
-    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    return {name: value for name, value in values.items() if name not in verls}
-
-
-def unknown_scale(config: DictConfig) -> str | None:
-    """What ``fspo.match_scale=matched`` cannot do with an own loss that does not say how its gradient grows with L."""
-    policy_loss = config.actor_rollout_ref.actor.policy_loss
-    if config.fspo.match_scale == "native" or not is_users_loss(policy_loss):
-        return None
-    if settings_of(policy_loss).get("grad_scale") in ("1", "1/L"):
-        return None
-    return (
-        f"fspo.match_scale=matched leaves the gradient of loss_mode={policy_loss.loss_mode} as it is, because nothing "
-        "says how it grows with the response's length: give fspo.match_scale=native, or let the class of its settings "
-        'have the field grad_scale ("1" for a sum over tokens, "1/L" for a mean)'
-    )
+def is_by_sequence(config: DictConfig) -> bool:
+    """Whether the loss is one of this repository's, with one advantage and one ratio for each response."""
+    return OmegaConf.select(config, f"{POLICY_LOSS}.loss_mode", throw_on_resolution_failure=False) in ALGORITHMS
 
 
 def policy_loss_settings(policy_loss: DictConfig) -> SequenceLossSettings | None:
@@ -71,155 +50,103 @@ def policy_loss_settings(policy_loss: DictConfig) -> SequenceLossSettings | None
     Raises:
         ValueError: for a value out of range, a contradiction or an unknown key.
     """
-    values = OmegaConf.to_container(policy_loss, resolve=True)
+    values: Any = OmegaConf.to_container(policy_loss, resolve=True)
     if values["loss_mode"] not in ALGORITHMS:
         return None
-    values.pop("_target_", None)
+    values.pop("_target_", None)  # algo=grpo with loss_mode=fspo has verl's
     try:
         return SequencePolicyLossConfig(**values).settings()
     except TypeError as error:
-        raise ValueError(f"{_POLICY_LOSS}: {error} (docs/algorithms.md has the settings)") from None
-
-
-def complete(config: DictConfig) -> dict[str, object]:
-    """Fill in the settings of mode and loss that follow from others, in place; their entries of ``run.json``."""
-    complete_mode(config)
-    complete_loss(config)
-    loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
-    return {
-        "algo": config.fspo.algo,
-        "clip_values": config.fspo.clip_values,
-        "loss": {key: value for key, value in loss.items() if value is not None},
-    }
+        raise ValueError(f"{POLICY_LOSS}: {error} (docs/algorithms.md has the settings)") from None
 
 
 def complete_settings(config: DictConfig) -> None:
     """Give ``fspo.*`` every setting that the configuration does not have, as verl's own has none; in place.
 
     They are those of ``conf/base.yaml``, but for ``kl_to_start``: a reference policy takes memory, and a plain command
-    asks for none. Of a run's configuration all are there.
+    asks for none.
     """
     defaults = OmegaConf.load(CONF_DIR / "base.yaml").fspo
     with open_dict(config):
         config.fspo = OmegaConf.merge(defaults, {"kl_to_start": False}, config.get("fspo") or {})
-    if config.fspo.clip_values is None:
-        config.fspo.clip_values = "published" if keeps_clip_values(config) else "measured"
-    if own_scale(config):
-        config.fspo.match_scale = "native"
 
 
-def complete_loss(config: DictConfig) -> None:
-    """Write every setting of the loss into ``actor.policy_loss``, so that ``config.yaml`` says what was run; in place.
+def complete(config: DictConfig) -> list[str]:
+    """Fill in the settings of mode, method and loss that follow from others, in place; what there is to say of it.
 
-    A loss of the user's has the fields of its own class.
+    Once, before Ray, so that ``config.yaml`` says what was run. What the command gives (a clip value, a factor on the
+    gradient) is decided here: afterwards a completed setting looks like a given one.
     """
-    policy_loss = config.actor_rollout_ref.actor.policy_loss
-    settings = policy_loss_settings(policy_loss)
-    if note := own_scale(config):
-        print(f"note: {note}", flush=True)
-        config.fspo.match_scale = "native"
-    why = keeps_clip_values(config)
-    could = can_be_measured(policy_loss) and (policy_loss.get("c_low") or 0) < NO_CLIP
-    if why and could and config.fspo.get("clip_values") != "published":
-        print(f"note: clip values are not measured: {why}", flush=True)
-    with open_dict(config.fspo):
-        config.fspo.clip_values = "published" if why else "measured"
-    if settings is not None:  # algo=grpo with loss_mode=fspo has verl's _target_, which knows none of these fields
-        values = dataclasses.asdict(settings) | {"_target_": "fspo.verl.SequencePolicyLossConfig"}
-    elif is_users_loss(policy_loss):
-        values = settings_of(policy_loss)
-        if note := unknown_scale(config):
-            print(f"note: {note}", flush=True)
-    else:
-        return
-    with open_dict(policy_loss):
-        policy_loss.update(values)
-
-
-def keeps_clip_values(config: DictConfig) -> str | None:
-    """Why a run keeps the clip values that it begins with; None if it measures them. Of a loss not yet completed."""
-    loss = config.actor_rollout_ref.actor.policy_loss
-    if OmegaConf.select(config, "fspo.clip_values") == "published":
-        return "fspo.clip_values=published"
-    if not can_be_measured(loss):
-        return f"loss_mode={loss.loss_mode} has none that could be"
-    if values := clip_values_of(config):
-        return f"{_POLICY_LOSS} has {' and '.join(values)}"
-    if config.get("evaluate"):
-        return "evaluate=true trains nothing"
-    return None
-
-
-def can_be_measured(loss: DictConfig) -> bool:
-    try:
-        settings = policy_loss_settings(loss)
-    except ValueError:  # which is said elsewhere
-        return False
-    return settings is not None and not settings.calibrated
-
-
-def clip_values_of(config: DictConfig) -> list[str]:
-    """The clip values that a loss has from the command line or from its algorithm's file.
-
-    A run that measures them names those of the loss's authors beside all its other settings. These were not given.
-    """
-    loss = config.actor_rollout_ref.actor.policy_loss
-    values = {key: loss[key] for key in ("c_low", "c_high") if loss.get(key) is not None}
+    complete_settings(config)
+    notes, loss = list[str](), config.actor_rollout_ref.actor.policy_loss
     settings = policy_loss_settings(loss)
-    if OmegaConf.select(config, "fspo.clip_values") == "measured" and settings is not None:
-        authors, completed = ALGORITHMS[loss.loss_mode], _is_completed(loss, settings)
-        values = {k: v for k, v in values.items() if not (completed and v == getattr(authors, k))}
-    return [f"{key}={value}" for key, value in values.items()]
-
-
-def _is_completed(loss: DictConfig, settings: SequenceLossSettings) -> bool:
-    return dataclasses.asdict(settings).items() <= dict(loss).items()
-
-
-def own_scale(config: DictConfig) -> str | None:
-    """A note on a given ``grad_multiplier``, to which ``fspo.match_scale=matched`` gives way; None without one.
-
-    Both at once would divide the gradient twice. A run whose loss is divided names the factor 1 beside all its other
-    settings. This one was not given.
-    """
-    loss = config.actor_rollout_ref.actor.policy_loss
-    factor = loss.get("grad_multiplier")
-    if factor is None or OmegaConf.select(config, "fspo.match_scale") == "native":
-        return None
-    try:
-        settings = policy_loss_settings(loss)
-    except ValueError:  # which is said elsewhere
-        return None
-    if settings is None or settings.grad_scale != "1":
-        return None
-    if _is_completed(loss, settings) and factor == ALGORITHMS[loss.loss_mode].grad_multiplier:
-        return None
-    return (
-        f"{_POLICY_LOSS}.grad_multiplier={factor} is the factor on the gradient: fspo.match_scale is off (native), and "
-        "divides by no length besides"
-    )
-
-
-def scales_with_length(policy_loss: DictConfig) -> bool:
-    """Whether the gradient of a response grows with its length L: a sum over its tokens, h(L) = 1, and not a mean.
-
-    The gradients of such losses (FSPO, RLOO, LUSPO) are about L times those of GSPO and of verl's token means, so a
-    common gradient-norm clip would bind always for the ones and never for the others. ``fspo.match_scale=matched``
-    divides them by a typical length. Of a loss of the user's the field ``grad_scale`` says it.
-    """
-    if (settings := policy_loss_settings(policy_loss)) is not None:
-        return settings.grad_scale == "1"
-    return is_users_loss(policy_loss) and settings_of(policy_loss).get("grad_scale") == "1"
-
-
-def complete_mode(config: DictConfig) -> None:
-    """Fill in how many mini-batches ``mode=separate_async`` trains between two transfers of the weights; in place."""
     separate_async = config.trainer.v1.separate_async
-    if separate_async.parameter_sync_step is None:
+    if separate_async.parameter_sync_step is None:  # transfers of the weights: one a rollout batch
         batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
         separate_async.parameter_sync_step = batch // mini
+    if config.fspo.clip_values != "published" and (why := _keeps_clip_values(config, settings)):
+        if config.fspo.clip_values == "measured" or settings is not None:
+            notes.append(f"clip values are not measured: {why}")
+        config.fspo.clip_values = "published"
+    config.fspo.clip_values = config.fspo.clip_values or "measured"
+    factor = loss.get("grad_multiplier")
+    sums = settings is not None and settings.grad_scale == "1"
+    if config.fspo.match_scale == "matched" and factor is not None and sums:
+        notes.append(
+            f"fspo.match_scale is native: {POLICY_LOSS}.grad_multiplier={factor} is the factor on the gradient"
+        )
+        config.fspo.match_scale = "native"
+    if config.fspo.skip_zero_advantage is None:
+        why = counts_zero_advantages(config)
+        config.fspo.skip_zero_advantage = why is None
+        if why:
+            notes.append(f"responses without a gradient are not left out (fspo.skip_zero_advantage): {why}")
+    if settings is not None:
+        with open_dict(loss):
+            loss.update(dataclasses.asdict(settings) | {"_target_": OUR_CLASS})
+    return notes
 
 
-def is_by_sequence(config: DictConfig) -> bool:
-    """Whether the loss is one of this repository's, with one advantage and one ratio for each response."""
-    return config.actor_rollout_ref.actor.policy_loss.loss_mode in ALGORITHMS
+def _keeps_clip_values(config: DictConfig, settings: SequenceLossSettings | None) -> str | None:
+    """Why a run keeps the clip values that it begins with; None if it measures them. Of a loss not yet completed."""
+    loss = config.actor_rollout_ref.actor.policy_loss
+    if settings is None:
+        return f"loss_mode={loss.loss_mode} has none that could be"
+    if given := [f"{key}={loss[key]:g}" for key in ("c_low", "c_high") if loss.get(key) is not None]:
+        return f"{POLICY_LOSS} has {' and '.join(given)}"
+    return "evaluate=true trains nothing" if config.get("evaluate") else None
+
+
+def _has_critic(config: DictConfig) -> bool:
+    with warnings.catch_warnings(action="ignore"):  # verl warns of every estimator but GAE
+        return bool(need_critic(config))
+
+
+def counts_zero_advantages(config: DictConfig) -> str | None:
+    """Why responses to a prompt whose rewards are all equal take part in an update; None if they do not.
+
+    They do not where A is 0 by rewards alone, as in verl's group estimators, the loss has no gradient where A = 0, as
+    this recipe's, and nothing else of the update reads them.
+    """
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    correction = algorithm.get("rollout_correction") or {}
+    estimator = str(algorithm.adv_estimator)
+    mtp = "actor_rollout_ref.model.mtp.enable"
+    for counts, why in (
+        (not is_by_sequence(config), f"{POLICY_LOSS}.loss_mode={actor.policy_loss.loss_mode} is none of this recipe's"),
+        (estimator not in GROUP_ESTIMATORS, f"algorithm.adv_estimator={estimator} compares no group of responses"),
+        (actor.use_kl_loss, f"{ACTOR}.use_kl_loss=true penalises every response"),
+        (algorithm.use_kl_in_reward, "algorithm.use_kl_in_reward=true makes rewards differ that are equal"),
+        (actor.entropy_coeff != 0, f"{ACTOR}.entropy_coeff={actor.entropy_coeff} acts on every response"),
+        (_has_critic(config), f"critic.enable={str(config.critic.enable).lower()} trains a critic with every response"),
+        (
+            correction.get("rollout_is") is not None and correction.get("rollout_is_batch_normalize"),
+            "algorithm.rollout_correction.rollout_is_batch_normalize=true divides by a mean over all responses",
+        ),
+        (OmegaConf.select(config, "distillation.enabled"), "distillation.enabled=true acts on every response"),
+        (OmegaConf.select(config, mtp), f"{mtp}=true trains with every response"),
+        (not str(actor.strategy).startswith("fsdp"), f"{ACTOR}.strategy={actor.strategy} is not FSDP"),
+    ):
+        if counts:
+            return why
+    return None

@@ -1,71 +1,167 @@
-"""Entry point: ``python -m recipe.fspo.main [algo=...] [experiment=...] [any Hydra override]``."""
+"""``python -m recipe.fspo.main [algo=...] [experiment=...] [KEY=VALUE ...]``: verl's own run with FSPO (--help)."""
 
 from __future__ import annotations
 
+import os
+import shlex
+import signal
 import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
 
-from recipe.runner.faults.preemption import ENDING, INTERRUPTED, PREEMPTED, take_signals
+import hydra
+from hydra import initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from recipe.fspo import CONF_DIR
+from recipe.fspo.start import Start, prepared
+from recipe.runner.checkpoints import integrity
+from recipe.runner.faults.preemption import ENDING, NOT_BEGUN, take_signals
+from recipe.runner.faults.processes import own_run_id
+from recipe.runner.launch import machine, resume, secrets
+from recipe.runner.launch.problems import Refused
+from recipe.runner.launch.sweep import Arm, Sweep
 
-
-def usage() -> str:
-    """What ``--help`` prints."""
-    from recipe.fspo.job import choices
-    from recipe.runner import main as runner
-    from recipe.runner.launch.commands import BAD_INPUT
-
-    return f"""\
-usage: python -m recipe.fspo.main [KEY=VALUE ...]
-
-Trains a policy with verl, Ray, FSDP and vLLM. Keys to swap:
-
-  algo=fspo             loss, clip values and native advantage: {", ".join(choices("algo"))}
-  experiment=demo       model, data, machine: {", ".join(choices("experiment"))}
-                        ~experiment: none; your main_ppo arguments go beside it (docs/verl.md#your-script)
-  mode=sync             when responses are generated: {", ".join(choices("mode"))}
-  seed=1                of data order, sampling and initialisation
-  evaluate=false        true: no training; avg@k and pass@k of the validation sets, with intervals
-
-Settings often changed, of the recipe and of verl:
-
-  fspo.clip_values=measured                                 on a run's first responses; published: the loss's own
-  fspo.match_scale=matched                                  losses that sum over tokens are divided by a typical length
-  run.dir=FOLDER        metrics, checkpoints, figure; give the same one again to resume, with the settings that it keeps
-  resume=FOLDER         {runner.SETTINGS["resume"][1]}
-  dry_run=false         {runner.SETTINGS["dry_run"][1]}
-  run.allow_changed=[KEY]                                  settings that a resumed run may change; recorded in run.json
-  actor_rollout_ref.actor.policy_loss.exponent=0.43         how the band grows with the length (0, 0.5, 1 have names)
-  actor_rollout_ref.actor.policy_loss.c_low=0.05            band below, in nats; c_high above; given ones: not measured
-  actor_rollout_ref.actor.optim.lr=1e-6                     learning rate
-  actor_rollout_ref.model.path=FOLDER                       model in Hugging Face format
-  data.train_files=FILE data.val_files=[FILE,FILE]          yours: docs/data-and-rewards.md
-  reward.custom_reward_function.path=FILE                   a reward of your own
-  data.train_batch_size=512                                 prompts per step
-  actor_rollout_ref.actor.ppo_mini_batch_size=32            prompts per optimizer step
-  actor_rollout_ref.rollout.n=16                            responses per prompt
-  trainer.nnodes=1 trainer.n_gpus_per_node=8                machine
-  trainer.total_training_steps=300 trainer.save_freq=5 trainer.test_freq=10
-  trainer.logger=[console,tensorboard,wandb]                verl's, into the run folder
-  hydra.searchpath=[FOLDER]                                 your algo/ (own loss: docs/extending.md) or experiment/
-
-Any other key of verl's configuration works too (+KEY=VALUE adds one that is not there, ~KEY removes one).
---cfg job prints the configuration as it is composed (--resolve, --package GROUP).
-A first Ctrl-C, TERM, HUP, USR1, USR2 or XCPU saves after the step in progress and ends the run; a second, at once.
-Exit status: 0 finished, 1 failed, {BAD_INPUT} bad input, {PREEMPTED} worth another start (it was asked to end, or a
-process died or hung after a finished step), {INTERRUPTED} the same by Ctrl-C, 128+N by a second signal N.
-
-See also, each with --help: python -m recipe.fspo.compare (algorithms x seeds), recipe.runner.export,
-fspo.report, recipe.math.data (published sets), recipe.math.evaluation.
-"""
+#: Exit status of a command that is refused, as ``argparse`` uses it; nothing was written.
+REFUSED: Final = 2
+#: What the workers of a run import, so that they are forked with it on CPUs.
+_MODULES: Final = ("recipe.fspo.trainer",)
+_OF_THE_LOSS: Final = ("actor_rollout_ref.actor", "algorithm.adv_estimator", "fspo")
+_ARMS: Final = list[Arm]()
+_SWEEP: Sweep | None = None
 
 
-def main() -> None:
-    """Hand the command line to the runner; what takes time to import is imported here, where Ctrl-C has a sentence."""
-    from recipe.fspo.job import JOB
-    from recipe.runner import main as runner
+def take(signum: signal.Signals) -> None:
+    """What a signal does: a sweep passes it on, a run saves and ends."""
+    (_SWEEP or ENDING).take(signum)
 
-    runner.main(JOB, usage, "python -m recipe.fspo.compare algos=[fspo,gspo] seeds=[1,2]", sys.argv[1:])
+
+@hydra.main(config_path=str(CONF_DIR), config_name="fspo", version_base="1.3")
+def compose_by_hydra(config: DictConfig) -> None:
+    """Keep what Hydra has composed: one run, or each of a sweep."""
+    of_hydra = HydraConfig.get()
+    words = [*of_hydra.overrides.task, *(word for word in of_hydra.overrides.hydra if not _is_of_a_sweep(word))]
+    words += [
+        f"--config-dir={Path(source.path.removeprefix('file://')).absolute()}"
+        for source in of_hydra.runtime.config_sources
+        if source.provider == "command-line"
+    ]
+    _ARMS.append(Arm(config, tuple(words), of_hydra.runtime.choices.get("algo")))
+
+
+def _is_of_a_sweep(word: str) -> bool:
+    return word.lstrip("+").startswith(("hydra.mode=", "hydra.sweep."))
+
+
+def composed(words: Sequence[str] = ()) -> DictConfig:
+    """The configuration of a command with these words, without running it; imports no verl."""
+    os.environ["VERL_CONFIG"] = str(machine.verl_config())
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        return hydra.compose("fspo", list(words))
+
+
+def main(words: Sequence[str]) -> int:
+    """Run a command; its exit status."""
+    global _SWEEP
+    try:
+        if literal := list(secrets.problems_of_words(words)):
+            raise Refused(*literal)  # alone: other sentences show the words
+        os.environ["VERL_CONFIG"] = str(machine.verl_config())
+        with tempfile.TemporaryDirectory() as unread:  # Hydra writes multirun.yaml there
+            words = resume.with_words_of_the_run(words)
+            is_sweep = not {"-m", "--multirun"}.isdisjoint(words)
+            place = next((i for i, word in enumerate(words) if "=" in word and word[0] != "-"), len(words))
+            sys.argv[1:] = [*words[:place], *([f"hydra.sweep.dir={unread}"] if is_sweep else []), *words[place:]]
+            compose_by_hydra()
+        if is_sweep and _ARMS:
+            _SWEEP = Sweep("recipe.fspo.main", _ARMS, _OF_THE_LOSS)
+            return _SWEEP.run(bool(_ARMS[0].config.dry_run))
+        return run(_ARMS[0]) if _ARMS else 0  # none after --cfg
+    except Refused as refused:
+        print(refused, file=sys.stderr)
+        return REFUSED
+    except OSError as error:  # before Ray: once it runs, its errors say where they come from
+        place = f"{error.filename}: " if error.filename else ""
+        print(
+            f"error: {place}{error.strerror or error}; nothing was started: mend the place",
+            file=sys.stderr,
+        )
+        return REFUSED
+
+
+def run(arm: Arm) -> int:
+    """One run, or what ``dry_run=true`` says of it; the exit status."""
+    config = arm.config
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
+    machine.export_platform(config, elsewhere=bool(config.dry_run))
+    if config.dry_run:
+        from recipe.fspo.dry_run import said
+
+        print("\n".join(said(prepared(arm, elsewhere=True))), flush=True)
+        return 0
+    own_run_id()  # before anything is started: whatever is, inherits it
+    ENDING.how_far = lambda: NOT_BEGUN
+    with machine.private_run(config), machine.forked_workers(config, _MODULES):
+        start = prepared(arm)
+        # Here, beside the workers: verl must wait until the platform is exported.
+        from recipe.runner.launch.run_folder import begin, locked
+        from recipe.runner.launch.train import how_far, train
+
+        folder = Path(start.config.trainer.default_local_dir)
+        ENDING.how_far = lambda: "\n".join([how_far(start.config), *_next_commands(start)])
+        with locked(folder):
+            write_task(start.config)
+            if start.checkpoint and integrity.is_checkpoint_of(start.config.trainer, start.checkpoint.folder):
+                integrity.name_latest(start.checkpoint)  # it may be an earlier one
+            begin(folder, start.written(), arm.words, start.facts, start.step, start.changed, start.stop_tokens)
+            status = train(start.config)
+        if status == 0:
+            print(_conclusion(start.config), flush=True)
+        print(*_next_commands(start, finished=status == 0), sep="\n", flush=True)
+        return status
+
+
+def write_task(config: DictConfig) -> None:
+    """Write those files of the recipe's own task that the run reads."""
+    from recipe.math.data.offline_task import write_dataset
+    from recipe.runner.launch.check_data import splits_to_write
+
+    if splits := splits_to_write(config):
+        try:
+            write_dataset(**config.data.offline_task, splits=splits)
+        except FileExistsError as error:
+            raise Refused(f"data.offline_task: {error}") from error
+
+
+def _conclusion(config: DictConfig) -> str:
+    """What a finished run ends with."""
+    folder = Path(config.trainer.default_local_dir)
+    if config.evaluate:
+        from recipe.math.evaluation import conclude_evaluation
+
+        return conclude_evaluation(folder, config.seed)
+    from fspo.report.summary import summarise
+
+    return summarise(folder)
+
+
+def _next_commands(start: Start, finished: bool = False) -> Iterator[str]:
+    """The commands that continue, export and report a run that has ended, as far as they would find something."""
+    folder = Path(start.config.trainer.default_local_dir)
+    if start.config.evaluate:
+        return
+    again = f"python -m recipe.fspo.main {shlex.quote(f'resume={folder}')}"
+    if integrity.latest(folder) is not None:
+        yield f"continue: {again}" + (" trainer.total_training_steps=N" if finished else "")
+        yield f"export: python -m recipe.runner.export {shlex.quote(str(folder))} --out DIR"
+    elif not finished:
+        yield f"begin again (nothing was saved): {again}"
+    if resume.has_results(folder):
+        yield f"report: python -m fspo.report {shlex.quote(str(folder))} --out DIR"
 
 
 if __name__ == "__main__":
-    take_signals(ENDING.take)
-    main()
+    take_signals(take)
+    sys.exit(main(sys.argv[1:]))

@@ -1,36 +1,33 @@
-"""The recorder of a worker process: it hands the trainer records of the policy loss, and the loss its band state.
+"""The recorder of a worker process: rows of the mini-batches for the trainer, band state and scale for the loss.
 
 verl averages what a policy loss returns as metrics over micro-batches, ranks and mini-batches, unweighted. A row per
-response and mini-batch therefore travels beside verl's metrics: the wrapper around each loss
-(:func:`recipe.fspo.policy_loss.observe_losses`) adds each micro-batch to the mini-batch in progress
-(:class:`fspo.audit.Audit`), and the trainer collects the list after the update (:mod:`recipe.fspo.worker`). Under plain
-verl the audit writes them to files instead (:mod:`recipe.fspo.audit`). One recorder exists per process, because verl's
-loss registry holds plain functions.
+response and mini-batch therefore travels beside verl's metrics. It is made here and nowhere else, from what verl hands
+to its loss (:func:`recorded`): S, L and A of any loss, and of verl's token-level losses what they keep. The trainer
+collects the rows after the update (:mod:`recipe.fspo.worker`), judges those of a band, and adds what it alone knows
+(:mod:`recipe.fspo.step_records`). One recorder exists per process, because verl's loss registry holds plain functions.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from recipe.fspo.policy_loss import kept_by_gradient
 
-from fspo.audit import Audit
-from fspo.table import Rows, join_rows
+import fspo.verl
+from fspo.losses import sequence_log_ratio
+from fspo.table import Rows, is_whole_number, join_rows
+from verl.workers.utils.padding import no_padding_2_padding
 
 if TYPE_CHECKING:
-    from fspo.types import BandState, SequenceLossOutput
+    from fspo.types import BandState
 
 #: Column of a batch, int64 [B]: each sequence's row number; -1 for padding.
 ROWS: Final = "fspo_rows"
-
-
-def weights_moved(grad_norm: float | None, learning_rate: float | None) -> bool:
-    """False if the learning rate is 0 or the gradient norm is not finite. None: not reported."""
-    return learning_rate != 0 and (grad_norm is None or math.isfinite(grad_norm))
 
 
 @dataclass
@@ -38,20 +35,24 @@ class MiniBatch:
     """What was recorded of one mini-batch, by one rank or, joined, by all.
 
     Attributes:
-        number: See :func:`fspo.audit.minibatch_numbers`; 0 before any weight has moved.
-        rows: Columns of the table, [B] each; see :class:`fspo.audit.MiniBatchRows`.
+        rows: Columns of :data:`fspo.table.SCHEMA`, [B] each. A response without a token left has L = 0.
         grad_norm: Norm of the whole gradient, before clipping; the same on all ranks, None where verl reports none.
         learning_rate: Of its optimizer step; with 0 (at the start of a warm-up) the weights stay where they are.
     """
 
-    number: int
     rows: Rows
     grad_norm: float | None = None
     learning_rate: float | None = None
 
+    @property
+    def moves(self) -> bool:
+        """Whether its optimizer step moves the policy. Weight decay without a gradient does so by next to nothing."""
+        finite = self.grad_norm is None or (math.isfinite(self.grad_norm) and self.grad_norm != 0)
+        return finite and self.learning_rate != 0
+
 
 def join_ranks(per_rank: Sequence[Sequence[MiniBatch] | None]) -> list[MiniBatch]:
-    """Join what the ranks recorded: entry i of the result holds mini-batch i of the rollout batch, over all ranks.
+    """Join what the ranks recorded: entry i of the result holds mini-batch i of the update, over all ranks.
 
     A rank that another one speaks for has None. Responses stand in the order of their rows in the rollout batch, so
     that no figure depends on the ranks.
@@ -71,43 +72,16 @@ def _join(ranks: Sequence[MiniBatch]) -> MiniBatch:
     return replace(ranks[0], rows=rows)
 
 
-def end_of_response(response_mask_BT: torch.Tensor) -> torch.Tensor:
-    """Position after the last token of the model, [B]; 0 for a row without any.
-
-    That is its length L, unless a tool or an environment has written some of the response: those tokens have mask 0 and
-    do not count in L, but they do use up ``data.max_response_length``.
-    """
-    position_T = torch.arange(1, response_mask_BT.shape[-1] + 1, device=response_mask_BT.device)
-    return torch.where(response_mask_BT.to(torch.bool), position_T, 0).amax(dim=-1)
-
-
 class Recorder:
     """Collects a :class:`MiniBatch` per optimizer step, and holds what the trainer sends for the update."""
 
     def __init__(self) -> None:
-        #: Records and counts the mini-batches of this rank; None (plain verl, without an audit) records nothing.
-        self.audit: Audit | None = None
         #: Factor on the loss (``fspo.match_scale=matched``).
         self.loss_scale = 1.0
-        #: Responses that end here or later count as truncated; None: not known.
-        self.max_response_length: int | None = None
-        #: Whether a trainer of this recipe collects the mini-batches.
-        self.is_of_a_trainer = False
         self._band_state: BandState | None = None
-        self._step = 0
-        self._row_B: torch.Tensor | None = None
-        self._output: SequenceLossOutput | None = None
+        self._step = self._index = 0
+        self._parts: list[Rows] = []
         self._mini_batches: list[MiniBatch] = []
-
-    def enable(self, max_response_length: int, on_policy: bool = True) -> None:
-        """Start recording for a trainer of this recipe, which collects the mini-batches.
-
-        Args:
-            max_response_length: responses that end here or later count as truncated.
-            on_policy: see :class:`fspo.audit.Audit`.
-        """
-        self.audit = Audit(on_policy=on_policy)
-        self.max_response_length, self.is_of_a_trainer = max_response_length, True
 
     def begin_update(self, band_state: BandState | None, step: int, loss_scale: float = 1.0) -> None:
         """Set what the next update uses.
@@ -117,69 +91,28 @@ class Recorder:
             step: Of the rollout batch. ``mode=separate_async`` updates once for each of its mini-batches.
             loss_scale: Factor on the loss.
         """
-        self._band_state, self._step, self.loss_scale = band_state, step, loss_scale
-        if self.audit is not None:
-            self.audit.begin_step(step)
-
-    def begin_mini_batch(self) -> None:
-        """Open the records of the next mini-batch."""
-        if self.audit is not None:
-            self.audit.clear()
-
-    def begin_micro_batch(self, row_B: torch.Tensor | None) -> None:
-        """Note which responses of the rollout batch the next micro-batch holds, int64 [B]; None: not known."""
-        self._row_B = row_B
+        if step != self._step:
+            self._step, self._index = step, 0
+        self._band_state, self.loss_scale = band_state, loss_scale
 
     def current_band_state(self) -> BandState | None:
         """The band state for the mini-batch in progress; None before any was sent."""
-        if self._band_state is None or self.audit is None:
-            return self._band_state
-        return self._band_state.at_mini_batch(self.audit.index)
+        return None if self._band_state is None else self._band_state.at_mini_batch(self._index)
 
-    def take(self, output: SequenceLossOutput) -> None:
-        """See :class:`fspo.verl.Recorder`; :meth:`pop_output` hands it over, where anything is recorded."""
-        if self.audit is not None:
-            self._output = output
+    def begin_mini_batch(self) -> None:
+        """Open the rows of the next mini-batch."""
+        self._parts = []
 
-    def pop_output(self) -> SequenceLossOutput | None:
-        """What a loss has handed over since the last call; None if its rule of acceptance is not one of ours."""
-        output, self._output = self._output, None
-        return output
+    def add(self, rows: Rows) -> None:
+        """Add the rows of one micro-batch to the mini-batch in progress."""
+        self._parts.append(rows)
 
-    def add(
-        self,
-        loss: str,
-        tensors: Sequence[torch.Tensor],
-        output: SequenceLossOutput | None,
-        rollout_is_weights: torch.Tensor | None = None,
-    ) -> None:
-        """Add one micro-batch to the mini-batch in progress.
-
-        Args:
-            loss: Name of the loss.
-            tensors: What the loss was called with: log_prob, old_log_prob, advantages, response_mask, [B, T].
-            output: What it made of them; None where its rule of acceptance is not known.
-            rollout_is_weights: Weights of verl's rollout correction, [B, T]; None without one.
-        """
-        if self.audit is None:
-            return
-        self.audit.loss = loss
-        log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT = tensors
-        if self.is_of_a_trainer and output is not None and not torch.isfinite(output.log_ratio_B[output.valid_B]).all():
-            return  # a gradient that is not finite stops the run, and the batch is kept (faults/nonfinite.py)
-        truncated_B = None
-        if self.max_response_length is not None:
-            truncated_B = end_of_response(mask_BT) >= self.max_response_length
-        of_rows = (output, truncated_B, self._row_B, rollout_is_weights)
-        self.audit.add(log_prob_BT, old_log_prob_BT, mask_BT, advantages_BT, *of_rows)
-
-    def end_mini_batch(self, grad_norm: float | None, learning_rate: float | None = None) -> None:
+    def end_mini_batch(self, grad_norm: float | None, learning_rate: float | None) -> MiniBatch:
         """Close the mini-batch in progress, with the gradient norm (before clipping) and its learning rate."""
-        if self.audit is None:
-            return
-        ended = self.audit.end_mini_batch(self._step, weights_moved(grad_norm, learning_rate))
-        if not self.audit.writes:  # otherwise nobody collects them
-            self._mini_batches.append(MiniBatch(*ended, grad_norm, learning_rate))
+        mini_batch = MiniBatch(join_rows([_NO_ROWS, *self._parts]), grad_norm, learning_rate)
+        self._mini_batches.append(mini_batch)
+        self._parts, self._index = [], self._index + 1
+        return mini_batch
 
     def pop(self) -> list[MiniBatch]:
         """Hand over the mini-batches recorded since the last call, in the order of their updates."""
@@ -187,5 +120,53 @@ class Recorder:
         return recorded
 
 
+_NO_ROWS: Final[Rows] = {"S": np.empty(0, np.float32), "L": np.empty(0, np.int64), "A": np.empty(0, np.float32)}
 #: The recorder of this process.
-RECORDER = Recorder()
+RECORDER: Final = Recorder()
+fspo.verl.recorder = RECORDER
+
+
+def recorded(loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_group: Any = None) -> Any:
+    """``loss_fn`` of an actor, and a row for each response of the micro-batch, whatever its policy loss."""
+    result = loss_fn(model_output=model_output, data=data, dp_group=dp_group)
+    config = loss_fn.keywords["config"]  # type: ignore[attr-defined]
+    RECORDER.add(rows_of(model_output["log_probs"].detach(), data, config))
+    return result
+
+
+@torch.no_grad()
+def rows_of(log_probs: torch.Tensor, data: Any, config: Any) -> Rows:
+    """Columns of a micro-batch as verl hands it to its loss, without padding.
+
+    Args:
+        log_probs: log pi of all tokens, packed, nats.
+        data: The micro-batch.
+        config: verl's configuration of the actor.
+    """
+    names = ["old_log_probs", "advantages", "response_mask", "rollout_is_weights"]
+    columns = data.select(*(name for name in names if name in data)).to_padded_tensor()
+    log_prob_BT, old_BT, advantages_BT = no_padding_2_padding(log_probs, data), *map(columns.get, names[:2])
+    mask_BT = columns["response_mask"].bool()
+    length_B = mask_BT.sum(-1)
+
+    def mean(values_BT: torch.Tensor) -> torch.Tensor:
+        return values_BT.double().masked_fill(~mask_BT, 0.0).sum(-1) / length_B.clamp(min=1)
+
+    rows = {"S": sequence_log_ratio(log_prob_BT, old_BT, mask_BT), "L": length_B, "A": mean(advantages_BT)}
+    if (weights_BT := columns.get("rollout_is_weights", None)) is not None:
+        rows["rollout_weight"] = mean(weights_BT)
+    if (row_B := data.get(ROWS, None)) is not None:
+        # TransferQueue hands out every column nested, of equal rows too.
+        rows["row"] = (torch.stack(row_B.unbind()) if row_B.is_nested else row_B).flatten()
+    rows |= kept_by_gradient(log_prob_BT, old_BT, advantages_BT, mask_BT, config)
+    # One stacked copy, because one transfer per column would cost as many synchronisations per micro-batch.
+    values = [column.to(length_B.device, torch.float64) for column in rows.values()]
+    whole = dict(zip(rows, torch.stack(values).cpu().numpy(), strict=True))
+    is_response_B = whole.get("row", whole["L"] - 1) >= 0
+    lost_B = ~np.isfinite(whole["S"]) | (whole["L"] == 0)
+    for name in whole.keys() & {"S", "inside", "kept", "weight"}:
+        whole[name][lost_B] = np.nan
+    return {
+        name: column[is_response_B].astype(np.int64 if is_whole_number(name) else np.float32)
+        for name, column in whole.items()
+    }

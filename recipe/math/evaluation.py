@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fspo.fairness.bootstrap import ratio_interval
+from fspo.fairness.lre import wilson_interval
 from fspo.files import write_json
 from fspo.markdown import markdown_table
 
@@ -40,10 +41,7 @@ class Record:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.score) and 0.0 <= self.score <= 1.0):
-            raise ValueError(
-                f"score={self.score} of {self.problem_id} is no accuracy: let the reward return a dict with acc in "
-                "[0, 1] beside its score"
-            )
+            raise ValueError(f"score={self.score} is no accuracy: let the reward return acc in [0, 1] beside it")
 
 
 def read_records(path: Path) -> list[Record]:
@@ -65,8 +63,6 @@ def read_records(path: Path) -> list[Record]:
                 if missing := [key for key in _KEYS if row.get(key) is None]:
                     raise ValueError(f"the key {missing[0]!r} is missing or null")
                 source, problem, length, score = (row[key] for key in _KEYS)
-                if float(length) < 0 or float(length) % 1:
-                    raise ValueError(f"response_length={length}: must be a whole number from 0")
                 records.append(Record(str(source), str(problem), int(length), float(score)))
             except (AttributeError, TypeError, ValueError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
@@ -99,9 +95,8 @@ def evaluate(records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
     - `avg`: the mean over problems of the mean score of their responses (avg@k for k responses each);
     - `pass`: pass@k for powers of two up to the smallest number of responses to a problem, and for that number. A
       response counts as correct if its score is 1;
-    - `by_length`: the share of correct responses in each bin `[low, high)` of the response length in tokens, and their
-      number. It is a ratio of sums over problems: a problem weighs by its responses in the bin. Bins without responses
-      are left out.
+    - `by_length`: the mean score of the responses in each bin `[low, high)` of the length in tokens, and their number;
+      a problem weighs by its responses in the bin.
 
     Every value is {value, low, high} with a 95% interval; `seed` is that of its bootstrap. Where all problems have one
     value, 0 or 1 say, the bootstrap has no width, and the interval is Wilson's for so many problems.
@@ -112,53 +107,37 @@ def evaluate(records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
     return {source: _evaluate_source(list(by_source[source].values()), seed) for source in sorted(by_source)}
 
 
-_Z: Final = statistics.NormalDist().inv_cdf(0.975)
-
-
-def _wilson(value: float, n: int) -> tuple[float, float]:
-    """Ends of Wilson's 95% interval of a share of n problems (Wilson 1927, equation 4)."""
-    middle = (value + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-    half = _Z * math.sqrt(value * (1 - value) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
 def _evaluate_source(problems: list[list[Record]], seed: int) -> dict[str, Any]:
     def estimate(sums: Sequence[float], counts: Sequence[float] = (1.0,) * len(problems)) -> dict[str, float | None]:
         result = ratio_interval(sums, counts, seed=seed).to_json()
         values = [total / count for total, count in zip(sums, counts, strict=True) if count > 0]
         if len(values) > 1 and max(values) - min(values) < 1e-9:
-            result["low"], result["high"] = _wilson(values[0], len(values))
+            result["low"], result["high"] = map(float, wilson_interval(values[0], len(values)))
         return result
 
     responses = [len(records) for records in problems]
     smallest = min(responses)
     ks = sorted({*(2**i for i in range(smallest.bit_length())), smallest})
     solved = [sum(record.score == 1.0 for record in records) for records in problems]
-    result: dict[str, Any] = {
+    by_length = []
+    for low, high in itertools.pairwise((*LENGTH_EDGES, math.inf)):
+        inside = [[r.score for r in records if low <= r.response_length < high] for records in problems]
+        counts = [float(len(scores)) for scores in inside]
+        if any(counts):
+            accuracy = estimate([math.fsum(scores) for scores in inside], counts)
+            bin_ = {"low": low, "high": None if math.isinf(high) else high}
+            by_length.append({**bin_, "responses": int(sum(counts)), "accuracy": accuracy})
+    return {
         "problems": len(problems),
         "responses": sum(responses),
-        "longest": max(record.response_length for records in problems for record in records),
         "responses_per_problem": {"min": min(responses), "max": max(responses)},
         "avg": estimate([statistics.fmean(record.score for record in records) for records in problems]),
         "pass": {
             str(k): estimate([pass_at_k(n, correct, k) for n, correct in zip(responses, solved, strict=True)])
             for k in ks
         },
-        "by_length": [],
+        "by_length": by_length,
     }
-    for low, high in itertools.pairwise((*LENGTH_EDGES, math.inf)):
-        inside = [[r.score for r in records if low <= r.response_length < high] for records in problems]
-        counts = [float(len(scores)) for scores in inside]
-        if any(counts):
-            result["by_length"].append(
-                {
-                    "low": int(low),
-                    "high": None if math.isinf(high) else int(high),
-                    "responses": int(sum(counts)),
-                    "accuracy": estimate([math.fsum(scores) for scores in inside], counts),
-                }
-            )
-    return result
 
 
 def format_table(result: Mapping[str, Any]) -> str:
@@ -166,20 +145,17 @@ def format_table(result: Mapping[str, Any]) -> str:
 
     def show(entry: Mapping[str, float | None]) -> str:
         value = f"{entry['value'] or 0.0:.1%}"
-        if entry["low"] is None or entry["high"] is None:
-            return value
-        return f"{value} [{entry['low']:.1%}, {entry['high']:.1%}]"
+        has_interval = entry["low"] is not None and entry["high"] is not None
+        return f"{value} [{entry['low']:.1%}, {entry['high']:.1%}]" if has_interval else value
 
     ks = sorted({int(k) for scores in result.values() for k in scores["pass"]})
     sets, lengths = [], []
     for name, scores in result.items():
-        fewest, most = scores["responses_per_problem"]["min"], scores["responses_per_problem"]["max"]
-        responses = str(fewest) if fewest == most else f"{fewest} to {most}"
+        responses = " to ".join(map(str, dict.fromkeys(scores["responses_per_problem"].values())))
         cells = [show(scores["pass"][str(k)]) if str(k) in scores["pass"] else "" for k in ks]
         sets.append([name, str(scores["problems"]), responses, show(scores["avg"]), *cells])
         for entry in scores["by_length"]:
-            high = min(scores["longest"], (entry["high"] or math.inf) - 1)
-            span = f"{entry['low']} to {high}" if high > entry["low"] else str(high)
+            span = f"{entry['low']} to {entry['high'] - 1}" if entry["high"] else f"from {entry['low']}"
             lengths.append([name, span, str(entry["responses"]), show(entry["accuracy"])])
     heads = ["data set", "problems", "responses each", "avg@k", *(f"pass@{k}" for k in ks)]
     by_length = markdown_table(["data set", "response length", "responses", "accuracy"], lengths)
@@ -209,13 +185,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m recipe.math.evaluation", description="avg@k, pass@k and accuracy by length, with 95% intervals."
     )
-    parser.add_argument(
-        "file", type=Path, metavar="FILE", help=f"JSONL, a response a line, with {', '.join(_KEYS)} (or acc for score)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (0)")
-    args = parser.parse_args(argv)
+    what = f"JSONL, a response a line, with {', '.join(_KEYS)} (or acc for score)"
+    parser.add_argument("file", type=Path, metavar="FILE", help=what)
     try:
-        print(format_table(evaluate(read_records(args.file), args.seed)), end="")
+        print(format_table(evaluate(read_records(parser.parse_args(argv).file))), end="")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from recipe.math.answers import MathScorer, Status, Verdict, soft_overlong_penalty
+from recipe.math.answers import MathScorer, Status
 from recipe.math.data import offline_task
 
 #: Statuses that are counted one by one as metrics; the string `status` in verl's dumps names all of them.
@@ -44,37 +44,33 @@ def compute_score(
     `+reward.custom_reward_function.reward_kwargs.<name>=<value>`.
 
     Args:
-        data_source, solution_str, ground_truth, extra_info: passed by verl. The offline task has its own
-            verifier, everything else goes to math-verify.
+        data_source, solution_str, ground_truth, extra_info: of verl. The offline task has its own verifier.
         overlong_buffer: tokens of DAPO's soft overlong penalty; 0 or None turns it off. Needs `max_response_length` and
             the reward manager of `recipe.runner.reward_manager`, which tells the length of the response in tokens.
         n_workers, time_limit_s, memory_limit_mb: see `recipe.math.answers.MathScorer`; per reward worker of verl.
         reward_router_address, reward_model_tokenizer: passed by verl beside a reward model, not used.
 
     Returns:
-        The same keys for every data source: `score`; `acc` (what validation reports);
-        `timeout`, `parse_failed` and `crashed` (flags, 1.0 or 0.0); `status`, `data_source`,
-        `problem_id` (text: in the dumps, not in the metrics); `response_length` in tokens, None without our reward
-        manager.
+        The same keys for every data source: `score`; `acc` (what validation reports); `timeout`, `parse_failed` and
+        `crashed` (1.0 or 0.0); `status`, `data_source`, `problem_id` (text: in the dumps, not in the metrics);
+        `response_length` in tokens, None without our reward manager.
 
     Raises:
         ValueError: a ground truth that is not text; the overlong penalty is on, but a length is not known.
     """
     if not isinstance(ground_truth, str):
-        raise ValueError(
-            f"reward_model.ground_truth={ground_truth!r} ({type(ground_truth).__name__}) of data_source={data_source} "
-            "is not text, which this reward reads: write every ground truth as text"
-        )
+        kind = type(ground_truth).__name__
+        raise ValueError(f"reward_model.ground_truth={ground_truth!r} ({kind}) of {data_source}: write it as text")
     info = extra_info or {}
     if data_source == offline_task.DATA_SOURCE:
-        correct = offline_task.score_answer(solution_str, ground_truth) == 1.0
-        verdict = Verdict.of(Status.CORRECT if correct else Status.WRONG)
+        is_right = offline_task.score_answer(solution_str, ground_truth) == 1.0
+        status = Status.CORRECT if is_right else Status.WRONG
     else:
         with _creating:  # functools.cache alone may call the constructor twice when threads race
             scorer = _scorer(n_workers, time_limit_s, memory_limit_mb)
-        verdict = scorer.score(solution_str, ground_truth)
+        status = scorer.judge(solution_str, ground_truth)
     length, problem = info.get("response_length"), info.get("problem_id")
-    score = verdict.score
+    score = status.score
     if overlong_buffer:
         if length is None or max_response_length is None:
             raise ValueError(
@@ -84,10 +80,25 @@ def compute_score(
         score += overlong_weight * soft_overlong_penalty(length, max_response_length, overlong_buffer)
     return {
         "score": score,
-        "acc": verdict.score,
-        **{flag.value: float(verdict.status is flag) for flag in FLAGS},
+        "acc": status.score,
+        **{flag.value: float(status is flag) for flag in FLAGS},
         "response_length": length,
-        "status": verdict.status.value,
+        "status": status.value,
         "data_source": data_source,
         "problem_id": f"{data_source}/{info.get('index')}" if problem is None else str(problem),
     }
+
+
+def soft_overlong_penalty(response_length: int, max_response_length: int, buffer_length: int) -> float:
+    """DAPO's soft overlong punishment (Yu et al. 2025, arXiv 2503.14476, equation 13), in [-1, 0].
+
+    With `L_max = max_response_length`, `L_cache = buffer_length` and L the response length, all in tokens: 0 up to
+    `L_max - L_cache`, then `((L_max - L_cache) - L) / L_cache`, and -1 beyond `L_max`.
+
+    Raises:
+        ValueError: a buffer outside (0, max_response_length].
+    """
+    if not 0 < buffer_length <= max_response_length:
+        raise ValueError(f"buffer_length={buffer_length} must be in (0, {max_response_length}], the longest response")
+    free = max_response_length - buffer_length
+    return min(0.0, max(-1.0, (free - response_length) / buffer_length))

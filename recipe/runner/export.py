@@ -17,17 +17,17 @@ from recipe.runner.checkpoints.integrity import latest, unsound
 
 
 def actor_folder(path: Path) -> Path:
-    """The actor's folder of a run, a ``checkpoints`` folder or one ``global_step_N`` folder (the latest checkpoint).
+    """The actor's folder of a run (its latest checkpoint) or of one ``global_step_N`` folder.
 
     Raises:
         FileNotFoundError: if there is no checkpoint at ``path``, or it is incomplete.
     """
-    checkpoint = latest(path / "checkpoints") or latest(path)
+    checkpoint = latest(path)
     actor = (checkpoint.folder if checkpoint else path) / "actor"
     if not list(actor.glob("model_world_size_*_rank_0.pt")):
         raise FileNotFoundError(
             f"{path} holds no finished checkpoint (looked for {actor}/model_world_size_*_rank_0.pt): give a run "
-            "folder, its checkpoints folder, or a global_step_N folder"
+            "folder, or a global_step_N folder"
         )
     return actor
 

@@ -1,7 +1,8 @@
 """What the runner adds to a trainer of verl: a run folder, phases, preemption, checkpoints that resume, a shorter poll.
 
 :class:`RunnerHooks` is mixed into verl's trainers: every method calls verl's own and adds to it. A subclass is
-registered under a name of its own (``trainer.v1.trainer_mode``) and restores verl's name, because verl asks for it.
+registered under a name of its own (``trainer.v1.trainer_mode``) and restores verl's name, because verl asks for it. All
+files of a run are in ``trainer.default_local_dir``, in verl's own command, too.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -35,9 +37,8 @@ from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, write_phase
 from recipe.runner.faults.preemption import NOTHING_SAVED, Preempted, stop_request, tell_of_save, time_left_s
 from recipe.runner.faults.resources import wait_for_resources
-from recipe.runner.launch import loggers, run_folder
-from recipe.runner.launch.progress import PROGRESS
-from recipe.runner.launch.run_folder import RunLog
+from recipe.runner.launch import loggers
+from recipe.runner.progress import PROGRESS, RunLog, note
 from recipe.runner.response_watch import ResponseWatch, warn_of_missing
 from recipe.runner.reward_manager import raise_failure
 from recipe.runner.verl_patches import server_slots
@@ -51,18 +52,22 @@ _MARGIN_S: Final = 120.0
 class RunnerHooks(PPOTrainer):
     """What the runner adds, whatever the mode."""
 
+    #: The name of verl's mode.
     verl_mode: str
 
     def __init__(self, config: DictConfig) -> None:
+        #: Where all files of the run go.
+        self.folder = Path(config.trainer.default_local_dir).absolute()
         with open_dict(config):
-            config.trainer.v1.trainer_mode = self.verl_mode
-            config.trainer.experiment_name = loggers.run_name(config)
+            config.trainer.default_local_dir = str(self.folder)
+            config.trainer.v1.trainer_mode = self.verl_mode  # verl takes its asynchronous branches for any but sync
+        PROGRESS.write_to(self.folder)
         if (slots := server_slots.slots(config)) is not None:
             server_slots.give_servers_slots(slots)
         if self.verl_mode == "separate_async":
             # verl 0.9.1 hands its logger ``flush``, a keyword of print(): a TypeError unless the level drops it.
             logging.getLogger(trainer_separate_async.__name__).setLevel(logging.WARNING)
-        loggers.point_into(config.run.dir)
+        loggers.point_into(str(self.folder))
         if not are_signed():
             PROGRESS.say(
                 "note: Ray was started without a token (RAY_AUTH_MODE=token): whoever reaches its ports, or "
@@ -89,7 +94,7 @@ class RunnerHooks(PPOTrainer):
     def _enter(self, phase: str) -> None:
         self._look_for_end()
         self._phase = Phase(self.global_steps, phase)
-        write_phase(self.config.run.dir, self._phase)
+        write_phase(self.folder, self._phase)
 
     def _moved(self, queue: str) -> None:
         """Note progress within a phase, once a second at most; look whether the run shall end."""
@@ -97,11 +102,11 @@ class RunnerHooks(PPOTrainer):
         if queue != self._phase.queue and time.monotonic() - self._moved_s > 1:
             self._moved_s = time.monotonic()
             self._phase = replace(self._phase, queue=queue)
-            write_phase(self.config.run.dir, self._phase)
+            write_phase(self.folder, self._phase)
 
     def _ending(self) -> None:
         self._phase = replace(self._phase, step=self.global_steps, ending=True)
-        write_phase(self.config.run.dir, self._phase)
+        write_phase(self.folder, self._phase)
 
     def on_sample_begin(self) -> None:
         self._enter("generation")  # for every mini-batch in separate_async
@@ -139,6 +144,11 @@ class RunnerHooks(PPOTrainer):
         batch.reorder([row for part in rows for row in part])
         return batch
 
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        if not self.config.actor_rollout_ref.actor.shuffle:  # else verl's mini-batches are drawn at random
+            batch.extra_info["mini_batch_size"] = self.mini_batch
+        return super()._compute_old_log_prob(batch, metrics)
+
     # ---------------------------------------------------------------- start-up
 
     def init(self) -> None:
@@ -156,7 +166,7 @@ class RunnerHooks(PPOTrainer):
         self._end_with_the_epochs()
         rows = getattr(self.val_dataset, "dataframe", None)  # a data class of the user's own may have none
         if rows is not None and "data_source" in rows.column_names:  # for the intervals of held-out accuracy
-            run_folder.note(self.config.run.dir, validation_problems=dict(Counter(rows["data_source"])))
+            note(self.folder, validation_problems=dict(Counter(rows["data_source"])))
 
     def _end_with_the_epochs(self) -> None:
         # verl ends at whichever comes first, the last step or the last epoch, but takes the former alone for the last
@@ -207,7 +217,7 @@ class RunnerHooks(PPOTrainer):
         self._enter("start-up")
 
     def fit(self, agent_loop_manager: Any) -> None:
-        workers = getattr(agent_loop_manager, "agent_loop_workers", ())
+        workers: Sequence[Any] = getattr(agent_loop_manager, "agent_loop_workers", ())
         try:
             keep_failures(workers)
             self._reseed_sampling()
@@ -222,10 +232,7 @@ class RunnerHooks(PPOTrainer):
             self._ending()
 
     def _reseed_sampling(self) -> None:
-        """Let vLLM's sampling begin from the run's seed and step.
-
-        Needs a worker extension that can (``recipe.runner.cpu.vllm_worker``): on GPUs vLLM keeps the seed of its start.
-        """
+        """Let vLLM's sampling begin from the run's seed and step, where its workers can (on CPUs, the runner's)."""
         if self.config.trainer.device != "cpu":
             return
         seed = (self.config.data.seed or 0) * 1_000_003 + self.global_steps
@@ -238,7 +245,7 @@ class RunnerHooks(PPOTrainer):
     def _open_run_log(self) -> None:
         """Add the run folder to verl's loggers, which exist from the first validation or the first step on."""
         if self._run_log is None:
-            self._run_log = RunLog(self.config, total_steps=self.total_training_steps)
+            self._run_log = RunLog(self.folder, total_steps=self.total_training_steps)
             self.logger.logger["run_folder"] = self._run_log
 
     def on_validate_begin(self) -> None:
@@ -265,7 +272,7 @@ class RunnerHooks(PPOTrainer):
 
     def _why_end(self) -> str | None:
         """Why the run shall save and end: it is asked to, or its job's time ends before one more step and save."""
-        if (file := stop_request(self.config.run.dir)) is not None:
+        if (file := stop_request(self.folder)) is not None:
             return f"{file} is there"
         left_s, needed_s = time_left_s(), sum(self._longest_s.values()) + _MARGIN_S
         if self._training and left_s < needed_s:
@@ -338,10 +345,10 @@ class RunnerHooks(PPOTrainer):
         # checkpoint callback runs after that.)
         self._enter("save")
         started = time.monotonic()
-        folder = step_folder(Path(self.config.trainer.default_local_dir), self.global_steps)
+        folder = step_folder(self.folder, self.global_steps)
         if keep := self.config.trainer.max_actor_ckpt_to_keep:
-            remove_old(folder.parent, self.global_steps, keep)
-        with room_for_save(folder.parent, self.global_steps):
+            remove_old(self.folder, self.global_steps, keep)
+        with room_for_save(self.folder, self.global_steps):
             super()._save_checkpoint()
         self._saved_step = self.global_steps
         tell_of_save()

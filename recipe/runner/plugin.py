@@ -13,6 +13,7 @@ from fspo.when_imported import WhenImported
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.faults.stacks import write_when_asked
 from recipe.runner.ray_worker import have_workers_begin
+from recipe.runner.verl_patches.shown import log_as_written, print_as_written
 from recipe.runner.verl_patches.sockets import move_weights_to_the_private_folder
 from recipe.runner.verl_patches.stores import listen_at_the_address
 
@@ -28,4 +29,6 @@ WhenImported("verl.trainer.constants_ppo", have_workers_begin)
 if RUN_ID_VARIABLE in os.environ:
     WhenImported("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer", move_weights_to_the_private_folder)
     WhenImported("torch.distributed.rendezvous", listen_at_the_address)
+    WhenImported("verl.trainer.main_ppo", print_as_written)
+    WhenImported("verl.trainer.ppo.v1.trainer_base", log_as_written)
     write_when_asked()

@@ -10,7 +10,8 @@ from functools import wraps
 from typing import Any, Final
 
 from recipe.runner.faults import node
-from recipe.runner.faults.preemption import keep_blocked
+from recipe.runner.faults.preemption import job_variables, keep_blocked
+from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.verl_patches.frames import sign_messages
 
 #: Ray's setting, and its value, a name that each worker imports.
@@ -32,7 +33,9 @@ def begin() -> None:
 
 
 def have_workers_begin(constants: Any) -> None:
-    """Have verl ask Ray for :func:`begin` where the configuration is of a run in the runner's care.
+    """Have verl ask Ray for :func:`begin` in a run, which has an id, and hand on what its environment says of its job.
+
+    A Ray that the run did not start inherits nothing.
 
     Args:
         constants: verl's module ``verl.trainer.constants_ppo``.
@@ -42,6 +45,9 @@ def have_workers_begin(constants: Any) -> None:
     @wraps(environment)
     def with_hook(config: Any = None, *args: Any, **kwargs: Any) -> Any:
         runtime_env = environment(config, *args, **kwargs)
-        return runtime_env | {HOOK: BEGIN} if config is not None and "run" in config else runtime_env
+        if run_id := os.environ.get(RUN_ID_VARIABLE):
+            own = {RUN_ID_VARIABLE: run_id, **job_variables()}
+            runtime_env = {**runtime_env, HOOK: BEGIN, "env_vars": {**runtime_env.get("env_vars", {}), **own}}
+        return runtime_env
 
     constants.get_ppo_ray_runtime_env = with_hook

@@ -8,7 +8,7 @@ from typing import Any, Final
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from recipe.runner.launch.end_of_turn import remedy
-from recipe.runner.launch.progress import PROGRESS
+from recipe.runner.progress import PROGRESS
 
 #: Share of responses cut at the maximum length above which it is said.
 _MANY_CUT: Final = 0.5

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from columns import in_order
 
-from recipe.fspo.job import compose
+from recipe.fspo.main import composed as compose
 from recipe.runner.launch.machine import export_platform
 
 RANKS, NODES, BATCH, OUT, FOLDER = int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:6])
@@ -29,13 +29,14 @@ CONFIG = compose(
         "data.offline_task.n_test=8",
         f"trainer.nnodes={NODES}",
         f"trainer.n_gpus_per_node={RANKS // NODES}",
-        f"run.dir={FOLDER}",
+        f"trainer.default_local_dir={FOLDER}",
     ]
 )
 export_platform(CONFIG)  # before verl is imported
 
 import ray  # noqa: E402
 import torch  # noqa: E402
+from composing import here  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
@@ -49,9 +50,8 @@ from verl.single_controller.ray import (  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.workers.utils.padding import response_from_nested  # noqa: E402
 
-from recipe.fspo.in_runner.worker import RunTrainingWorker, RunWorker  # noqa: E402
 from recipe.fspo.recorder import join_ranks  # noqa: E402
-from recipe.runner.launch.prepare import on_this_machine  # noqa: E402
+from recipe.fspo.worker import FSPOWorker, RecordingTrainingWorker  # noqa: E402
 
 SEQUENCES, MINI_BATCHES, PROMPT, LONGEST = 32, 2, 8, 48
 TEMPERATURE = 1.0
@@ -62,7 +62,7 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
     return whole.detach().to(torch.float64).flatten()
 
 
-class KeepingWorker(RunTrainingWorker):
+class KeepingWorker(RecordingTrainingWorker):
     """Keeps the whole gradient of each mini-batch, before it is clipped."""
 
     def reset(self) -> None:
@@ -78,7 +78,7 @@ class KeepingWorker(RunTrainingWorker):
         self.engine.optimizer_step = keep_and_step
 
 
-class KeptWorker(RunWorker):
+class KeptWorker(FSPOWorker):
     """Asked for its gradients and weights."""
 
     actor_worker_cls = KeepingWorker
@@ -184,10 +184,9 @@ def asked(rows: dict[str, list[torch.Tensor]]) -> TensorDict:
 
 
 def main() -> None:
-    config = on_this_machine(CONFIG)
+    config = here(CONFIG)
     start_ray(config)
     workers = start_workers(config)
-    workers.record()
     workers.begin_run(str(FOLDER))
     rows = torch.load(BATCH) if BATCH.exists() else record(workers)
     _, before = workers.kept()[0]

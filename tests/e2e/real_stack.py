@@ -56,7 +56,7 @@ def measured(folder: Path) -> dict[str, Any]:
 
 def saved_under(folder: Path) -> Path:
     """Where a run's checkpoints are, and the file that names the latest."""
-    return folder / "checkpoints"
+    return folder
 
 
 def latest_step(folder: Path) -> int:

@@ -20,7 +20,6 @@ from typing import Final
 _IMPORTED: Final = [
     "verl.trainer.main_ppo",
     "recipe.fspo.main",
-    "recipe.fspo.job",
     "matplotlib.pyplot",
     "pandas",
     "jinja2",

@@ -6,3 +6,4 @@ import os
 
 os.environ["VERL_PLATFORM"] = "cpu"
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+os.environ["OMP_NUM_THREADS"] = "1"  # small tensors, and as many tests at a time as there are cores

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -29,22 +29,15 @@ class MiniBatch:
 @functools.cache
 def _config(*words: str) -> Any:
     """The demo's configuration as a run has it."""
-    from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
-    from recipe.fspo import CONF_DIR
-    from recipe.fspo.config import complete_loss
+    from recipe.fspo.config import complete
+    from recipe.fspo.main import composed
 
-    places = [f"{find_spec(name).submodule_search_locations[0]}/{folder}" for name, folder in _OTHERS]  # type: ignore
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        config = compose("fspo", [f"hydra.searchpath=[{','.join(places)}]", *words])
-    complete_loss(config)
+    config = composed(words)
+    complete(config)
     return config
-
-
-#: Where the groups are that conf/ takes from others.
-_OTHERS = (("verl", "trainer/config"), ("recipe.runner", "conf"))
 
 
 def clip_values(
@@ -54,7 +47,8 @@ def clip_values(
 
     The run is killed after the steps ``kills`` and resumed from their checkpoints.
     """
-    from recipe.fspo.accounting.measured import ClipValues
+    from fspo.audit import minibatch_numbers
+    from recipe.fspo.measured_values import ClipValues
     from recipe.fspo.recorder import MiniBatch as Recorded
     from recipe.fspo.recorder import join_ranks
 
@@ -66,7 +60,6 @@ def clip_values(
             by_rank.append(
                 [
                     Recorded(
-                        part.number,
                         {name: np.asarray(column)[rank::ranks] for name, column in part.rows.items()},
                         part.grad_norm,
                         part.learning_rate,
@@ -74,7 +67,9 @@ def clip_values(
                     for part in step
                 ]
             )
-        values.add(join_ranks(by_rank), None, number)
+        joined = join_ranks(by_rank)
+        moved = [place > 0 for place in minibatch_numbers([part.moves for part in joined])]
+        values.add(joined, moved, None, number)
         if number in kills:
             state, values = copy.deepcopy(values.state_dict()), ClipValues(config)
             values.load_state_dict(state)
@@ -83,7 +78,7 @@ def clip_values(
 
 def divisors(lengths: Sequence[Any], kills: Sequence[int] = (), of_one_batch: bool = False) -> list[float]:
     """What a run divides ``fspo`` by in updates with responses of these lengths, each a rollout batch unless said."""
-    from recipe.fspo.accounting.measured import LossScale
+    from recipe.fspo.measured_values import LossScale
 
     config, used = _config(), []
     scale = LossScale(config)
@@ -105,36 +100,42 @@ def settings_class() -> str:
 
 def in_folder(folder: Path) -> list[str]:
     """The word of a command that names the run's folder."""
-    return [f"run.dir={folder}"]
+    return [f"trainer.default_local_dir={folder}"]
 
 
 def begun(folder: Path, *words: str) -> Path:
     """The folder of a run that has done one step with these words and then ended, as a run writes it."""
-    from recipe.fspo.job import JOB, compose
-    from recipe.math.data.offline_task import write_dataset
-    from recipe.runner.launch import run_folder
-    from recipe.runner.launch.compose import parsed
-    from recipe.runner.launch.prepare import on_this_machine
+    from omegaconf import OmegaConf
 
-    given, references = (*in_folder(folder), *words), dict[str, str]()
-    config = on_this_machine(compose(given), references=references)
-    JOB.complete(config)
+    from recipe.fspo.config import complete
+    from recipe.fspo.main import composed
+    from recipe.fspo.start import Start
+    from recipe.math.data.offline_task import write_dataset
+    from recipe.runner.launch import run_folder, secrets
+    from recipe.runner.launch.settings import on_this_machine
+
+    given = (*in_folder(folder), *words)
+    config = composed(given)
+    on_this_machine(config)
+    start = Start(config, given, references=secrets.references(config))
+    OmegaConf.resolve(config)
+    complete(config)
+    algo = next((word.removeprefix("algo=") for word in words if word.startswith("algo=")), "fspo")
     write_dataset(folder / "data", 4096, 256, 0)
-    run_folder.begin(run_folder.Start(config, JOB, tuple(parsed(given)), references=references))
+    run_folder.begin(folder, start.written(), given, {"algo": algo})
     (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
     return folder
 
 
 def saved(folder: Path, step: int) -> Path:
     """A checkpoint of one rank as verl's FSDP manager writes it, which the tracker names."""
-    root = folder / "checkpoints"
-    place = root / f"global_step_{step}"
+    place = folder / f"global_step_{step}"
     (place / "actor").mkdir(parents=True)
     for name in ("model", "optim", "extra_state"):
         torch.save({"weights": torch.arange(2000.0), "step": step}, place / "actor" / f"{name}_world_size_1_rank_0.pt")
     torch.save({"position": step}, place / "data.pt")
     torch.save({"random": step}, place / "fspo_state.pt")
-    (root / "latest_checkpointed_iteration.txt").write_text(str(step))
+    (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
     return place
 
 
@@ -145,23 +146,23 @@ def evicted(
     import transfer_queue
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-    from recipe.fspo.accounting.funnel import LengthFunnel
-    from recipe.fspo.accounting.replay_buffer import counting
+    from fspo.records import complete_lines
+    from recipe.fspo.replay_buffer import ordered
 
     def read(keys: list[str], **_: Any) -> dict[str, Any]:
         rows = [torch.ones(3, dtype=torch.int64) for _ in keys]
         return {"response_mask": torch.nested.nested_tensor(rows, layout=torch.jagged)}
 
-    funnel = LengthFunnel()
     settings = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}
+    ends = Path(tempfile.mkdtemp()) / "ends.jsonl"
     # TransferQueue in memory, of responses of three tokens.
     with patch.multiple(transfer_queue, kv_batch_get=read, kv_clear=lambda **_: None):
-        buffer = counting(ReplayBufferAsync("separate_async", {}, **settings), funnel, 2, {})
+        buffer = ordered(ReplayBufferAsync("separate_async", {}, **settings), ends, 2)
         for prompt, count in groups.items():
             buffer.partitions["train"] |= {f"{prompt}_{i}_0": {"response_len": 3} for i in range(count)}
-        funnel.start(sum(groups.values()))
         buffer._evict_terminal_groups(3, "train", ({*stale}, set(), {*failed}, Counter()))
         buffer._clear_groups("train", {*surplus})
-    metrics, _ = funnel.end_step(3)
-    names = ("stale", "filtered", "failed", "surplus")
-    return {name: int(n) for name in names if (n := metrics.get(f"fspo/funnel/{name}", 0))}
+    ended: Counter[str] = Counter()
+    for line in complete_lines(ends):
+        ended[line["reason"]] += len(line["lengths"])
+    return dict(ended)

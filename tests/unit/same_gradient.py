@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from composing import here
 from same_update import CONFIG, MINI_BATCH, SEQUENCES, batch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from fspo.types import BandState
+from recipe.fspo.rollout_batch import read_outcomes
 from recipe.fspo.worker import FSPOWorker, RecordingTrainingWorker
-from recipe.fspo.zero_advantage import Padding, equal_rewards, to_be_left_out
-from recipe.runner.launch.prepare import on_this_machine
+from recipe.fspo.zero_advantage import Padding, equal_rewards
 
 
 class KeepingWorker(RecordingTrainingWorker):
@@ -57,12 +59,11 @@ def reduced(data: TensorDict, queue: Any) -> TensorDict:
         scores = torch.zeros(length)
         scores[-1] = 0.7 if equal else index % 2
         queue.rows[key] = {name: rows[name][index] for name in names} | {"rm_scores": scores}
+        queue.rows[key] |= {"extra_fields": {}, "data_source": "math"}
         meta.tags[index] = {"response_len": length, "seq_len": 0}
-    equal_keys = equal_rewards(meta)
-    left_out = to_be_left_out(meta, equal_keys)
-    lengths = {key: len(queue.rows[key]["responses"]) for key in left_out}
-    padding = Padding()
-    padding.put(meta, {key: equal_keys[key] for key in left_out}, lengths, 3)
+    outcomes, padding = read_outcomes(meta), Padding()
+    padding.choose(meta, equal_rewards(outcomes))
+    padding.put(meta, outcomes, 3)
     for key in padding.keys:
         queue.rows[key] |= {"advantages": torch.zeros(1), "old_log_probs": torch.zeros(1)}
     got = queue.kv_batch_get(padding.in_place(meta).keys, "train", names)
@@ -72,12 +73,12 @@ def reduced(data: TensorDict, queue: Any) -> TensorDict:
 def main() -> None:
     from queue_in_memory import Queue
 
-    from recipe.fspo import zero_advantage
+    from recipe.fspo import rollout_batch, zero_advantage
 
-    queue = zero_advantage.tq = Queue()
+    queue = rollout_batch.tq = zero_advantage.tq = Queue()
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    worker = Worker(config=on_this_machine(CONFIG).actor_rollout_ref, role="actor")
+    worker = Worker(config=here(CONFIG).actor_rollout_ref, role="actor")
     worker.init_model()
     whole = batch(worker)
     lengths = whole["responses"].offsets().diff().tolist()
@@ -87,7 +88,7 @@ def main() -> None:
     some = reduced(whole, queue)
     settings = {name: tu.get(whole, name) for name in [*whole.keys()] if not torch.is_tensor(whole[name])}
     tu.assign_non_tensor(some, **settings)
-    worker.record()
+    worker.begin_run(sys.argv[1])
     policy_loss = worker.actor.loss_fn
     while "config" not in getattr(policy_loss, "keywords", {}):
         policy_loss = policy_loss.args[0]
@@ -104,7 +105,7 @@ def main() -> None:
                 worker.begin_update(BandState(clip_scale=3.0), 3, loss_scale=0.1)
                 worker.update_actor(data)
                 gradients.append([gradient.clone() for gradient in worker.actor.gradients])
-                records.append([len(part.rows["S"]) for part in worker.pop_mini_batches()])
+                records.append([int((part.rows["L"] > 0).sum()) for part in worker.pop_mini_batches()])
             largest = float(gradients[0][0].abs().max())
             print(
                 json.dumps(

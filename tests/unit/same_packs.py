@@ -20,7 +20,7 @@ import torch.distributed as dist
 import two_ranks
 from batches import PROMPT, batch_of
 
-from recipe.fspo.job import compose
+from recipe.fspo.main import composed as compose
 
 SEQUENCES, MINI_BATCH, LONGEST, BUDGET = 48, 16, 40, 96
 ACTOR = "actor_rollout_ref.actor"
@@ -49,11 +49,10 @@ class Policy:
     """
 
     def __init__(self, config: Any, folder: Path, tokens: list[torch.Tensor], mini_batch: int) -> None:
-        from recipe.fspo.in_runner.worker import RunWorker
+        from recipe.fspo.worker import FSPOWorker
 
-        self.worker = RunWorker(config=config.actor_rollout_ref, role="actor")
+        self.worker = FSPOWorker(config=config.actor_rollout_ref, role="actor")
         self.worker.init_model()
-        self.worker.record()
         self.worker.begin_run(str(folder))
         self.tokens, self.mini_batch = tokens, mini_batch
 

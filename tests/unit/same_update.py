@@ -1,7 +1,7 @@
-"""``python same_update.py FOLDER``: one batch, an update with it by the plain worker and by the runner's.
+"""``same_update.py FOLDER WORKER LOSS``: one batch, an update with it by one worker, in a process of its own.
 
-A process of its own, run by test_worker.py: importing the runner's worker changes what verl computes with on CPUs, so
-the plain one goes first. Prints a JSON object for each: losses, gradient norms, change of the weights, rows.
+WORKER is ``verl`` (its own), ``audit`` (the same under FSPO_AUDIT) or ``recipe`` (the recipe's, of both commands).
+Prints a JSON object: losses, gradient norms, change of the weights, and rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from batches import PROMPT, batch_of
 
-from recipe.fspo.job import compose
+from recipe.fspo.main import composed as compose
 from recipe.runner.launch.machine import export_platform
 
 SEQUENCES, MINI_BATCH, LONGEST = 16, 8, 40
@@ -24,26 +24,25 @@ FOLDER = Path(sys.argv[1])
 CONFIG = compose(
     [
         "experiment=demo",
-        f"run.dir={FOLDER}",
+        f"trainer.default_local_dir={FOLDER}",
         "actor_rollout_ref.actor.optim.total_training_steps=1",
         "actor_rollout_ref.model.external_lib=recipe.runner.cpu.engine",
     ]
 )
 export_platform(CONFIG)  # before verl is imported
+if sys.argv[2:3] == ["audit"]:  # and this, too
+    facts = {"run": "run", "calls": 1, "limit": LONGEST, "every_mini_batch": "no"}
+    os.environ |= {"FSPO_AUDIT": f"{FOLDER}/audit", "FSPO_AUDIT_RUN": json.dumps(facts)}
 
 from tensordict import TensorDict  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.workers.utils.padding import response_from_nested  # noqa: E402
 
+from fspo.losses import ALGORITHMS  # noqa: E402
+from fspo.table import read_table  # noqa: E402
 from fspo.types import BandState  # noqa: E402
 from recipe.fspo.recorder import ROWS, join_ranks  # noqa: E402
 from recipe.runner.launch.prepare import on_this_machine  # noqa: E402
-
-
-def weights(worker: Any) -> torch.Tensor:
-    parts = [parameter.detach() for parameter in worker.actor.engine.module.parameters()]
-    whole = [part.full_tensor() if hasattr(part, "full_tensor") else part for part in parts]
-    return torch.cat([part.to(torch.float64).flatten() for part in whole])
 
 
 def batch(worker: Any) -> TensorDict:
@@ -63,41 +62,46 @@ def batch(worker: Any) -> TensorDict:
     return data
 
 
-def updated(worker: Any, data: TensorDict) -> dict[str, Any]:
-    """What an update with this batch is, of a worker that has made none."""
-    before = weights(worker)
-    worker.begin_update(BandState(clip_scale=3.0), 3, loss_scale=0.1)
-    metrics = worker.update_actor(data.clone())["metrics"]
-    mini_batches = join_ranks([worker.pop_mini_batches()])
-    return {
-        "losses": metrics["actor/pg_loss"],
-        "norms": [part.grad_norm for part in mini_batches],
-        "change": (weights(worker) - before).tolist(),
-        "rows": [{name: column.tolist() for name, column in part.rows.items()} for part in mini_batches],
-    }
+def weights(worker: Any) -> torch.Tensor:
+    parts = [parameter.detach() for parameter in worker.actor.engine.module.parameters()]
+    whole = [part.full_tensor() if hasattr(part, "full_tensor") else part for part in parts]
+    return torch.cat([part.to(torch.float64).flatten() for part in whole])
 
 
 def main() -> None:
+    kind, loss = sys.argv[2:4]
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if loss in ALGORITHMS:
+        CONFIG.actor_rollout_ref.actor.policy_loss.loss_mode = loss
+    else:
+        settings = {"_target_": "verl.workers.config.PolicyLossConfig", "loss_mode": loss}
+        CONFIG.actor_rollout_ref.actor.policy_loss = settings
+        CONFIG.actor_rollout_ref.actor.update(clip_ratio_low=2e-3, clip_ratio_high=2e-3)
     config = on_this_machine(CONFIG).actor_rollout_ref
-    from recipe.fspo.worker import FSPOWorker
-
-    plain = FSPOWorker(config=config, role="actor")
-    plain.init_model()
-    data = batch(plain)
-    plain.record()
-    print(json.dumps(updated(plain, data)), flush=True)
-    assert not [name for name in sys.modules if name.startswith("recipe.fspo.in_runner")]
-    from recipe.fspo.in_runner.worker import RunWorker
-
-    of_run = RunWorker(config=config, role="actor")
-    of_run.init_model()
-    of_run.record()
-    of_run.begin_run(str(FOLDER))
-    print(json.dumps(updated(of_run, data)), flush=True)
+    if kind == "recipe":
+        from recipe.fspo.worker import FSPOWorker as Worker
+    else:
+        from verl.workers.engine_workers import ActorRolloutRefWorker as Worker
+    worker = Worker(config=config, role="actor")
+    worker.init_model()
+    data = batch(worker)
+    if kind == "recipe":
+        worker.begin_run(str(FOLDER))
+        worker.begin_update(BandState(clip_scale=3.0) if loss in ALGORITHMS else None, 3)
+    before = weights(worker)
+    metrics = worker.update_actor(data.clone())["metrics"]
+    rows = []
+    if kind == "recipe":
+        rows = [part.rows for part in join_ranks([worker.pop_mini_batches()])]
+    elif kind == "audit":
+        rows = [read_table(FOLDER / "audit").columns]
+    names = ("S", "L", "A", "inside", "kept", "weight")
+    joined = {name: [x for part in rows for x in part[name].tolist()] for name in names if rows and name in rows[0]}
+    printed = {"loss": metrics["actor/pg_loss"], "grad_norm": metrics["grad_norm"], "rows": joined}
+    print(json.dumps(printed | {"change": (weights(worker) - before).tolist()}), flush=True)
 
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # two engines of one process group do not end well
+    os._exit(0)

@@ -65,15 +65,15 @@ def test_a_response_that_is_not_finite_is_named_in_all_readers(
     assert any("2 responses" in problem for problem in run.problems)
 
 
-def first_mini_batch(tmp_path: Path, off: Any, on_policy: bool = True) -> list[str]:
-    audit = Audit(tmp_path, loss="mine", on_policy=on_policy)
+def first_mini_batch(tmp_path: Path, off: Any, every: bool = False) -> list[str]:
+    audit = Audit(tmp_path, loss="mine")
     generator = torch.Generator().manual_seed(0)
     for index in range(6):
         _, old, mask, a = micro_batch(index)
         audit.add(off(old, generator), old, mask, a)
         if index % 3 == 2:
             audit.end_mini_batch(1)
-    return read_audit(tmp_path).notes()
+    return read_audit(tmp_path, every_mini_batch=every).notes()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_the_first_mini_batch_is_judged(off: Any, says: str, tmp_path: Path) -> 
     notes = first_mini_batch(tmp_path / "on", off)
     assert [says in note and "first mini-batch" in note for note in notes] == [True] * bool(says)
     assert ("note: first mini-batch" in describe(read_audit(tmp_path / "on"))) == bool(says)
-    assert first_mini_batch(tmp_path / "off", off, on_policy=False) == [], "pi_old is the rollout engine's by setting"
+    assert first_mini_batch(tmp_path / "off", off, every=True) == [], "pi_old is the rollout engine's by option"
 
 
 def test_whoever_numbers_optimizer_steps_is_told(tmp_path: Path) -> None:

@@ -190,18 +190,17 @@ def test_old_ones_of_earlier_starts_and_half_ones_are_removed(tmp_path: Path) ->
 
 def test_export_finds_the_latest_finished_checkpoint(tmp_path: Path) -> None:
     for step in (10, 20):
-        write_checkpoint(tmp_path / "checkpoints", step, ranks=1)
-    latest = tmp_path / "checkpoints" / "global_step_20" / "actor"
+        write_checkpoint(tmp_path, step, ranks=1)
+    latest = tmp_path / "global_step_20" / "actor"
     assert actor_folder(tmp_path) == latest
-    assert actor_folder(tmp_path / "checkpoints") == latest
-    earlier = tmp_path / "checkpoints" / "global_step_10"
+    earlier = tmp_path / "global_step_10"
     assert actor_folder(earlier) == earlier / "actor"
     shard = next((earlier / "actor").glob("model_world_size_*"))
     flip(shard)
     with pytest.raises(OSError, match=rf"{shard.name} .*global_step_N"):
         export(actor_folder(earlier), tmp_path / "out")
     with pytest.raises(FileNotFoundError, match="global_step_10"):
-        actor_folder(tmp_path / "checkpoints" / "global_step_10" / "actor")
+        actor_folder(tmp_path / "global_step_10" / "actor")
 
 
 @pytest.mark.parametrize("mode", ["fspo", "fspo_separate_async"])

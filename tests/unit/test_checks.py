@@ -1,28 +1,164 @@
-"""Checks of the machine, and what the method adds to a configuration; their refusals are in refusals.py."""
+"""What is wrong with commands that train, by one function in both commands and by the runner's rules in one of them."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import pickle
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from composing import composed
+from composing import completed, composed, here
+from hydra import compose, initialize_config_module
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 from messages import holds
+from mistakes import ACTOR, BOTH, FILES, LOSS, MAIN, PLAIN, RIGHT, Row
+from omegaconf import DictConfig, OmegaConf
+from verl.utils.config import validate_config
 
 from fspo.losses import ALGORITHMS
-from recipe.fspo import rules as method
-from recipe.fspo.config import complete_loss
+from fspo.table import FOLDER, TableWriter
+from recipe.fspo import checks as method
+from recipe.fspo.config import FspoSettings, complete
 from recipe.runner import SUPPORTED_VERL
-from recipe.runner.launch import checks, model_files
-from recipe.runner.launch.prepare import on_this_machine
-from recipe.runner.launch.values import MachineProblem
+from recipe.runner.launch import checks
+from recipe.runner.launch.check_values import value_problems
+from recipe.runner.launch.problems import MachineProblem
+from recipe.runner.launch.settings import parsed
 
-ACTOR = "actor_rollout_ref.actor"
-#: As many problems as one step needs, so that they are written quickly.
-SMALL_TASK = ["data.offline_task.n_train=32", "data.offline_task.n_test=8"]
+
+@functools.cache
+def _verls() -> bytes:
+    GlobalHydra.instance().clear()
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return pickle.dumps(compose("ppo_trainer"))
+
+
+def of_verl(*words: str) -> DictConfig:
+    """The configuration of verl's own command."""
+    config: DictConfig = pickle.loads(_verls())
+    ConfigLoaderImpl._apply_overrides_to_config(parsed([*PLAIN, *words]), config)
+    return config
+
+
+def in_main(*words: str) -> list[str]:
+    """What this recipe's command refuses."""
+    config = composed(*words)
+    if wrong := list(value_problems(config, {"fspo": FspoSettings})):
+        return wrong
+    config = here(config)
+    return [*method.problems(config), *checks.problems(config)]
+
+
+def unlike(problems: list[str], row: Row) -> str | None:
+    """What a row lacks in the problems; None if one sentence has all its parts."""
+    found = any(re.search(holds(*row[1:]), problem) for problem in problems)
+    return None if found else f"{row[0]}: {problems}"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("group", BOTH)
+@pytest.mark.usefixtures("place")
+def test_a_mistake_is_refused_in_both_commands_by_the_same_words(group: str) -> None:
+    missing = []
+    for row in BOTH[group]:
+        missing += [unlike(in_main(*row[0].split()), row), unlike(method.problems(of_verl(*row[0].split())), row)]
+    assert list(filter(None, missing)) == []
+
+
+@pytest.mark.parametrize("group", MAIN)
+@pytest.mark.usefixtures("place")
+def test_a_mistake_is_refused_by_the_recipe_s_command(group: str) -> None:
+    assert [text for row in MAIN[group] if (text := unlike(in_main(*row[0].split()), row))] == []
+
+
+@pytest.mark.parametrize("words", RIGHT)
+def test_a_right_command_is_taken_in_both(words: str) -> None:
+    assert in_main(*words.split()) == [] and method.problems(of_verl(*words.split())) == []
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "conf/algo").glob("*.yaml")), ids=lambda p: p.stem)
+def test_what_is_shipped_is_taken(path: Path) -> None:
+    assert in_main(f"algo={path.stem}") == []
+    for group in ("experiment=qwen3_8b", "experiment=qwen3_8b mode=separate_async", "mode=colocate_async"):
+        assert list(value_problems(composed(f"algo={path.stem}", *group.split()), {"fspo": FspoSettings})) == []
+
+
+def test_nothing_of_ours_is_not_looked_at() -> None:
+    config = of_verl("trainer.v1.trainer_mode=sync", f"{LOSS}.loss_mode=vanilla", "actor_rollout_ref.rollout.top_p=0.9")
+    assert method.problems(config) == []
+
+
+@pytest.mark.parametrize("loss", ["fspo_v1"])
+def test_a_band_that_verls_own_trainer_cannot_measure_is_refused(loss: str) -> None:
+    """recipe-C3."""
+    words = (f"{LOSS}.loss_mode={loss}", "trainer.v1.trainer_mode=sync")
+    assert unlike(method.problems(of_verl(*words)), ("", f"loss_mode={loss} ", "trainer_mode=fspo")) is None
+    assert method.problems(of_verl(words[0])) == []
+
+
+def test_two_trainings_in_one_table_are_refused(tmp_path: Path) -> None:
+    """recipe-C14."""
+    TableWriter(tmp_path / FOLDER, {}, run="run", first_step=1)
+    (tmp_path / FOLDER).mkdir(exist_ok=True)
+    config = of_verl(f"trainer.default_local_dir={tmp_path}")
+    rows = [problem for problem in method.problems(config) if str(tmp_path) in problem]
+    assert len(rows) == any((tmp_path / FOLDER).iterdir())
+
+
+ONE_UPDATE = f"{ACTOR}.ppo_mini_batch_size"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((f"{ONE_UPDATE}=1024",), ("mini_batch_size=1024 ", "nothing is ever clipped")),
+        ((f"{ONE_UPDATE}=1024", "trainer.v1.trainer_mode=sync"), ("mini_batch_size=1024 ",)),
+        ((f"{ONE_UPDATE}=1024", f"{ACTOR}.ppo_epochs=2"), ()),
+        ((f"{ONE_UPDATE}=1024", "algorithm.rollout_correction.bypass_mode=true"), ()),
+        (("trainer.v1.trainer_mode=fspo_colocate_async",), ("rollout_rs=null ", "seq_sqrt_k1")),
+        (("trainer.v1.trainer_mode=fspo_colocate_async", "algorithm.rollout_correction.bypass_mode=true"), ()),
+        (("+actor_rollout_ref.rollout.repetition_penalty=1.1",), ("repetition_penalty=1.1 ", "nothing")),
+        ((), ()),
+    ],
+)
+def test_notes(words: tuple[str, ...], says: tuple[str, ...]) -> None:
+    """recipe-C7, C11, C17, whichever command."""
+    notes = method.notes(of_verl(*words))
+    assert len(notes) == bool(says) and all(part in note for note in notes for part in says)
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ((), ""),
+        ((f"++{LOSS}.c_low=0.05",), "c_low=0.05"),
+        ((f"++{LOSS}.c_high=0.05", "++fspo.clip_values=measured"), "c_high=0.05"),
+        (("++fspo.clip_values=published",), None),
+    ],
+)
+def test_a_given_clip_value_holds_in_both_commands(words: tuple[str, ...], kept: str | None) -> None:
+    for config in (composed(*words), of_verl(*words)):
+        notes = [note for note in complete(config) if note.startswith("clip values are not measured")]
+        assert config.fspo.clip_values == ("measured" if kept == "" else "published")
+        assert len(notes) == bool(kept) and all(str(kept) in note for note in notes)
+
+
+def test_verl_takes_what_is_completed() -> None:
+    for config in (completed(), of_verl()):
+        complete(config)
+        OmegaConf.resolve(config)
+        validate_config(config, use_reference_policy=False, use_critic=False)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +167,9 @@ SMALL_TASK = ["data.offline_task.n_train=32", "data.offline_task.n_test=8"]
 )
 def test_the_check_of_room_counts_every_replica(tmp_path: Path, nodes: int, size: int, replicas: int) -> None:
     def needed(*overrides: str) -> tuple[float, str]:
-        config = on_this_machine(composed(f"run.dir={tmp_path}", "trainer.max_actor_ckpt_to_keep=9999999", *overrides))
+        config = here(
+            composed(f"trainer.default_local_dir={tmp_path}", "trainer.max_actor_ckpt_to_keep=9999999", *overrides)
+        )
         (problem,) = checks.room_problems(config)
         return float(re.search(r"need ([\d.]+) GiB", problem)[1]), problem
 
@@ -43,50 +181,18 @@ def test_the_check_of_room_counts_every_replica(tmp_path: Path, nodes: int, size
     )
 
 
-@pytest.fixture
-def missing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """What a run with such settings says where no package is installed."""
-
-    def find(*overrides: str) -> list[str]:
-        config = composed("run.dir=/nowhere", *overrides)  # looks for verl
-        with monkeypatch.context() as patch:
-            patch.setattr("importlib.util.find_spec", lambda name: None)
-            return list(checks.package_problems(config))
-
-    return find
-
-
-_ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        ("experiment=demo", {"vllm": "make setup", "transfer_queue": "TransferQueue"}),
-        ("experiment=demo actor_rollout_ref.model.use_liger=true", {"liger_kernel": r"use_liger=true.*liger-kernel"}),
-        ("experiment=qwen3_8b", {"flash_attn_2_cuda": r"=flash_attention_2: .*gpu-flash-attn\.txt.*=sdpa"}),
-        (f"experiment=qwen3_8b ~{_ATTENTION}", {"flash_attn_2_cuda": "use_remove_padding=true: .*=sdpa"}),
-        (f"experiment=qwen3_8b {_ATTENTION}=sdpa", {}),
-        ("experiment=qwen3_8b mode=separate_async", {"cupy": r"backend=nccl: .*requirements/gpu\.txt"}),
-        ("experiment=demo mode=separate_async", {}),  # through shared memory
-    ],
-)
-def test_a_package_that_is_missing_is_named_with_its_setting(
-    missing: Callable[..., list[str]], overrides: str, says: dict[str, str]
-) -> None:
-    sentences = missing(*overrides.split())
-    assert all(isinstance(sentence, MachineProblem) for sentence in sentences)  # a dry run may be for another machine
-    for package, words in says.items():
-        assert [s for s in sentences if f" {package} " in s and re.search(words, s)], (package, sentences)
-    optional = {re.search(r"package (\S+) is", sentence)[1] for sentence in sentences} - {"vllm", "transfer_queue"}
-    flash = {"flash_attn_2_cuda"} if "qwen3_8b" in overrides and "=sdpa" not in overrides else set()
-    assert optional == ({*says} | flash) - {"vllm", "transfer_queue"}
-
-
 def test_another_release_of_verl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = composed("run.dir=/nowhere")
+    config = composed()
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.8.0")
     assert re.search(holds("verl 0.8.0 ", SUPPORTED_VERL), next(checks.package_problems(config)))
+
+
+def test_a_package_that_is_missing_is_the_machine_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = composed("experiment=qwen3_8b")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    problems = list(checks.package_problems(config))
+    assert all(isinstance(problem, MachineProblem) for problem in problems)  # a dry run may be for another machine
+    assert [problem.split()[2] for problem in problems] == ["vllm", "transfer_queue", "flash_attn_2_cuda"]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +215,7 @@ def test_a_run_starts_a_ray_of_its_own_unless_it_is_told_a_cluster(
     monkeypatch.setenv("FSPO_RUN_ID", "a-run")
     key = "ray_kwargs.ray_init.address"
     override = f"~{key}" if address is None else f"{key}={address}"  # no experiment but the demo has it
-    ray_init = on_this_machine(composed(f"run.dir={tmp_path}", *SMALL_TASK, override)).ray_kwargs.ray_init
+    ray_init = here(composed(f"trainer.default_local_dir={tmp_path}", override)).ray_kwargs.ray_init
     assert ray_init.get("address") == prepared
     starts = prepared == "local"
     assert ("num_cpus" in ray_init) == ("num_gpus" in ray_init) == starts, "ray.init refuses both where it joins"
@@ -117,24 +223,18 @@ def test_a_run_starts_a_ray_of_its_own_unless_it_is_told_a_cluster(
 
 
 def test_one_key_turns_a_loss_of_verls_into_one_of_the_librarys() -> None:
-    config = composed("algo=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=fspo", "run.dir=/nowhere")
-    assert list(method.problems(config)) == []
-    complete_loss(config)
+    config = completed("algo=grpo", f"{LOSS}.loss_mode=fspo")
     assert instantiate(config.actor_rollout_ref.actor.policy_loss).settings() == ALGORITHMS["fspo"]
 
 
 def test_a_run_names_every_setting_of_its_loss() -> None:
-    config = composed("algo=rloo", "run.dir=/nowhere", "actor_rollout_ref.actor.policy_loss.c_high=0.3")
-    complete_loss(config)
-    policy_loss = config.actor_rollout_ref.actor.policy_loss
+    policy_loss = completed("algo=rloo", f"{LOSS}.c_high=0.3").actor_rollout_ref.actor.policy_loss
     named = {field.name: policy_loss[field.name] for field in dataclasses.fields(ALGORITHMS["seq_rloo"])}
     assert named == dataclasses.asdict(ALGORITHMS["seq_rloo"]) | {"c_high": 0.3}
 
 
 def test_a_quantised_checkpoint_is_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        model_files, "read_model_config", lambda config: {"quantization_config": {"quant_method": "fp8"}}
-    )
+    monkeypatch.setattr(checks, "read_model_config", lambda config: {"quantization_config": {"quant_method": "fp8"}})
     problems = list(checks.setting_problems(composed(f"actor_rollout_ref.model.path={tmp_path}")))
     assert [
         text for text in problems if re.search(holds(f"model.path={tmp_path} ", "quantization_config", "=fp8"), text)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import functools
 import io
 import itertools
@@ -29,10 +28,8 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-import recipe.fspo.sqrt_mask  # noqa: F401  (adds a rule to verl's; in a run the plugin imports it)
+import recipe.fspo.sqrt_rejection  # noqa: F401  (adds a rule to verl's; in a run the plugin imports it)
 from fspo.table import TableWriter
-from fspo.types import SequenceLossSettings
-from recipe.fspo.job import choices
 from recipe.fspo.rules import problems as problems_of_settings
 from recipe.runner.launch.compose import verl_config_dir
 
@@ -68,39 +65,15 @@ def anchors_on_github(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_pages_that_the_code_names_exist() -> None:
-    """In comments, messages and settings."""
-    code = [
-        path for folder in ("fspo", "recipe", "conf", "slurm", "benchmarks") for path in (ROOT / folder).rglob("*.*")
-    ]
-    named = {
-        name
-        for path in code
-        if path.suffix in {".py", ".yaml", ".sh", ".md"}
-        for name in re.findall(r"\bdocs/([\w/-]+\.md(?:#[\w-]+)?)", path.read_text(encoding="utf-8"))
-    }
-    assert named
-    for page, _, anchor in (name.partition("#") for name in named):
-        assert (DOCS / page).is_file(), page
-        assert not anchor or anchor in anchors_on_github(DOCS / page), f"{page}#{anchor}"
-
-
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
     config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True)
     config.plugins.on_startup(command="build", dirty=False)
     build(config)  # aborts on a warning: a page outside the navigation, a broken link or anchor
-    built = list(tmp_path.rglob("*.html"))
-    assert {page.stem for page in ON_THE_SITE} <= {file.stem for file in built}
-    # Keys in a table break after a dot.
-    assert "<td><code>fspo.<wbr>" in (tmp_path / "settings.html").read_text(encoding="utf-8")
-    loads = r"""<(?:(?:script|img|iframe|source)[^>]+src|link[^>]+href)=["']?((?:https?:)?//[^"' >]+)"""
-    loads += r"""|(?:url\(|@import\s)[\"']?(?:https?:)?//"""
-    for file in [*built, *tmp_path.rglob("*.css")]:
-        assert not re.search(loads, file.read_text(encoding="utf-8")), file
+    assert {page.stem for page in ON_THE_SITE} <= {file.stem for file in tmp_path.rglob("*.html")}
 
 
 def test_files_modules_and_targets_that_pages_name_exist() -> None:
@@ -123,20 +96,6 @@ def check_page(page: Path) -> None:
             assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
         files = re.findall(r"\b((?:fspo|recipe|conf|slurm|benchmarks|tests|requirements)/[\w./-]+\.\w+)\b", text)
         assert [name for name in files if name not in OF_THE_READER and not (ROOT / name).exists()] == []
-
-
-def test_ci_runs_the_test_command_of_the_readme() -> None:
-    commands = [shlex.join(words) for block in blocks(ROOT / "README.md", "bash") for words in split_commands(block)]
-    assert {"make demo", "make test"} <= {*commands}
-    assert re.search(r"&& make test$", text_of(".ci/run"), re.M)
-
-
-def test_every_setting_of_a_loss_is_explained_and_every_algorithm_named_is_there() -> None:
-    """The fspo/ metrics of the library: tests/unit/test_diagnostics.py; settings of a run: test_repository.py."""
-    page = text_of("docs/algorithms.md")
-    assert [x.name for x in dataclasses.fields(SequenceLossSettings) if f"`{x.name}`" not in page] == []
-    named = set(re.findall(r"`algo=(\w+)`", page))
-    assert named and named <= set(choices("algo"))
 
 
 def write_run(folder: Path) -> None:

@@ -8,21 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from composing import composed
+from composing import composed, here
 from messages import holds
 from omegaconf import OmegaConf
-from test_run_folder import allowed_changes, given
 from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
 
-from recipe.fspo.job import JOB
 from recipe.runner.launch import run_folder
-from recipe.runner.launch.compose import parsed
 from recipe.runner.launch.end_of_turn import FILE, SETTING, add_stop_token, end_of_turn
-from recipe.runner.launch.prepare import on_this_machine
-from recipe.runner.launch.run_folder import Start
-from recipe.runner.launch.values import MachineProblem, PreflightError
+from recipe.runner.launch.problems import MachineProblem, Refused
 
 _EACH, _END = "{% for m in messages %}", "{% endfor %}"
 _CHATML = f"{_EACH}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}<|im_end|>\n{_END}"
@@ -129,7 +124,7 @@ END, EOS = (tokenizer().convert_tokens_to_ids(token) for token in ("<|im_end|>",
 
 
 def stops_and_line(model: Path, *overrides: str, elsewhere: bool = False) -> tuple[list[int], str]:
-    config = on_this_machine(composed("run.dir=/nowhere", f"actor_rollout_ref.model.path={model}", *overrides))
+    config = here(composed("trainer.default_local_dir=/nowhere", f"actor_rollout_ref.model.path={model}", *overrides))
     stops, line = add_stop_token(config, False, elsewhere)
     assert (OmegaConf.select(config, SETTING) == "/nowhere") == bool(stops)
     return stops, line
@@ -160,11 +155,11 @@ def test_a_folder_of_the_user_s_takes_the_place_of_the_model_s_file(
     for named in ("auto", "vllm"):  # vLLM then reads the model's
         assert stops_and_line(of_model, f"++{SETTING}={named}") == ([], "")
     monkeypatch.chdir(tmp_path)  # vLLM's processes have another working folder
-    config = on_this_machine(
-        composed("run.dir=/nowhere", f"actor_rollout_ref.model.path={of_model}", f"++{SETTING}=own")
+    config = here(
+        composed("trainer.default_local_dir=/nowhere", f"actor_rollout_ref.model.path={of_model}", f"++{SETTING}=own")
     )
     assert OmegaConf.select(config, SETTING) == str(own)
-    with pytest.raises(PreflightError, match=holds(f"{SETTING}={tmp_path / 'none'}", "another folder")):
+    with pytest.raises(Refused, match=holds(f"{SETTING}={tmp_path / 'none'}", "another folder")):
         stops_and_line(of_model, f"++{SETTING}={tmp_path / 'none'}")
 
 
@@ -173,8 +168,9 @@ def test_vllm_takes_stop_tokens_and_nothing_else_of_the_run_s_file(tmp_path: Pat
     from vllm import SamplingParams
     from vllm.transformers_utils.config import try_get_generation_config
 
-    config = on_this_machine(composed(f"run.dir={tmp_path / 'run'}"))
-    run_folder.begin(Start(config, JOB, stop_tokens=(EOS, END)))
+    config = here(composed(f"trainer.default_local_dir={tmp_path / 'run'}"))
+    (tmp_path / "run").mkdir()
+    run_folder.begin(tmp_path / "run", OmegaConf.to_container(config), (), {}, stop_tokens=(EOS, END))
     settings = try_get_generation_config(str(tmp_path / "run"), trust_remote_code=False)
     assert settings is not None
     read = settings.to_diff_dict()
@@ -253,50 +249,25 @@ def test_a_model_that_is_not_here_and_a_tokenizer_that_is_broken(
     assert stops_and_line(of_a_processor) == ([], "")
     broken = model()
     (broken / "tokenizer.json").write_text("{")
-    with pytest.raises(PreflightError, match=holds("model", str(broken), "download them again")):
+    with pytest.raises(Refused, match=holds("model", str(broken), "download them again")):
         stops_and_line(broken)
     unknown = model(name="unknown")
     (unknown / "config.json").write_text('{"model_type": "unheard_of"}')
-    with pytest.raises(PreflightError, match=holds("model", str(unknown), "unheard_of")):
+    with pytest.raises(Refused, match=holds("model", str(unknown), "unheard_of")):
         stops_and_line(unknown)
 
 
-def settled(folder: Path, *overrides: str) -> tuple[Any, list[int], str]:
-    config, _, resume = given(f"run.dir={folder}", *overrides)
-    config = on_this_machine(config)
-    stops, line = add_stop_token(config, resume is not None)
-    JOB.complete(config)
-    return config, stops, line
-
-
 def test_a_run_keeps_its_stop_tokens(model: MakeModel, tmp_path: Path) -> None:
-    overrides = ("data.offline_task.n_train=64", "data.offline_task.n_test=8", "actor_rollout_ref.model.path={}")
-    new, earlier, other = (tmp_path / name for name in ("new", "earlier", "other"))
-    path = model(generation=[EOS, END])
-    own = [override.format(path) for override in overrides]
-    for folder, eos in ((earlier, [EOS, END]), (new, EOS)):
-        folder_with(path, eos_token_id=eos)
-        config, stops, line = settled(folder, *own)
-        assert (stops, bool(line)) == (([EOS, END], True) if folder == new else ([], False))
-        run_folder.begin(Start(config, JOB, tuple(parsed(own)), stop_tokens=tuple(stops)))
-        assert (folder / FILE).exists() == (folder == new)
-        (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
-    config, stops, line = settled(new)
-    assert OmegaConf.select(config, SETTING) == str(new) and (stops, line) == ([], "")
-    assert allowed_changes(config) == []
-    folder_with(new, eos_token_id=[EOS])  # a person's file is neither replaced nor contradicted
-    config, stops, line = settled(new)
-    assert stops == [] and "'<|im_end|>'" in line and "run.dir" in line and allowed_changes(config) == []
-    # The model's file is another one now, and the run goes on as it began; its folder may have moved.
-    config, stops, line = settled(earlier)
-    assert OmegaConf.select(config, SETTING) is None and stops == [] and allowed_changes(config) == []
-    assert "'<|im_end|>'" in line and "run.dir" in line
-    config, _, _ = settled(earlier, f"++{SETTING}={new}")
-    with pytest.raises(PreflightError, match=holds(SETTING, "run.allow_changed")):
-        allowed_changes(config)
-    new.rename(other)
-    config, _, _ = settled(other)
-    assert OmegaConf.select(config, SETTING) == str(other) and allowed_changes(config) == []
-    (other / FILE).unlink()
-    with pytest.raises(PreflightError, match=holds(f"{SETTING}={other}")):
-        settled(other)
+    """The model's file is another one later, and the run goes on as it began; its own file may not be missing."""
+    path, run = model(generation=EOS), tmp_path / "run"
+    words = (f"trainer.default_local_dir={run}", f"actor_rollout_ref.model.path={path}")
+    config = here(composed(*words))
+    assert add_stop_token(config, False)[0] == [EOS, END] and OmegaConf.select(config, SETTING) == str(run)
+    folder_with(path, eos_token_id=[EOS, END])
+    earlier = here(composed(*words))
+    assert add_stop_token(earlier, True) == ([], "") and OmegaConf.select(earlier, SETTING) is None
+    folder_with(path, eos_token_id=EOS)
+    stops, line = add_stop_token(here(composed(*words)), True)
+    assert stops == [] and "'<|im_end|>'" in line, "it began without one"
+    with pytest.raises(Refused, match=holds(f"{SETTING}={run}")):
+        add_stop_token(here(composed(*words, f"++{SETTING}={run}")), True)

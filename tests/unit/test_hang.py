@@ -20,7 +20,7 @@ from recipe.runner.faults.hang import HangLimit, stopped_of
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, write_phase
 from recipe.runner.faults.processes import Process, log_of
 from recipe.runner.faults.stacks import ask_for_stacks
-from recipe.runner.launch.progress import Progress
+from recipe.runner.progress import Progress
 
 Begin = Callable[[str, str], "subprocess.Popen[bytes]"]
 LISTENS = "from recipe.runner.faults.stacks import write_when_asked; write_when_asked()\n"

@@ -23,7 +23,7 @@ from recipe.runner import hooks
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, read_phase, write_phase
 from recipe.runner.faults.preemption import UNSAVED_VARIABLE, Preempted, ask_to_stop
 from recipe.runner.launch import loggers
-from recipe.runner.launch.progress import Progress
+from recipe.runner.progress import Progress
 
 TRAINERS = {
     "sync": PPOTrainerSync,
@@ -84,11 +84,11 @@ def train(
     It is asked to stop in ``stop_in``, ``step N`` or ``validation N``.
     """
     every = ("trainer.save_freq=2", "trainer.test_freq=1", "trainer.total_training_steps=6")
-    rest = ("trainer.val_before_train=false", "trainer.logger=[]", f"run.dir={folder}")
+    rest = ("trainer.val_before_train=false", "trainer.logger=[]", f"trainer.default_local_dir={folder}")
     one_update = ("actor_rollout_ref.actor.ppo_mini_batch_size=${data.train_batch_size}",)
     one_update += ("trainer.v1.separate_async.parameter_sync_step=1",)
     config = composed("experiment=qwen3_8b", f"mode={mode}", *every, *rest, *one_update, *overrides)
-    config.trainer.default_local_dir = str(folder / "checkpoints")
+    config.trainer.default_local_dir = str(folder)
     queue = SimpleNamespace(save_checkpoint=lambda *_, **__: None, kv_clear=lambda **_: None)
     monkeypatch.setattr(trainer_base, "tq", queue)
     monkeypatch.setattr(base, "ray", SimpleNamespace(get=lambda result: result))
@@ -97,7 +97,6 @@ def train(
     monkeypatch.setattr(hooks, "PROGRESS", progress)
     monkeypatch.setattr(loggers, "point_into", lambda run_dir: None)  # the loggers of the whole process
     monkeypatch.setattr(RolloutReplica, "max_concurrency", RolloutReplica.max_concurrency)  # which a trainer replaces
-    (folder / "checkpoints").mkdir()
 
     class Trainer(hooks.RunnerHooks, TRAINERS[mode]):  # type: ignore[misc]
         verl_mode = mode
@@ -188,7 +187,7 @@ def test_vllm_sleeps_while_a_checkpoint_is_saved(
     first, last = map(machine.calls.index, saves)
     assert machine.calls[first + 1 : last] == between.split()
     assert machine.calls[last + 1 :] == []
-    assert (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").read_text() == "3"
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "3"
 
 
 def test_a_save_after_a_warning_does_not_depend_on_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import os
-import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from composing import composed
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The packages of the runner, lowest first, and those of them that each may import.
@@ -25,7 +22,7 @@ LAYERS: dict[str, set[str]] = {
     "recipe.runner.checkpoints": {"recipe.runner.cpu", "recipe.runner.faults"},
     "recipe.runner.launch": {
         *("recipe.runner.cpu", "recipe.runner.faults", "recipe.runner.verl_patches", "recipe.runner.checkpoints"),
-        *("recipe.runner.ranks", "recipe.runner.ray_worker"),
+        *("recipe.runner.ranks", "recipe.runner.ray_worker", "recipe.runner.progress"),
     },
 }
 #: What the other packages of the recipe may import of the library, each besides itself. The runner: files, texts, a run
@@ -35,13 +32,8 @@ MAY: dict[str, tuple[str, ...]] = {
         *("fspo.files", "fspo.reading", "fspo.records", "fspo.row_files", "fspo.table"),
         *("fspo.when_imported", "fspo.wording"),
     ),
-    "recipe.math": (*("fspo.fairness.bootstrap", "fspo.files", "fspo.markdown", "fspo.wording"),),
+    "recipe.math": (*("fspo.fairness.bootstrap", "fspo.fairness.lre", "fspo.files", "fspo.markdown", "fspo.wording"),),
 }
-#: What of recipe.fspo may import the runner: commands, a run's trainers, rules in a driver, verl's entry point (for the
-#: CPU platform). Trainer, worker and losses work in verl's own command.
-WITH_THE_RUNNER = tuple(
-    f"recipe.fspo.{name}" for name in ("main", "job", "compare", "in_runner", "rules", "plugin", "import_hook")
-)
 #: The modules of the library that know a trainer; nothing in it imports them.
 OPTIONAL = ("fspo.trl", "fspo.verl")
 Graph = dict[str, set[str]]
@@ -89,8 +81,6 @@ def breaches(graph: Graph) -> Iterator[str]:
                 allowed &= all(module == f"fspo.{trainer}" or not inside(other, trainer) for trainer in ("trl", "verl"))
             else:
                 allowed = inside(module, "benchmarks") or not inside(other, "benchmarks")
-            if inside(module, "recipe.fspo") and inside(other, "recipe.runner"):
-                allowed &= inside(module, *WITH_THE_RUNNER)
             for package, names in MAY.items():
                 if inside(module, package) and inside(other, "fspo", "recipe"):
                     allowed = other == "recipe" or inside(other, package, *names)
@@ -125,57 +115,23 @@ def test_no_modules_import_each_other() -> None:
     assert cycle(imports(sources())) == []
 
 
-def test_the_wheel_has_every_package() -> None:
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = {path.parent for house in ("fspo", "recipe") for path in (ROOT / house).rglob("__init__.py")}
-    conf = {"recipe.fspo.conf", "recipe.runner.conf"}
-    assert sorted(listed) == sorted({".".join(path.relative_to(ROOT).parts) for path in folders} | conf)
-
-
-def test_the_runner_names_neither_the_recipe_nor_its_settings() -> None:
-    """Of the library it imports a few modules; variables and the private folder are named as slurm/ names them."""
-    texts = {name: text for name, text in sources().items() if name.startswith("recipe.runner.")}
-    texts |= {path.name: path.read_text() for path in (ROOT / "recipe/runner").rglob("*.yaml")}
-    named = re.compile(rf"recipe[./](?:fspo|math)\b|\bfspo\.(?:{'|'.join(composed().fspo)})\b|\balgo\b")
-    theirs = re.compile(
-        r"^from fspo\b.*|\"fspo\", \"recipe\"|`fspo\.\w+|FSPO_\w+|fspo-(?:UID|\{os\.getuid\(\)\})", re.MULTILINE
-    )
-    assert [name for name, text in texts.items() if named.search(text)] == []
-    assert [name for name, text in texts.items() if "fspo" in theirs.sub("", text).lower()] == []
-
-
 # ---------------------------------------------------------------- what a fresh process imports
 
-#: In this order, because each part may import more than the one before. verl above all: it fixes its platform while it
-#: is imported, and a command decides about the platform first.
+#: The library alone: tests/promises/test_imports.py. verl fixes its platform while it is imported, and a command
+#: decides about the platform first.
 LIGHT = """
-import contextlib, importlib, io, pkgutil, sys
+import sys
 
 def absent(*packages):
     present = set(packages) & {name.split(".")[0] for name in sys.modules}
     assert not present, present
 
-def modules_of(package, *without):
-    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
-        if not module.name.startswith(without) and not module.name.endswith("__main__"):
-            yield module.name
-
 import recipe.math.reward
 recipe.math.reward.compute_score("aime24", r"\\boxed{1}", "1")
 absent("math_verify", "sympy", "torch", "verl", "ray", "transformers", "datasets")
 
-import fspo.calibration, fspo.diagnostics, fspo.losses, fspo.records
-absent("scipy")
-
-for name in modules_of("fspo", "fspo.report", "fspo.trl", "fspo.verl"):
-    importlib.import_module(name)
-absent("verl", "ray", "vllm", "hydra", "omegaconf", "transformers", "matplotlib")
-for name in modules_of("fspo.report"):
-    importlib.import_module(name)
-absent("verl", "ray", "vllm", "hydra", "omegaconf", "transformers")
-
-import recipe.fspo.compare, recipe.fspo.job, recipe.fspo.main
-recipe.fspo.job.compose(["experiment=qwen3_8b"])
+import recipe.fspo.main
+recipe.fspo.main.composed(["experiment=qwen3_8b"])
 absent("verl", "ray", "vllm", "transformers")
 """
 
@@ -189,45 +145,27 @@ assert set(ALGORITHMS) <= set(POLICY_LOSS_REGISTRY), sorted(POLICY_LOSS_REGISTRY
 assert "cpu" in PlatformRegistry.registered_names()
 assert "vllm" not in sys.modules, "the plugin must not make every process load vLLM"
 
-from recipe.fspo.job import compose
-from recipe.runner.launch.trial import estimator_problems, problems
-config = compose()
-assert not list(problems(config))
-config.algorithm.adv_estimator = "remax"
-assert list(estimator_problems(config))
+from recipe.fspo.main import composed as compose
+from recipe.fspo.checks import problems
+assert problems(compose()) == []
 assert "verl.workers.engine" not in sys.modules, "the checks must not import every engine that is installed"
-
-from recipe.fspo.job import JOB
-asynchronous = compose(["experiment=qwen3_8b", "mode=colocate_async"])
-assert not [problem for problem in JOB.problems(asynchronous) if "rollout_rs" in problem]
 """
 
 VERL_ON_GPUS = """
-import sys, verl, recipe.fspo.in_runner.worker
+import sys, verl, recipe.fspo.worker
 from verl.plugin.platform import PlatformRegistry
 assert "cpu" not in PlatformRegistry.registered_names()
 present = [name for name in sys.modules if name.startswith("recipe.runner.cpu")]
 assert not present, present
 """
 
-#: verl's own command imports nothing of the runner but its plugin; a run's trainers replace the plain ones.
-PLAIN_TRAINERS = """
+#: The trainers are imported where verl is asked for one of them.
+TRAINERS_WHEN_ASKED = """
 import sys, verl
-present = {name for name in sys.modules if name.startswith("recipe.runner")}
 from verl.trainer.ppo.v1 import get_trainer_cls
 assert "recipe.fspo.trainer" not in sys.modules, "every agent loop's process imports this package of verl's"
 names = ("fspo", "fspo_colocate_async", "fspo_separate_async")
 assert {get_trainer_cls(name).__module__ for name in names} == {"recipe.fspo.trainer"}
-assert {name for name in sys.modules if name.startswith("recipe.runner")} == present
-import recipe.fspo.in_runner.trainer
-assert {get_trainer_cls(name).__module__ for name in names} == {"recipe.fspo.in_runner.trainer"}
-"""
-TRAINERS_OF_A_RUN = """
-import recipe.fspo.in_runner.trainer
-import recipe.fspo.trainer
-from verl.trainer.ppo.v1 import get_trainer_cls
-names = ("fspo", "fspo_colocate_async", "fspo_separate_async")
-assert {get_trainer_cls(name).__module__ for name in names} == {"recipe.fspo.in_runner.trainer"}
 """
 
 AUDIT_IN_A_PROCESS_THAT_TRAINS_NOTHING = """
@@ -252,8 +190,7 @@ for method in (Tracking.log, TrainingWorker.train_batch, TrainingWorker.train_mi
             id="an audit waits for what it wraps",
             marks=pytest.mark.slow,
         ),
-        pytest.param(PLAIN_TRAINERS, ON_CPUS, id="plain trainers, then a run's", marks=pytest.mark.slow),
-        pytest.param(TRAINERS_OF_A_RUN, ON_CPUS, id="a run's trainers, then plain ones", marks=pytest.mark.slow),
+        pytest.param(TRAINERS_WHEN_ASKED, ON_CPUS, id="trainers when one is asked for", marks=pytest.mark.slow),
         pytest.param(VERL_ON_GPUS, {}, id="a GPU run imports nothing of CPUs", marks=pytest.mark.slow),
     ],
 )

@@ -10,7 +10,7 @@ from composing import composed
 
 from recipe.runner.launch import loggers
 from recipe.runner.launch.loggers import problems, run_name
-from recipe.runner.launch.values import MachineProblem
+from recipe.runner.launch.problems import MachineProblem
 
 METRICS = {"critic/rewards/mean": 0.5, "val-core/mine/acc/mean@1": 0.25, "fspo/accept/bin_00": 0.9, "actor/mine": 2.0}
 
@@ -28,8 +28,8 @@ def test_tensorboard_of_a_run_is_in_its_folder(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from verl.utils.tracking import Tracking
 
-    config = composed(f"run.dir={tmp_path}/run")
-    loggers.point_into(config.run.dir)  # from here on as FSPOTrainer and verl's do it
+    config = composed(f"trainer.default_local_dir={tmp_path}/run")
+    loggers.point_into(config.trainer.default_local_dir)  # from here on as FSPOTrainer and verl's do it
     tracking = Tracking("fspo", run_name(config), ["tensorboard"], config={"trainer": {}})
     for step in (1, 2):
         tracking.log(METRICS, step)
@@ -59,7 +59,7 @@ def test_a_place_that_the_user_has_chosen_is_kept(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_each_run_has_a_name_of_its_own(folder: str, name: str) -> None:
-    assert run_name(composed(f"run.dir={folder}")) == name
+    assert run_name(composed(f"trainer.default_local_dir={folder}")) == name
 
 
 @pytest.mark.parametrize(

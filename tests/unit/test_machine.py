@@ -17,7 +17,7 @@ from recipe.runner.faults import node
 from recipe.runner.faults.preemption import Preempted
 from recipe.runner.launch.checks import node_problems
 from recipe.runner.launch.machine import LOOPBACK_ENVIRONMENT, private_run, ray_folder
-from recipe.runner.launch.values import PreflightError
+from recipe.runner.launch.problems import Refused
 
 OWN = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_ADDRESS", "TMPDIR", *LOOPBACK_ENVIRONMENT)
 OWN += ("TORCHINDUCTOR_CACHE_DIR",)  # which torch sets by itself, once it has been asked
@@ -127,8 +127,8 @@ def test_ray_s_files_are_private_and_go_with_a_run_that_ends_well(
 
 
 def test_a_start_that_is_refused_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(PreflightError), private_run(composed()):
-        raise PreflightError("of a check")
+    with pytest.raises(Refused), private_run(composed()):
+        raise Refused("of a check")
     assert list((tmp_path / f"fspo-{os.getuid()}").iterdir()) == []
 
 
@@ -136,7 +136,7 @@ def test_the_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
     private = tmp_path / f"fspo-{os.getuid()}"
     private.mkdir(mode=0o777)
     private.chmod(0o777)
-    with pytest.raises(PreflightError, match=f"FSPO_RAY_TMP={tmp_path}: {private} "), private_run(composed()):
+    with pytest.raises(Refused, match=f"FSPO_RAY_TMP={tmp_path}: {private} "), private_run(composed()):
         pytest.fail("begun")
     own = tmp_path / "own"
     with private_run(composed(f"++ray_kwargs.ray_init._temp_dir={own}")):

@@ -8,28 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from composing import composed
+from composing import completed, composed
 from hydra.utils import instantiate
 from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import FSDPActorConfig
 
+import fspo.verl
+from fspo.audit import minibatch_numbers
 from fspo.clip import FIXED_AFTER
-from recipe.fspo import policy_loss
-from recipe.fspo.accounting.measured import ClipValues, LossScale
-from recipe.fspo.config import complete_loss, complete_settings
+from recipe.fspo.config import complete, complete_settings
+from recipe.fspo.measured_values import ClipValues, LossScale
 from recipe.fspo.recorder import MiniBatch, Recorder, join_ranks
-from recipe.fspo.rules import complete_plain
 
 CLIP = "actor_rollout_ref.actor.policy_loss.c_low"
 PROMPTS, RESPONSES, MINI_BATCHES, LR = 32, 8, 4, 1e-4
 ROWS = PROMPTS * RESPONSES
-
-
-def completed(*overrides: str) -> DictConfig:
-    config = composed(*overrides)
-    complete_loss(config)
-    return config
 
 
 def mini_batches(step: int, ranks: int = 1, lr: float = LR, count: int = MINI_BATCHES) -> list[MiniBatch]:
@@ -44,19 +38,25 @@ def mini_batches(step: int, ranks: int = 1, lr: float = LR, count: int = MINI_BA
     per_rank = []
     for rank in range(ranks):
         parts = []
-        for number, chosen in enumerate(np.split(rows, count)):
+        for chosen in np.split(rows, count):
             mine = np.random.default_rng(rank).permutation(chosen[rank::ranks])
-            columns = {"S": s[mine], "L": length[mine], "row": mine}
-            parts.append(MiniBatch(number, columns, 1.0, lr))
+            columns = {"S": s[mine], "L": length[mine], "A": np.ones(len(mine)), "row": mine}
+            parts.append(MiniBatch(columns, 1.0, lr))
         per_rank.append(parts)
     return join_ranks(per_rank)
+
+
+def add(values: ClipValues, step: list[MiniBatch], number: int) -> str | None:
+    """As the driver does after a rollout batch."""
+    numbers = minibatch_numbers([mini_batch.moves for mini_batch in step])
+    return values.add(step, [one > 0 for one in numbers], None, number)
 
 
 def fed(values: ClipValues, first: int, last: int, **options: Any) -> list[int]:
     """Feed steps; those after which a line was printed."""
     printed = []
     for step in range(first, last + 1):
-        if values.add(mini_batches(step, **options), None, step) is not None:
+        if add(values, mini_batches(step, **options), step) is not None:
             printed.append(step)
     return printed
 
@@ -86,9 +86,7 @@ def test_updates_with_parts_of_a_rollout_batch_end_with_the_mean_of_all_of_it() 
 @pytest.mark.parametrize(
     ("overrides", "factor"),
     [
-        (("fspo.reference_length=50",), 1 / 50),
         (("fspo.match_scale=native",), 1.0),
-        (("fspo.match_scale=native", "fspo.reference_length=50"), 1.0),
         (("algo=rloo",), 1 / 40),
         (("algo=luspo",), 1 / 40),
         (("algo=gspo",), 1.0),  # has 1/L in itself
@@ -114,15 +112,8 @@ def plain(*overrides: str) -> DictConfig:
         config.actor_rollout_ref.actor.policy_loss = {key: loss[key] for key in loss if loss[key] is not None}
         config.pop("fspo")
         config.trainer.use_v1 = True
-    complete_plain(config)
+    complete(config)
     complete_settings(config)  # as the trainer does
-    return config
-
-
-def resumed(*overrides: str) -> DictConfig:
-    """A run's configuration, which has every setting, as its resume completes it again."""
-    config = completed(*overrides)
-    complete_loss(config)
     return config
 
 
@@ -131,10 +122,7 @@ def gradient_norm(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> float:
     scale, length = LossScale(config), torch.tensor([10, 30, 80])
     scale.measure(length)
     recorder = Recorder()
-    monkeypatch.setattr(policy_loss, "RECORDER", recorder)
-    monkeypatch.setattr(policy_loss, "POLICY_LOSS_REGISTRY", registry := dict(POLICY_LOSS_REGISTRY))
-    policy_loss.observe_losses()
-    recorder.enable(80)
+    monkeypatch.setattr(fspo.verl, "recorder", recorder)
     recorder.begin_update(None, step=1, loss_scale=scale.factor)
     recorder.begin_mini_batch()
     loss = instantiate(config.actor_rollout_ref.actor.policy_loss, _convert_="partial")
@@ -143,11 +131,11 @@ def gradient_norm(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> float:
     mask = torch.arange(80) < length[:, None]
     new = torch.zeros(3, 80, dtype=torch.float64, requires_grad=True)
     tensors = {"old_log_prob": torch.zeros_like(new), "log_prob": new, "advantages": torch.ones_like(new)}
-    value, _ = registry[loss.loss_mode](**tensors, response_mask=mask, config=actor)
+    value, _ = POLICY_LOSS_REGISTRY[loss.loss_mode](**tensors, response_mask=mask, config=actor)
     return float(torch.autograd.grad(value, new)[0].norm())
 
 
-@pytest.mark.parametrize("command", [completed, resumed, plain])
+@pytest.mark.parametrize("command", [completed, plain])
 def test_a_given_factor_on_the_gradient_is_the_only_one(
     command: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,7 +189,7 @@ def test_a_warm_up_of_the_learning_rate_is_not_measured() -> None:
 
 def test_one_update_a_rollout_batch_leaves_the_published_values_and_says_why() -> None:
     values = ClipValues(completed())
-    line = values.add(mini_batches(1, count=1), None, 1)
+    line = add(values, mini_batches(1, count=1), 1)
     assert line is not None and "published" in line and "one update" in line
     again = ClipValues(completed())
     again.load_state_dict(values.state_dict())
@@ -219,16 +207,13 @@ def test_one_update_a_rollout_batch_leaves_the_published_values_and_says_why() -
         ("evaluate=true", "published"),
     ],
 )
-def test_run_json_says_where_a_run_s_clip_values_come_from(
-    overrides: str, clip_values: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = completed(overrides)
+def test_run_json_says_where_a_run_s_clip_values_come_from(overrides: str, clip_values: str) -> None:
+    """With a note only of a loss that would have measured them."""
+    config = composed(overrides)
+    notes = [note for note in complete(config) if note.startswith("clip values")]
     assert config.fspo.clip_values == clip_values
-    line = {f"{CLIP}=0.05": "c_low=0.05", "evaluate=true": "evaluate=true"}.get(overrides, "")
-    printed = capsys.readouterr().out
-    assert line in printed and printed.count("note:") == bool(line), (
-        "a line only of a loss that would have measured them"
-    )
+    line = {f"{CLIP}=0.05": "c_low=0.05", "evaluate=true": "evaluate=true", "algo=unclipped": "c_low"}.get(overrides)
+    assert len(notes) == bool(line) and all(str(line) in note for note in notes)
 
 
 def test_what_weight_decay_alone_has_moved_is_no_measure() -> None:
@@ -238,8 +223,8 @@ def test_what_weight_decay_alone_has_moved_is_no_measure() -> None:
     for mini_batch in still:
         mini_batch.grad_norm = 0.0
         mini_batch.rows["S"] = 1e-5 * np.sqrt(mini_batch.rows["L"])
-    assert values.add(still, None, 1) is None and values.scaled(None).clip_scale == float("inf")
+    assert add(values, still, 1) is None and values.scaled(None).clip_scale == float("inf")
     later = mini_batches(2)
     later[0].grad_norm = 0.0  # the second mini-batch has moved by nothing but the first
-    assert values.add(later, None, 2) is not None
+    assert add(values, later, 2) is not None
     assert values.values[0]["responses"] == ROWS * 2 // 4

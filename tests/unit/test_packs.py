@@ -44,7 +44,8 @@ def mini_batches_of_ranks(ranks: int) -> list[list[list[int]]]:
     sizes = (f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH // 8}", "actor_rollout_ref.rollout.n=8")
     with pytest.MonkeyPatch.context() as patch:  # of the whole process
         patch.setattr("recipe.runner.launch.loggers.point_into", lambda run_dir: None)
-        trainer = RunnerTrainer(composed("run.dir=/nowhere", f"data.train_batch_size={len(lengths()) // 8}", *sizes))
+        batch = f"data.train_batch_size={len(lengths()) // 8}"
+        trainer = RunnerTrainer(composed("trainer.default_local_dir=/nowhere", batch, *sizes))
     trainer.tokenizer = SimpleNamespace(eos_token_id=0)
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
     tags = [{"seq_len": length} for length in lengths()]

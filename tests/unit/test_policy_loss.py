@@ -83,7 +83,6 @@ def test_registered_loss_is_the_mean_of_the_library_loss(
     [
         *((name, {}, f"loss_mode={name}") for name in NEED_STATE),
         ("luspo", {"drift": "kl"}, "drift=kl"),
-        ("seq_rloo", {"band": "quantile", "target_acceptance": 0.7}, "band=quantile"),
     ],
 )
 def test_a_band_that_nobody_measures_does_not_become_another_one(

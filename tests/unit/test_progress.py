@@ -9,7 +9,7 @@ from pathlib import Path
 from waiting import wait_until
 
 from recipe.runner.launch import start
-from recipe.runner.launch.progress import Progress, length, print_new
+from recipe.runner.progress import Progress, length, print_new
 
 
 def progress_in(folder: Path) -> Progress:

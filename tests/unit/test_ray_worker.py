@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from composing import composed
 
+from recipe.runner.faults.preemption import STOP_VARIABLE
+from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.launch import checks
 from recipe.runner.ray_worker import BEGIN, HOOK, have_workers_begin
 
@@ -39,13 +42,17 @@ def test_a_worker_imports_nothing_before_the_device_is_chosen_and_signs(tmp_path
     assert done.returncode != 0 and f"{private} is open to others" in done.stderr
 
 
-def test_workers_begin_so_where_a_run_is_in_the_runner_s_care() -> None:
-    """Also where verl's own ``main_ppo`` starts it: both ask verl for the environment of Ray's workers."""
+def test_workers_begin_so_in_a_run_of_either_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ask verl for the environment of Ray's workers; what the job's variables say reaches a Ray of others."""
+    monkeypatch.delenv(RUN_ID_VARIABLE, raising=False)
+    monkeypatch.setenv(STOP_VARIABLE, "/here/stop")
     constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {"A": "1"}})
     have_workers_begin(constants)
     asked = constants.get_ppo_ray_runtime_env
-    assert asked() == asked({"trainer": {}}) == {"env_vars": {"A": "1"}}
-    assert asked(composed()) == {"env_vars": {"A": "1"}, HOOK: BEGIN}
+    assert asked() == {"env_vars": {"A": "1"}}
+    monkeypatch.setenv(RUN_ID_VARIABLE, "7")
+    assert asked()[HOOK] == BEGIN
+    assert asked()["env_vars"].items() >= {"A": "1", RUN_ID_VARIABLE: "7", STOP_VARIABLE: "/here/stop"}.items()
 
 
 def test_another_hook_is_refused() -> None:

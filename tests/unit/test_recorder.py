@@ -1,175 +1,226 @@
-"""What a worker keeps of its losses until the trainer asks for it."""
+"""Rows made around verl's ppo_loss, and what a worker keeps until the trainer asks for it."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
 
+import fspo.verl
 from fspo.audit import minibatch_numbers
 from fspo.losses import ALGORITHMS, sequence_policy_loss
-from fspo.types import BandState, SequenceLossOutput
-from recipe.fspo.recorder import MiniBatch, Recorder, end_of_response, join_ranks
+from fspo.types import BandState, c_of_eps
+from recipe.fspo import recorder as module
+from recipe.fspo.policy_loss import band_of, judged_rows
+from recipe.fspo.recorder import ROWS, MiniBatch, Recorder, join_ranks, recorded
 
-Added = tuple[str, tuple[torch.Tensor, ...], SequenceLossOutput]
+FIXED = [name for name, settings in ALGORITHMS.items() if not settings.needs_state]
+#: Clips of verl's losses that act on the batch below.
+CLIPS: dict[str, dict[str, Any]] = {
+    "vanilla": {"clip_ratio_low": 0.02, "clip_ratio_high": 0.03},
+    "gspo": {"clip_ratio_low": 2e-3, "clip_ratio_high": 1e-3},
+    "gpg": {},
+    "geo_mean": {"clip_ratio_low": 0.02, "clip_ratio_high": 0.03},
+    "clip_cov": {},
+    "bypass_mode": {},
+}
 
 
-def micro_batch(seed: int) -> Added:
-    """What a loss adds to the recorder: its name, its tensors, its output."""
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    recorder = Recorder()
+    monkeypatch.setattr(module, "RECORDER", recorder)
+    monkeypatch.setattr(fspo.verl, "recorder", recorder)
+    recorder.begin_mini_batch()
+    return recorder
+
+
+def actor(name: str) -> FSDPActorConfig:
+    policy_loss = PolicyLossConfig(loss_mode=name)
+    batch = {"ppo_micro_batch_size_per_gpu": 1, "rollout_n": 2}
+    return FSDPActorConfig(strategy="fsdp2", policy_loss=policy_loss, **batch, **CLIPS.get(name, {}))
+
+
+def nested(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def micro_batch(count: int = 24, seed: int = 0, weighted: bool = False) -> tuple[TensorDict, dict[str, torch.Tensor]]:
+    """As verl's engine hands it to a loss, with a row of padding at the end; and log-probabilities of all tokens."""
     generator = torch.Generator().manual_seed(seed)
-    old = -torch.rand(4, 8, generator=generator)
-    new = old + 0.1 * torch.randn(4, 8, generator=generator)
-    mask = torch.arange(8) < torch.tensor([8, 5, 2, 0])[:, None]
-    tensors = (new, old, torch.ones(4, 8), mask)
-    return "fspo", tensors, sequence_policy_loss(*tensors, ALGORITHMS["fspo"])
+    length = torch.randint(1, 60, (count,), generator=generator).tolist()
+    prompt = torch.randint(1, 9, (count,), generator=generator).tolist()
+    old = [-2 * torch.rand(n, generator=generator) for n in length]
+    advantage = torch.randn(count, generator=generator)
+    advantage[:3] = 0
+    mask = [torch.ones(n, dtype=torch.long) for n in length]
+    mask[-1] = torch.zeros(length[-1], dtype=torch.long)
+    ones = [torch.ones(n, dtype=torch.long) for n in length]
+    columns = {
+        "prompts": nested([torch.ones(n, dtype=torch.long) for n in prompt]),
+        "responses": nested(ones),
+        "response_mask": nested(mask),
+        "old_log_probs": nested(old),
+        "advantages": nested([torch.full((n,), float(a)) for n, a in zip(length, advantage, strict=True)]),
+        ROWS: nested([torch.tensor([row if row < count - 1 else -1]) for row in range(count)]),
+    }
+    if weighted:
+        columns["rollout_is_weights"] = nested([torch.full((n,), 0.5 + n / 100) for n in length])
+    data = TensorDict(columns, [count])
+    tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=sum(length), global_batch_size=count)
+    # Position p - 1 + t of a packed sequence predicts token t of the response.
+    new = [row + 0.03 * torch.randn(len(row), generator=generator) for row in old]
+    packed = [torch.cat([torch.zeros(p - 1), row, torch.zeros(1)]) for p, row in zip(prompt, new, strict=True)]
+    return data, {"log_probs": nested(packed).requires_grad_()}
 
 
-def recorded(*mini_batches: list[int], grad_norm: float | None = None) -> list[MiniBatch]:
-    """What a rank has recorded of micro-batches with these seeds."""
-    recorder = Recorder()
-    recorder.enable(max_response_length=8)
-    recorder.begin_update(None, step=1)
-    for seeds in mini_batches:
+def observed(name: str, recorder: Recorder, **options: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    """What verl's ppo_loss returns, and the rows made around it."""
+    data, output = micro_batch(**options)
+    result = recorded(partial(ppo_loss, config=actor(name)), output, data)
+    return result, recorder.end_mini_batch(1.0, 1e-6).rows
+
+
+@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_row_is_what_the_loss_did_bit_for_bit(name: str, weighted: bool, recorder: Recorder) -> None:
+    _, rows = observed(name, recorder, weighted=weighted)
+    data, output = micro_batch(weighted=weighted)
+    columns = data.select("old_log_probs", "advantages", "response_mask").to_padded_tensor()
+    tensors = [columns[key] for key in ("old_log_probs", "advantages", "response_mask")]
+    log_prob = module.no_padding_2_padding(output["log_probs"], data)
+    loss = sequence_policy_loss(log_prob, *tensors, ALGORITHMS[name])
+    assert rows["row"].tolist() == list(range(23)), "padding has no row"
+    some = loss.valid_B
+    rows |= judged_rows(rows, band_of(actor(name)))
+    removed = loss.clipped_high_B | loss.clipped_low_B
+    for key, column in (
+        *(("S", loss.log_ratio_B), ("L", loss.length_B), ("A", loss.advantage_B)),
+        *(("inside", loss.accepted_B), ("kept", ~removed), ("weight", loss.weight_B)),
+    ):
+        np.testing.assert_array_equal(rows[key], column.detach()[some].numpy(), err_msg=key)
+    assert 0 < rows["inside"].mean() < 1 and 0 < rows["kept"].mean() <= 1
+    if weighted:
+        np.testing.assert_allclose(rows["rollout_weight"], 0.5 + rows["L"] / 100, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", [*FIXED, *CLIPS])
+def test_value_gradient_metrics_and_random_numbers_are_those_of_verl(name: str, recorder: Recorder) -> None:
+    if name == "bypass_mode":
+        pytest.skip("needs a correction beside it")
+    data, output = micro_batch()
+    states = []
+    for loss in (partial(ppo_loss, config=actor(name)), partial(recorded, partial(ppo_loss, config=actor(name)))):
+        torch.manual_seed(0)
+        value, metrics = loss(model_output=output, data=data.copy())
+        (gradient,) = torch.autograd.grad(value, output["log_probs"])
+        numbers = {key: str(metric) for key, metric in metrics.items()}
+        states.append((value.detach(), gradient.values(), torch.rand(1), numbers))
+    for one, other in zip(*states, strict=True):
+        assert torch.equal(one, other) if torch.is_tensor(one) else one.keys() == other.keys()
+
+
+def test_a_clip_of_tokens_keeps_their_share(recorder: Recorder) -> None:
+    """PPO's, by hand: a token keeps its ratio, or nothing where the clip acts."""
+    _, rows = observed("vanilla", recorder)
+    data, output = micro_batch()
+    new = module.no_padding_2_padding(output["log_probs"].detach(), data)
+    columns = data.select("old_log_probs", "advantages", "response_mask").to_padded_tensor()
+    ratio = torch.where(columns["response_mask"] > 0, (new - columns["old_log_probs"]).exp(), 0.0)[:-1]
+    plus = rows["A"] > 0
+    inside = {True: ratio <= 1.03, False: ratio >= 0.98}
+    for sign, mask in inside.items():
+        share = ((ratio * mask).sum(-1) / ratio.sum(-1)).numpy()
+        chosen = plus if sign else rows["A"] < 0
+        np.testing.assert_allclose(rows["kept"][chosen], share[chosen], rtol=1e-5)
+    assert (rows["kept"][rows["A"] == 0] == 1).all() and 0 < rows["inside"].mean() < rows["kept"].mean() < 1
+
+
+def test_the_band_of_verls_gspo_is_that_of_its_clip(recorder: Recorder) -> None:
+    band = band_of(actor("gspo"))
+    assert band is not None and (band.c_low, band.c_high) == c_of_eps(2e-3, 1e-3)
+    _, rows = observed("gspo", recorder)
+    ratio = np.expm1(rows["S"] / rows["L"])
+    expected = (ratio >= -2e-3) & (ratio <= 1e-3)
+    clear = (abs(ratio + 2e-3) > 1e-6) & (abs(ratio - 1e-3) > 1e-6)
+    assert ((judged_rows(rows, band)["inside"] == 1) == expected)[clear].all() and 0 < expected.mean() < 1
+    assert band_of(actor("vanilla")) is None
+
+
+def test_of_a_loss_that_nobody_knows_s_l_and_a_are_recorded(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    def mine(log_prob: torch.Tensor, **_: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+        return log_prob.sum(), {}
+
+    monkeypatch.setitem(POLICY_LOSS_REGISTRY, "mine", mine)
+    _, rows = observed("mine", recorder)
+    assert rows.keys() == {"S", "L", "A", "row"} and np.isfinite(rows["S"]).all() and len(rows["S"]) == 23
+
+
+def test_a_response_without_a_token_left_or_that_is_not_finite_has_no_s(recorder: Recorder) -> None:
+    data, output = micro_batch(6)
+    mask = [row.clone() for row in data["response_mask"].unbind()]
+    mask[2][:] = 0  # a correction, or padding that stands in for it
+    data["response_mask"] = nested(mask)
+    values = [row.detach().clone() for row in output["log_probs"].unbind()]
+    values[1][:] = math.nan
+    rows = module.rows_of(nested(values), data, actor("mine"))
+    assert rows["row"].tolist() == [0, 1, 2, 3, 4]
+    assert np.isnan(rows["S"]).tolist() == [False, True, True, False, False] and rows["L"][2] == 0
+
+
+def test_mini_batches_are_kept_apart_and_handed_over_once(recorder: Recorder) -> None:
+    for parts in (2, 1):
         recorder.begin_mini_batch()
-        for seed in seeds:
-            recorder.add(*micro_batch(seed))
-        recorder.end_mini_batch(grad_norm)
-    popped = recorder.pop()
+        for _ in range(parts):
+            data, output = micro_batch(4)
+            recorded(partial(ppo_loss, config=actor("fspo")), output, data)
+        recorder.end_mini_batch(0.5, 1e-6)
+    first, second = recorder.pop()
+    assert (len(first.rows["S"]), len(second.rows["S"]), first.grad_norm) == (6, 3, 0.5)
     assert recorder.pop() == []
-    return popped
 
 
-def test_recorder_separates_mini_batches_and_joins_micro_batches() -> None:
-    first, second = (mini_batch.rows for mini_batch in recorded([0, 1], [2]))
-    assert (len(first["S"]), len(second["S"])) == (6, 3)
-    assert (first["truncated"].sum(), second["truncated"].sum()) == (2, 1)
-    assert first["update"].tolist() == [0] * 6 and second["update"].tolist() == [1] * 3
-    assert first["step"].tolist() == [1] * 6 and second["minibatch"].tolist() == [1] * 3
-    recorder = Recorder()
-    recorder.begin_mini_batch()
-    recorder.add(*micro_batch(0))
-    assert recorder.pop() == []  # plain verl never enables it
-
-
-def test_band_state_follows_the_mini_batch() -> None:
-    recorder = Recorder()
-    recorder.enable(max_response_length=8)
-    recorder.begin_update(BandState(drift_by_mini_batch=(0.0, 0.5)), step=1)
+def test_band_state_follows_the_mini_batch(recorder: Recorder) -> None:
+    state = BandState(drift_by_mini_batch=(0.0, 0.5))
+    assert recorder.current_band_state() is None
+    recorder.begin_update(state, step=1)
     for expected in (0.0, 0.5, 0.5):
-        recorder.begin_mini_batch()
-        state = recorder.current_band_state()
-        assert state is not None and state.drift_per_token == expected
-        recorder.end_mini_batch(grad_norm=None)
+        assert recorder.current_band_state().drift_per_token == expected  # type: ignore[union-attr]
+        recorder.end_mini_batch(None, None)
     for step, expected in ((2, 0.0), (2, 0.5), (3, 0.0)):  # an update for each mini-batch, as separate_async has
-        recorder.begin_update(BandState(drift_by_mini_batch=(0.0, 0.5)), step)
-        recorder.begin_mini_batch()
-        state = recorder.current_band_state()
-        assert state is not None and state.drift_per_token == expected
-        recorder.end_mini_batch(grad_norm=None)
-        recorder.pop()
+        recorder.begin_update(state, step)
+        assert recorder.current_band_state().drift_per_token == expected  # type: ignore[union-attr]
+        recorder.end_mini_batch(None, None)
 
 
-def test_ranks_are_joined_by_mini_batch() -> None:
-    per_rank = [recorded([2 * rank], [2 * rank + 1], grad_norm=1.5) for rank in range(2)]
-    first, _ = join_ranks([*per_rank, None])  # under Ulysses another rank speaks for the last one
-    outputs = micro_batch(0)[-1], micro_batch(2)[-1]
-    expected = torch.cat([output.log_ratio_B[:3] for output in outputs])
-    np.testing.assert_allclose(first.rows["S"], expected, rtol=1e-6)
-    assert first.grad_norm == 1.5 and first.number == 0
-    assert first.rows["L"].tolist() == [8, 5, 2] * 2
+def test_ranks_are_joined_by_mini_batch_in_the_order_of_their_rows() -> None:
+    def of_rank(rows: list[int]) -> MiniBatch:
+        return MiniBatch({"S": np.array(rows) / 2, "L": np.array(rows) + 1, "row": np.array(rows)}, 1.5)
+
+    first, second = join_ranks([[of_rank([3, 0]), of_rank([5])], [of_rank([1]), of_rank([4])], None])
+    assert first.rows["row"].tolist() == [0, 1, 3] and first.rows["S"].tolist() == [0, 0.5, 1.5]
+    assert second.rows["row"].tolist() == [4, 5] and first.grad_norm == 1.5
     with pytest.raises(ValueError):
-        join_ranks([per_rank[0], per_rank[1][:1]])
-
-
-@pytest.mark.parametrize("ranks", [[[7, 2, 5], [0, 6, 1, 3, 4]], [[0], [], [7, 6, 5, 4], [3, 2, 1]]])
-def test_the_rows_are_the_same_bit_for_bit_on_any_ranks(ranks: list[list[int]]) -> None:
-    joined = []
-    for seeds_of_ranks in ([list(range(8))], ranks):
-        per_rank = []
-        for seeds in seeds_of_ranks:
-            recorder = Recorder()
-            recorder.enable(max_response_length=8)
-            recorder.begin_update(None, step=1)
-            recorder.begin_mini_batch()
-            for seed in seeds:
-                recorder.begin_micro_batch(4 * seed + torch.tensor([2, 0, 1, 3]))
-                recorder.add(*micro_batch(seed))
-            recorder.end_mini_batch(grad_norm=None)
-            per_rank.append(recorder.pop())
-        joined.append(join_ranks(per_rank)[0].rows)
-    one, several = joined
-    assert set(one) == set(several) and len(one["S"]) == 24
-    for name, values in one.items():
-        np.testing.assert_array_equal(values, several[name], strict=True)
-
-
-def test_what_a_tool_has_written_counts_for_the_budget_only() -> None:
-    # Two turns of the model around an answer of a tool; one turn; nothing of the model's (verl's padding).
-    mask = torch.tensor([[1, 1, 1, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0], [0] * 8])
-    difference = torch.where(mask.bool(), 0.01, torch.inf)  # whatever stands in the tool's places
-    old = torch.zeros(3, 8)
-    new = (old + difference).requires_grad_()
-    output = sequence_policy_loss(new, old, torch.ones(3, 8), mask, ALGORITHMS["fspo"])
-    output.loss_B.sum().backward()
-    assert output.length_B.tolist() == [6, 5, 0]
-    assert output.log_ratio_B.tolist() == pytest.approx([0.06, 0.05, 0])
-    assert output.upper_B[:2].tolist() == pytest.approx([0.03 * 6**0.5, 0.03 * 5**0.5])
-    assert new.grad is not None and torch.equal(new.grad != 0, mask.bool())
-    assert end_of_response(mask).tolist() == [8, 5, 0]
-    recorder = Recorder()
-    recorder.enable(max_response_length=8)
-    recorder.begin_update(None, step=1)
-    recorder.begin_mini_batch()
-    recorder.add("fspo", (new, old, torch.ones(3, 8), mask), output)
-    recorder.end_mini_batch(grad_norm=None)
-    (mini_batch,) = recorder.pop()
-    assert mini_batch.rows["L"].tolist() == [6, 5] and mini_batch.rows["truncated"].tolist() == [1, 0]
-
-
-def test_recorded_sequences_find_their_rows_under_any_split() -> None:
-    ranks = []
-    for rank in range(2):
-        recorder = Recorder()
-        recorder.enable(max_response_length=8)
-        recorder.begin_update(None, step=1)
-        for mini_batch in range(4):  # two mini-batches, two epochs
-            recorder.begin_mini_batch()
-            first = 8 * (mini_batch % 2) + 4 * rank
-            recorder.begin_micro_batch(torch.tensor([first + i for i in (2, 0, 1, 3)]))
-            recorder.add(*micro_batch(seed=4 * mini_batch + rank))
-            recorder.end_mini_batch(grad_norm=None)
-        ranks.append(recorder.pop())
-    rows = join_ranks(ranks)[0].rows
-    assert rows["row"].tolist() == [0, 1, 2, 4, 5, 6], "the fourth row of each micro-batch is padding"
-    order = [1, 2, 0]
-    for name, of_output in (("S", lambda output: output.log_ratio_B), ("inside", lambda output: output.accepted_B)):
-        outputs = [of_output(micro_batch(seed=rank)[-1])[:3][order] for rank in range(2)]
-        assert rows[name].tolist() == pytest.approx(torch.cat(outputs).float().tolist())
-    assert 0 < rows["inside"].sum() < 6
+        join_ranks([[of_rank([1])], []])
 
 
 @pytest.mark.parametrize(
-    ("steps", "unmoved"),
-    [
-        ([(1e-6, 1.0), (1e-6, 1.0), (1e-6, 1.0)], 1),
-        ([(0.0, 1.0), (0.0, 1.0), (0.0, 1.0)], 3),  # a warm-up begins with a learning rate of 0
-        ([(1e-6, math.inf), (1e-6, 1.0), (1e-6, 1.0)], 2),  # a step that the gradient scaler skipped
-        ([(None, None)], 1),
-    ],
+    ("grad_norm", "learning_rate", "moves"),
+    [(1.0, 1e-6, True), (None, None, True), (1.0, 0.0, False), (math.nan, 1e-6, False), (0.0, 1e-6, False)],
 )
-def test_mini_batches_before_the_first_step_that_moves_are_unmoved(
-    steps: list[tuple[float | None, float | None]], unmoved: int
-) -> None:
-    for on_policy in (True, False):
-        recorder = Recorder()
-        recorder.enable(max_response_length=8, on_policy=on_policy)
-        for step in (1, 2):  # each rollout batch is counted anew
-            for learning_rate, grad_norm in steps:
-                recorder.begin_update(None, step)
-                recorder.begin_mini_batch()
-                recorder.end_mini_batch(grad_norm, learning_rate)
-            expected = [0] * unmoved + list(range(unmoved, len(steps))) if on_policy else range(1, len(steps) + 1)
-            assert [part.number for part in recorder.pop()] == list(expected)
-    assert minibatch_numbers([False, True, True]) == [0, 0, 2]
+def test_a_step_without_a_gradient_moves_nothing(grad_norm: float, learning_rate: float, moves: bool) -> None:
+    """One rule for the table, the metrics and the clip values: weight decay alone moves by rounding."""
+    steps = [MiniBatch({}, grad_norm, learning_rate), MiniBatch({}, 1.0, 1e-6)]
+    assert minibatch_numbers([step.moves for step in steps]) == [0, int(moves)]

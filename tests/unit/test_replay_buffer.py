@@ -1,24 +1,34 @@
-"""What the length funnel counts of verl's replay buffer and of the batches that are trained on: the model's tokens."""
+"""The order in which verl's replay buffer hands out prompts, and what is written of those that it evicts."""
 
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-from recipe.fspo.accounting import replay_buffer
-from recipe.fspo.accounting.funnel import LengthFunnel
-from recipe.fspo.accounting.outcomes import Outcomes
-from recipe.fspo.accounting.replay_buffer import counting, train_on
+from fspo.records import complete_lines
+from recipe.fspo import replay_buffer
+from recipe.fspo.replay_buffer import ENDS_FILE, ordered
 
 #: Three responses to two prompts, of which an agent has written one in two rows, and a tool a part of each.
 MASKS = {"a_0_0": [1, 0, 0, 1], "a_0_1": [0, 1], "a_1_0": [1, 1, 1, 0], "b_0_0": [0, 0, 0, 1]}
 
 
-def test_what_is_removed_counts_by_the_models_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return complete_lines(folder / ENDS_FILE)
+
+
+def buffer_in(folder: Path, n: int = 2) -> Any:
+    sampler = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}
+    return ordered(ReplayBufferAsync("separate_async", {}, **sampler), folder / ENDS_FILE, n)
+
+
+def test_what_is_evicted_has_a_line_with_its_lengths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In the model's tokens, over the rows of a response; of one that never came nobody knows the length."""
     cleared: list[str] = []
 
     def read(keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, torch.Tensor]:
@@ -28,46 +38,32 @@ def test_what_is_removed_counts_by_the_models_tokens(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(replay_buffer.tq, "kv_batch_get", read)
     monkeypatch.setattr(replay_buffer.tq, "kv_clear", lambda keys, partition_id: cleared.extend(keys))
-    sampler = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}
-    funnel = LengthFunnel()
-    buffer = counting(ReplayBufferAsync("separate_async", {}, **sampler), funnel, 2, {})
+    buffer = buffer_in(tmp_path)
     buffer.partitions["train"] |= {key: {"response_len": len(mask)} for key, mask in MASKS.items()}
-    funnel.start(4)
     buffer._evict_terminal_groups(3, "train", ({"a"}, set(), {"b"}, Counter()))
-    metrics, record = funnel.end_step(1)
-    assert (record["tokens"]["stale"], record["tokens"]["failed"]) == (3 + 3, 1)
-    assert (metrics["fspo/funnel/stale"], metrics["fspo/funnel/failed"]) == (2, 2)  # one of b never came
-    assert metrics["fspo/funnel/length_lost"] == pytest.approx(7 / 3)
+    assert lines(tmp_path) == [
+        {"step": 3, "reason": "failed", "lengths": [1, None]},
+        {"step": 3, "reason": "stale", "lengths": [3, 3]},
+    ]
     assert set(cleared) == {"a", "b", *MASKS}
 
 
-def test_a_rollout_batch_has_the_data_loader_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """verl hands out the groups in the order in which they ended; ``d``, from before a resume, comes first."""
+def test_a_rollout_batch_has_the_data_loader_s_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """verl hands out the groups in the order in which they ended; names sort in the data loader's."""
     monkeypatch.setattr(replay_buffer.tq, "kv_clear", lambda **_: None)
-    position = {"a": 1, "b": 0, "c": 2, "later": 3}
-    sampler = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}
-    buffer = counting(ReplayBufferAsync("separate_async", {}, **sampler), LengthFunnel(), 1, position)
+    buffer = buffer_in(tmp_path)
     ended = {f"{prompt}_{index}_0": {"response_len": 1} for prompt in "cadb" for index in range(2)}
     batch = buffer._materialize_batch("train", ["a", "b", "c", "d"], ended)
-    assert batch.keys == [f"{prompt}_{index}_0" for prompt in "dbac" for index in range(2)]
-    assert position == {"later": 3}
+    assert batch.keys == [f"{prompt}_{index}_0" for prompt in "abcd" for index in range(2)]
+    assert lines(tmp_path) == []
+    del ended["b_1_0"]
+    buffer._materialize_batch("train", ["a", "b", "c", "d"], ended)
+    assert lines(tmp_path) == [{"step": 0, "reason": "failed", "lengths": [None]}]
+    buffer.prompt_global_steps["train"] |= {"b": 1, "z": 1, "a": 2}
+    assert buffer._select_prompt_uids("train", {"a", "b", "z"}, 2)[0] == ["b", "z"], "the oldest, and then by name"
 
 
-def test_what_is_trained_on_counts_by_the_models_tokens() -> None:
-    tag = {"response_len": 4, "global_steps": 1, "min_global_steps": 1, "max_global_steps": 2}
-    batch = KVBatchMeta([*MASKS, "pad_0_0"], [tag] * 4 + [tag | {"is_padding": True}], "train")
-    length_B = torch.tensor([sum(mask) for mask in MASKS.values()])
-    outcomes = Outcomes([*MASKS], length_B, length_B, torch.zeros(4), ["math"] * 4, [{}] * 4)
-    funnel = LengthFunnel()
-    funnel.start(3)
-    train_on(funnel, batch, outcomes, step=3)
-    metrics, record = funnel.end_step(3)
-    assert record["tokens"]["trained"] == 7 and metrics["fspo/funnel/trained"] == 3
-    assert metrics["fspo/funnel/length_trained"] == pytest.approx(7 / 3)
-    assert (metrics["fspo/funnel/staleness"], metrics["fspo/funnel/versions"]) == (2, 2)
-
-
-def test_a_buffer_of_ones_own_is_left_alone() -> None:
+def test_a_buffer_of_ones_own_is_left_alone(tmp_path: Path) -> None:
     class Mine(ReplayBufferAsync):  # type: ignore[misc]
         """As ``trainer.v1.sampler.custom_sampler`` names one: verl asks for a subclass of its own."""
 
@@ -75,5 +71,5 @@ def test_a_buffer_of_ones_own_is_left_alone() -> None:
             return "mine"
 
     mine = Mine("separate_async", {}, max_off_policy_threshold=2, max_off_policy_strategy="drop", sampler_kwargs={})
-    assert counting(mine, LengthFunnel(), 2, {}) is mine
+    assert ordered(mine, tmp_path, 2) is mine
     assert mine._select_prompt_uids("train", set(), 2) == "mine"

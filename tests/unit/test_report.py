@@ -37,7 +37,6 @@ from fspo.report.summary import summarise
 from fspo.report.tables import show_lre
 from fspo.responses import Responses, rows_of
 from fspo.table import FOLDER, Rows, TableWriter, join_rows
-from recipe.fspo.accounting.funnel import LengthFunnel
 
 STUDY = Path(__file__).parents[2] / "benchmarks/study"
 
@@ -50,7 +49,7 @@ ACCURACY = "val-core/sums/acc/mean@1"
 def run_files(loss: str, seed: int, moves: float = 1.0, advantage: float = 1.0) -> tuple[str, tuple[Rows, ...], str]:
     """Text of metrics.jsonl, rows of each step, and text of run.json of a small run."""
     generator = torch.Generator().manual_seed(seed)
-    diagnostics = LengthDiagnostics(resamples=20)
+    diagnostics = LengthDiagnostics()
     metrics, tables = [{"step": 0, "metrics": {ACCURACY: 0.2 + 0.01 * seed}}], []
     for step in range(1, STEPS + 1):
         parts = []
@@ -156,7 +155,6 @@ def test_report_of_a_grid(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert cells(summary["final"])["held-out sums/acc/mean@1"][0].startswith("0.515 [")
     assert summary["paired"]["heads"] == ["fspo - rloo (3 paired)"]
     assert cells(summary["paired"])["LRE, symmetric"][0].startswith("*-"), "below RLOO's in these data, beyond noise"
-    assert "funnel" not in summary
 
 
 def claims(sentence: str) -> list[str]:
@@ -442,40 +440,6 @@ def test_common_records_rank_bands_on_the_same_sequences(tmp_path: Path) -> None
         assert errors["fspo", True, source].debiased.value < errors["rloo", True, source].debiased.value
     differences = pooled_lre_difference(groups[0], groups[1], "symmetric")
     assert differences is not None and differences[0].high < 0
-
-
-def funnel_lines(steps: int, lost_short: int, lost_long: int) -> list[str]:
-    """Records of a run in which so many of 32 short and of 32 long responses are stale at every step."""
-    funnel, lines = LengthFunnel(), []
-    for step in range(1, steps + 1):
-        funnel.end("failed", [], unknown=2)
-        for length, stale in ((20, lost_short), (150, lost_long)):
-            funnel.end("stale", [length] * stale)
-            funnel.train([length] * (32 - stale), [length // 50] * (32 - stale), [1 + length // 100] * (32 - stale))
-        lines.append(json.dumps(funnel.end_step(step)[1]) + "\n")
-    return lines
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_the_length_funnel_of_runs_that_lose_responses(tmp_path: Path) -> None:
-    runs = uneven, even, whole = [write_run(tmp_path / name, name, 0) for name in ("fspo", "seq_rloo", "seq_gspo")]
-    again = funnel_lines(3, 32, 32)  # of steps that were done twice, the later record counts
-    (uneven / "funnel.jsonl").write_text("".join([*again, *funnel_lines(20, 0, 12), "{}\n"]))
-    (even / "funnel.jsonl").write_text("".join(funnel_lines(20, 10, 10)))
-    all_kept = LengthFunnel()
-    all_kept.train([5], [0], [1])
-    (whole / "funnel.jsonl").write_text(json.dumps(all_kept.end_step(1)[1]) + "\n")
-    report = build_report(runs, tmp_path / "out")
-    assert len(report.problems) == 1 and report.problems[0].startswith(f"{uneven / 'funnel.jsonl'}:24: ")
-    rows = cells(summary_of(tmp_path / "out")["funnel"])
-    assert rows["stale"] == ["240 (18.2%)", "400 (30.3%)", "(none lost)"]
-    assert rows["failed"][0] == "40 (3.0%)" and rows["trained"][0] == "1040 (78.8%)"
-    assert rows["mean length, lost"][0] == "150.0 [150.0, 150.0]"
-    assert rows["mean length, trained on"][0] == "70.0 [70.0, 70.0]"
-    assert rows["tokens lost"][0] == "33.1% [33.1%, 33.1%]"
-    assert rows["staleness"][0].startswith("1.15 ") and rows["versions"][0].startswith("1.38 ")
-    assert float(rows["trained on: LRE"][0][:5]) > 0.2 and rows["trained on: LRE"][1].startswith("< ")
-    assert rows["stale: LRE"] == rows["trained on: LRE"], "no other stage lost a response of known length"
 
 
 @pytest.mark.parametrize(("name", "value"), [("S", np.nan), ("L", np.nan), ("L", 0.0), ("L", np.inf), ("A", -np.inf)])

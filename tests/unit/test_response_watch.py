@@ -12,7 +12,7 @@ from messages import holds
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from recipe.runner.launch.end_of_turn import SETTING
-from recipe.runner.launch.progress import PROGRESS
+from recipe.runner.progress import PROGRESS
 from recipe.runner.response_watch import ResponseWatch, warn_of_missing
 
 Lines = Callable[[], list[str]]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from recipe.math.data.offline_task import DATA_SOURCE, generate
-from recipe.math.reward import compute_score
+from recipe.math.data.offline_task import DATA_SOURCE, distinct
+from recipe.math.reward import compute_score, soft_overlong_penalty
 
 
 def call(source: str, text: str, truth: str, **kwargs: Any) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def test_right_and_wrong_answers() -> None:
 
 def test_the_offline_task_has_its_own_verifier_and_the_same_keys() -> None:
     """verl reads the keys of the first row; of files that it joins, a field that one lacks is None in its rows."""
-    (problem,), _ = generate(1, 0, seed=0)
+    (problem,) = distinct(1, 0, "train")
     result = call(DATA_SOURCE, problem.working, problem.answer, extra_info={"index": 3, "problem_id": None})
     assert (result["score"], result["status"], result["problem_id"]) == (1.0, "correct", f"{DATA_SOURCE}/3")
     assert call(DATA_SOURCE, "", problem.answer)["score"] == 0.0
@@ -52,3 +52,10 @@ def test_shaping_changes_the_score_but_not_the_accuracy() -> None:
 def test_a_truth_that_is_no_text_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"ground_truth=34 \(int\).*text"):
         call("aime24", r"\boxed{34}", 34)  # type: ignore[arg-type]
+
+
+def test_the_overlong_penalty_is_the_published_one() -> None:
+    assert [soft_overlong_penalty(n, 100, 20) for n in (0, 80, 90, 100, 1000)] == [0.0, 0.0, -0.5, -1.0, -1.0]
+    for buffer in (0, 101):
+        with pytest.raises(ValueError, match=f"buffer_length={buffer}"):
+            soft_overlong_penalty(10, 100, buffer)

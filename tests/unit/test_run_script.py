@@ -13,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
-from recipe.fspo.rules import complete_plain, plain_notes, plain_problems
+from recipe.fspo.checks import notes, problems
+from recipe.fspo.config import complete
 
 SCRIPT = Path(__file__).resolve().parents[2] / "recipe/fspo/run_qwen3_8b.sh"
 #: Where the script's own paths and loggers stand.
@@ -42,8 +43,7 @@ def of_verl(tmp_path: Path) -> tuple[DictConfig, list[str]]:
 
 def test_verl_takes_every_key(of_verl: tuple[DictConfig, list[str]]) -> None:
     config, _ = of_verl
-    assert list(plain_problems(config)) == list(plain_notes(config)) == []
-    assert complete_plain(config) is None
+    assert problems(config) == notes(config) == complete(config) == []
     validate_config(config, need_reference_policy(config), need_critic(config))
     assert config.data.train_files == "/my data/dapo_math_17k.parquet" and len(config.data.val_files) == 4
 

@@ -16,32 +16,35 @@ from messages import holds
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils import tensordict_utils as tu
 
+from recipe.fspo import rollout_batch
 from recipe.fspo import trainer as trainer_module
-from recipe.fspo.accounting import outcomes
-from recipe.fspo.in_runner.trainer import RunTrainer
-from recipe.fspo.in_runner.worker import GuardedWorker
-from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
+from recipe.fspo.trainer import FSPOHooks, FSPOTrainer, PPOTrainerSync
+from recipe.fspo.worker import GuardedWorker
+from recipe.runner import hooks
 from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.hooks import RunnerHooks
+from recipe.runner.progress import Progress
 
 
 @pytest.fixture(autouse=True)
 def _no_loggers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer points the loggers of its whole process into its run folder."""
     monkeypatch.setattr("recipe.runner.launch.loggers.point_into", lambda run_dir: None)
+    monkeypatch.setattr(hooks, "PROGRESS", Progress())
 
 
 def load_data(monkeypatch: pytest.MonkeyPatch, folder: Path, train: int, val: list[int]) -> None:
     """As a trainer does it whose filter leaves so many prompts, and these for validation."""
 
-    def dataloader(self: RunTrainer) -> None:
+    def dataloader(self: FSPOTrainer) -> None:
         self.train_dataset, self.val_dataset = range(train), val
         self.steps_per_epoch, self.total_training_steps = train // 32, 20
         torch.utils.data.DataLoader(val, batch_size=len(val))  # as verl does
 
     monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", dataloader)
-    RunTrainer(composed(f"run.dir={folder}"))._init_dataloader()
+    FSPOTrainer(composed(f"trainer.default_local_dir={folder}"))._init_dataloader()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,7 @@ class Loop(RunnerHooks, PPOTrainerSync):
     verl_mode = "sync"
 
     def __init__(self, *overrides: str) -> None:
-        super().__init__(composed("run.dir=/nowhere", *overrides))
+        super().__init__(composed("trainer.default_local_dir=/nowhere", *overrides))
         self.saved, self.validated = [], []
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> SimpleNamespace:
@@ -164,21 +167,25 @@ def test_after_loading_the_optimizer_has_the_settings_of_the_configuration(lr: f
     assert [worker.engine.step() for _ in range(5)] == [never_stopped.step() for _ in range(5)]
 
 
-def test_single_prompts_keep_the_data_loader_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = iter("cab")
-    monkeypatch.setattr(PPOTrainerSync, "_fetch_one_gen_batch", lambda self: {"uid": [next(prompts)]})
-    trainer = FSPOTrainer(composed("run.dir=/nowhere"))
-    for _ in range(3):
-        trainer._fetch_one_gen_batch()
-    assert trainer._position == {"c": 0, "a": 1, "b": 2}
-    assert trainer._accounts.funnel.state_dict()["started"] == 24
+def test_prompts_are_named_so_that_their_order_is_the_data_loader_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetched(self: FSPOTrainer) -> Any:
+        return tu.get_tensordict({"x": torch.zeros(2, 1), "uid": ["one", "two"]})
+
+    monkeypatch.setattr(PPOTrainerSync, "_fetch_one_gen_batch", fetched)
+    trainer, names = FSPOTrainer(composed("trainer.default_local_dir=/nowhere")), list[str]()
+    for step in (1, 1, 2, 10):
+        trainer.global_steps = step
+        names += list(trainer._fetch_one_gen_batch()["uid"])
+    assert names == sorted(names) and len({*names}) == 8 and not any("_" in name for name in names)
 
 
 def test_a_gradient_scale_counts_the_models_tokens_and_responses_that_are_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tool has written three of a's tokens, and verl's rollout correction empties b's mask before the update."""
-    config = composed("run.dir=/nowhere", "algo=fspo", "fspo.clip_values=published", "fspo.match_scale=matched")
+    config = composed(
+        "trainer.default_local_dir=/nowhere", "algo=fspo", "fspo.clip_values=published", "fspo.match_scale=matched"
+    )
     masks = {"a_0_0": [1, 0, 0, 0, 1, 1], "b_0_0": [1] * 9}
 
     def read(keys: list[str], select_fields: list[str], **_: object) -> dict[str, Any]:
@@ -192,22 +199,20 @@ def test_a_gradient_scale_counts_the_models_tokens_and_responses_that_are_reject
         nested = {name: torch.nested.nested_tensor(x, layout=torch.jagged) for name, x in [*columns.items()][2:]}
         return {name: (columns | nested)[name] for name in select_fields}
 
-    monkeypatch.setattr(outcomes.tq, "kv_batch_get", read)
-    monkeypatch.setattr(outcomes.tq, "kv_batch_put", lambda **_: KVBatchMeta([*masks], tags, "train"))
+    monkeypatch.setattr(rollout_batch.tq, "kv_batch_get", read)
+    monkeypatch.setattr(rollout_batch.tq, "kv_batch_put", lambda **_: KVBatchMeta([*masks], tags, "train"))
     monkeypatch.setattr(trainer_module, "for_workers", lambda batch: batch)
-    for name in ("_compute_old_log_prob", "_update_actor"):
-        monkeypatch.setattr(PPOTrainerSync, name, lambda self, batch, metrics: batch)
-    sent: list[dict[str, Any]] = []
+    for name in ("_balance_batch", "_update_actor"):
+        monkeypatch.setattr(PPOTrainerSync, name, lambda self, batch, metrics, **_: batch)
+    sent: list[float] = []
     trainer = FSPOTrainer(config)
     trainer.global_steps, trainer.parameter_sync_step = 1, 2  # not the last of its cycle
     trainer.actor_rollout_wg = SimpleNamespace(
-        begin_update=lambda *_, **options: sent.append(options), pop_mini_batches=lambda: [[]]
+        begin_update=lambda state, step, scale: sent.append(scale), pop_mini_batches=lambda: [[]]
     )
     tags = [{"response_len": len(mask), "global_steps": 1} for mask in masks.values()]
-    batch = trainer._compute_old_log_prob(KVBatchMeta([*masks], tags, "train"), {})
+    batch = FSPOHooks._balance_batch(trainer, KVBatchMeta([*masks], tags, "train"), {})
     masks["b_0_0"] = [0] * 9
     trainer._update_actor(batch, {})
-    assert [options["loss_scale"] for options in sent] == [pytest.approx(1 / 6)]
-    assert trainer._accounts._outcomes[0].length_B.tolist() == [3, 9]
-    metrics, _ = trainer._accounts.funnel.end_step(1)
-    assert metrics["fspo/funnel/length_trained"] == 6
+    assert sent == [pytest.approx(1 / 6)]
+    assert trainer._records._outcomes[0].length_B.tolist() == [3, 9]

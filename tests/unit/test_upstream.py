@@ -78,39 +78,32 @@ NAMES: dict[str, dict[str, str]] = {
         "transfer_queue.metadata:KVBatchMeta.reorder": "order of a batch",
         f"{_TRACKING}:Tracking.logger": "the run folder is added to verl's loggers",
     },
-    "recipe/fspo/accounting/outcomes.py": {
+    "recipe/fspo/rollout_batch.py": {
         "transfer_queue.client:TransferQueueClient.kv_retrieve_meta(keys, partition_id)": "which columns are tensors",
     },
     "recipe/runner/response_watch.py": {
         f"{_BUFFER}:ReplayBuffer._wait_for_next_poll(partition_id, last_debug_time)": "notes progress; counts its rows",
     },
     "recipe/fspo/audit.py": {
-        "verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)": "it forwards a fixed list of variables",
-        f"{_CORRECTION}:compute_rollout_correction_and_add_to_batch(batch)": (
-            "the last place with the mask before a rejection and the engine's log-probabilities"
-        ),
-        "verl.utils.tracking:Tracking.log(data, step)": "where the sums of a step become ratios",
-        f"{_WORKERS}:TrainingWorker.train_mini_batch(data)": "a rollout batch begins; wrapped: verl has no hook for it",
-        f"{_WORKERS}:TrainingWorker.train_batch(data)": "a mini-batch begins",
-        f"{_WORKERS}:TrainingWorker._postprocess_output(output, forward_only)": "its metrics, before ranks join them",
+        f"{_WORKERS}:TrainingWorker.set_loss_fn(loss_fn)": "wrapped: what verl hands to its loss has no hook",
+        f"{_WORKERS}:TrainingWorker.train_batch(data)": "wrapped: where a mini-batch begins and ends",
     },
     "recipe/fspo/trainer.py": {
         f"{_BASE}:PPOTrainer.on_init_end": PUBLIC,
-        f"{_BASE}:PPOTrainer._reissue_inflight_prompts": "verl forgets when a prompt was first issued",
-        f"{_BASE}:PPOTrainer._compute_old_log_prob(batch, metrics)": "pi_old of the rollout",
+        f"{_BASE}:PPOTrainer._compute_old_log_prob(batch, metrics)": "padding stands in for rows without a gradient",
         f"{_BASE}:PPOTrainer._compute_ref_log_prob(batch, metrics)": "only at steps that validate",
         f"{_BASE}:PPOTrainer._compute_advantage(batch, metrics)": "A is not exactly 0 where all rewards are equal",
         f"{_BASE}:PPOTrainer._balance_batch(batch, metrics)": "rewards are known, ranks not balanced yet",
         f"{_BASE}:PPOTrainer._step_once": "padding rows go",
         f"{_BASE}:PPOTrainer._init_resource_pool_mgr": "our worker class",
         f"{_BASE}:PPOTrainer._fetch_one_gen_batch": "the data loader's order of prompts",
-        f"{_BASE}:PPOTrainer._build_replay_buffer": "the buffer counts what it removes",
+        f"{_BASE}:PPOTrainer._build_replay_buffer": "the buffer writes down what it evicts",
         f"{_BASE}:PPOTrainer._update_actor(batch, metrics)": "no hook before and after the update",
         f"{_BASE}:PPOTrainer._save_checkpoint": "our state must be complete before verl names it",
         f"{_BASE}:PPOTrainer._load_checkpoint": "our state is restored with the weights",
         f"{_BASE}:register_trainer(name)": PUBLIC,
     },
-    "recipe/fspo/accounting/replay_buffer.py": {
+    "recipe/fspo/replay_buffer.py": {
         f"{_BUFFER}:ReplayBuffer._evict_terminal_groups(global_steps, partition_id, eviction_reasons)": (
             "why removed; the order of the reasons"
         ),
@@ -125,24 +118,18 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "recipe/fspo/worker.py": {
         f"{_WORKERS}:ActorRolloutRefWorker.actor_worker_cls": "class attribute made for it",
-        f"{_WORKERS}:TrainingWorker.train_batch(data)": "where a mini-batch begins and ends",
+        f"{_WORKERS}:TrainingWorker.train_batch(data)": "where a mini-batch begins and ends; around it a bad update",
+        f"{_WORKERS}:TrainingWorker.load_checkpoint": "brings back the optimizer's settings with its state",
         f"{_WORKERS}:TrainingWorker.set_loss_fn(loss_fn)": "columns that verl does not hand to a loss",
     },
-    "recipe/fspo/in_runner/trainer.py": {
-        f"{_BASE}:TRAINER_REGISTRY": "replaced in it: register_trainer refuses a name that is taken",
-    },
-    "recipe/fspo/in_runner/worker.py": {
-        f"{_WORKERS}:TrainingWorker.train_batch(data)": "around it an update that is not finite is caught",
-        f"{_WORKERS}:TrainingWorker.load_checkpoint": "brings back the optimizer's settings with its state",
-    },
-    "recipe/fspo/import_hook.py": {
+    "recipe/fspo/plugin.py": {
         f"{_BASE}:get_trainer_cls(name)": "wrapped: imports the trainers where one of them is asked for",
         "verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)": "what the driver asks for before it starts Ray",
     },
     "fspo/verl.py": {
         "verl.trainer.ppo.core_algos:register_policy_loss(name)": PUBLIC,
     },
-    "recipe/fspo/sqrt_mask.py": {
+    "recipe/fspo/sqrt_rejection.py": {
         "verl.trainer.ppo.rollout_corr_helper:compute_rollout_rejection_mask"
         "(log_ratio, response_mask, rollout_rs, rollout_rs_threshold)": "wrapped: one rule more",
     },
@@ -176,13 +163,13 @@ TEXTS: dict[str, dict[str, str]] = {
         f"{_SEPARATE}: self.current_mode = HybridEngineMode.ROLLOUT": "whether vLLM is awake beside the trainer",
         f"{_SEPARATE}: flush=True": "a message that its logger cannot format",
     },
-    "recipe/fspo/accounting/outcomes.py": {
+    "recipe/fspo/rollout_batch.py": {
         f'{_QUEUE}: {{uid}}_{{session_id}}_{{i}}"': "keys of responses",
         f"{_QUEUE}: reward_extra_info": "what a reward returned",
         'transfer_queue.metadata: "is_non_tensor": not is_tensor': "which columns are tensors",
         'verl.workers.engine.fsdp.transformer_impl: micro_batch.get("multi_modal_inputs"': "the others are tensors",
     },
-    "recipe/fspo/import_hook.py": {
+    "recipe/fspo/plugin.py": {
         "verl.trainer.main_ppo: from verl.trainer.ppo.v1 import get_trainer_cls": "looked up when it is called",
     },
     "recipe/runner/reward_manager.py": {

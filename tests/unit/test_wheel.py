@@ -55,7 +55,7 @@ def outside(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Python:
     return run
 
 
-def test_the_wheel_holds_what_a_run_needs_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_what_a_run_needs_alone(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     conf = {"recipe/fspo/conf/fspo.yaml", "recipe/fspo/conf/experiment/demo.yaml", "recipe/runner/conf/run.yaml"}
     assert conf <= names
@@ -74,22 +74,22 @@ PROGRAM = """
 from importlib.metadata import distributions
 from pathlib import Path
 import recipe.math.data
-from recipe.fspo.job import compose
+from recipe.fspo.main import composed as compose
 
-config = compose(["algo=gspo", "experiment=demo", "run.dir=x"])
+config = compose(["algo=gspo", "experiment=demo", "trainer.default_local_dir=x"])
 print(config.actor_rollout_ref.actor.policy_loss.loss_mode)
 print((Path(recipe.math.data.__file__).parent / "assets/demo_model/config.json").is_file())
 print(*{e.value for d in distributions() for e in d.entry_points if e.group == "verl.plugins"})
 """
 
 
-def test_the_configuration_composes_and_the_model_and_the_plugins_are_found(outside: Python) -> None:
+def test_configuration_model_and_plugins_are_found(outside: Python) -> None:
     loss, model, *plugins = outside("-c", PROGRAM).stdout.split()
     assert (loss, model) == ("seq_gspo", "True")
     assert {"recipe.fspo.plugin", "recipe.runner.plugin"} <= {plugin.partition(":")[0] for plugin in plugins}
 
 
-def test_the_library_needs_torch_numpy_scipy_and_pyarrow_only(wheel: Path, tmp_path: Path) -> None:
+def test_the_library_needs_torch_and_pyarrow_alone(wheel: Path, tmp_path: Path) -> None:
     """In an environment of its own; the examples compute a loss, a band and an LRE."""
     examples = [(ROOT / "examples/own_loop.py").read_text()]
     examples += re.findall(r"```python\n(.*?)```", (ROOT / "docs/audit.md").read_text(), re.S)
@@ -106,15 +106,8 @@ def test_the_library_needs_torch_numpy_scipy_and_pyarrow_only(wheel: Path, tmp_p
     assert "LRE" in done.stdout and "tensor" in done.stdout
     command = [python, "-m", "fspo.audit", "expected", "sigma=0.03", "lengths=[100]"]
     assert "| gspo " in subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/check-loss.md").read_text(), re.S)
-    (tmp_path / "my_loss.py").write_text(block.partition("\n\nfrom fspo.check_loss")[0])
-    command = [python, "-m", "fspo.check_loss", "my_loss:policy_loss", "--like", "gspo"]
-    compared = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert (compared.returncode, "like gspo: equal up to log-ratio" in compared.stdout) == (1, True), compared
 
 
-@pytest.mark.parametrize(
-    "module", ["fspo.report", "recipe.math.data", "recipe.math.evaluation", "recipe.fspo.main", "recipe.runner.export"]
-)
-def test_commands_explain_themselves(outside: Python, module: str) -> None:
+@pytest.mark.parametrize("module", ["fspo.report", "recipe.math.data"])
+def test_a_command_explains_itself(outside: Python, module: str) -> None:
     assert f"python -m {module}" in outside("-m", module, "--help").stdout

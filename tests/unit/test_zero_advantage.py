@@ -11,21 +11,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from composing import composed
+from composing import completed, composed
 from queue_in_memory import Queue
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo import padding_utils
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.v1 import trainer_base
 
 from fspo.table import read_table
-from recipe.fspo import zero_advantage
-from recipe.fspo.accounting import outcomes
-from recipe.fspo.config import GROUP_ESTIMATORS
+from recipe.fspo import rollout_batch, zero_advantage
+from recipe.fspo.checks import problems
+from recipe.fspo.config import GROUP_ESTIMATORS, complete, counts_zero_advantages
 from recipe.fspo.recorder import MiniBatch
-from recipe.fspo.rules import complete_skipping, counts_zero_advantages, problems
+from recipe.fspo.rollout_batch import read_outcomes
 from recipe.fspo.trainer import FSPOTrainer
 
 #: Rewards of eight responses to each prompt.
@@ -35,7 +35,7 @@ REWARDS = {"tenth": [0.1] * 8, "mixed": [0.7] * 7 + [0.1], "tenths": [0.7] * 8}
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     queue = Queue()
-    for module in (trainer_base, zero_advantage, outcomes, padding_utils):
+    for module in (trainer_base, zero_advantage, rollout_batch, padding_utils):
         monkeypatch.setattr(module, "tq", queue)
     return queue
 
@@ -49,7 +49,14 @@ def put(queue: Queue, rewards: dict[str, list[float]]) -> KVBatchMeta:
             scores = torch.zeros(length)
             scores[-1] = reward
             mask = torch.ones(length, dtype=torch.int64)
-            row = {"uid": prompt, "rm_scores": scores, "response_mask": mask, "old_log_probs": -torch.rand(length)}
+            row = {
+                "extra_fields": {"reward_extra_info": {}},
+                "data_source": "math",
+                "uid": prompt,
+                "rm_scores": scores,
+                "response_mask": mask,
+                "old_log_probs": -torch.rand(length),
+            }
             queue.rows[key] = row | {"loss_mask": mask, "responses": mask.clone(), "prompts": torch.ones(3).long()}
             keys.append(key)
             tags.append({"response_len": length, "prompt_len": 3, "seq_len": length + 3, "global_steps": 1})
@@ -57,17 +64,10 @@ def put(queue: Queue, rewards: dict[str, list[float]]) -> KVBatchMeta:
     return KVBatchMeta(keys, tags, "train")
 
 
-def completed(*overrides: str) -> Any:
-    """A configuration as a driver hands it to the trainer."""
-    config = composed(*overrides)
-    complete_skipping(config)
-    return config
-
-
 def advantages(queue: Queue, rewards: dict[str, list[float]], *overrides: str) -> dict[str, torch.Tensor]:
     batch = put(queue, rewards)
-    trainer = FSPOTrainer(completed("run.dir=/nowhere", *overrides))
-    trainer._equal = zero_advantage.equal_rewards(batch) if trainer._compares else {}
+    trainer = FSPOTrainer(completed("trainer.default_local_dir=/nowhere", *overrides))
+    trainer._equal = zero_advantage.equal_rewards(read_outcomes(batch)) if trainer._compares else {}
     trainer._compute_advantage(batch, {})
     return {key: queue.rows[key]["advantages"] for key in batch.keys}
 
@@ -78,7 +78,9 @@ def test_a_is_exactly_0_where_all_rewards_of_a_prompt_are_equal(queue: Queue, es
     rows = advantages(queue, REWARDS, setting)
     assert all(not rows[f"{prompt}_{i}_0"].any() for prompt in ("tenth", "tenths") for i in range(8))
     of_verl = put(queue, REWARDS)
-    trainer_base.PPOTrainer._compute_advantage(SimpleNamespace(config=composed("run.dir=/x", setting)), of_verl, {})  # type: ignore[arg-type]
+    trainer_base.PPOTrainer._compute_advantage(
+        SimpleNamespace(config=composed("trainer.default_local_dir=/x", setting)), of_verl, {}
+    )  # type: ignore[arg-type]
     assert all(rows[f"mixed_{i}_0"].equal(queue.rows[f"mixed_{i}_0"]["advantages"]) for i in range(8))
     assert rows["mixed_7_0"].any() or estimator == "grpo_passk"
     if estimator == "grpo":  # what the change is for
@@ -92,18 +94,12 @@ def test_other_advantages_stay_as_verl_computes_them(queue: Queue) -> None:
     """A single response has no group, one response in two rows is one, and other estimators compare nothing."""
     rewards = {"alone": [0.7], "equal": [0.7, 0.7], "nan": [float("nan")] * 2}
     batch = put(queue, rewards)
-    assert [*zero_advantage.equal_rewards(batch)] == ["equal_0_0", "equal_1_0"]
+    assert [*zero_advantage.equal_rewards(read_outcomes(batch))] == ["equal_0_0", "equal_1_0"]
     two_rows = KVBatchMeta(["equal_0_0", "equal_0_1"], batch.tags[1:3], "train")
     queue.rows["equal_0_1"] = queue.rows["equal_1_0"]
-    assert zero_advantage.equal_rewards(two_rows) == {}
+    assert zero_advantage.equal_rewards(read_outcomes(two_rows)) == {}
     whitened = advantages(queue, {"a": [0.7, 0.7], "b": [0.7, 0.1]}, "algorithm.adv_estimator=reinforce_plus_plus")
     assert all(row.any() for row in whitened.values())
-
-
-def test_padding_has_no_reward_of_its_own(queue: Queue) -> None:
-    batch: Any = put(queue, {"a": [0.0, 0.0], "pad": [0.0, 0.0]})
-    batch.tags[2]["is_padding"] = batch.tags[3]["is_padding"] = True
-    assert [*zero_advantage.equal_rewards(batch)] == ["a_0_0", "a_1_0"]
 
 
 class Workers:
@@ -130,15 +126,14 @@ class Workers:
         return {"metrics": {"mfu": 0.0}}
 
     def pop_mini_batches(self) -> list[list[MiniBatch]]:
-        """As the workers record two mini-batches of eight: padding has no row."""
-        rows = torch.stack(self.updates[-1][1]["fspo_rows"].unbind()).flatten()
-        recorded = []
-        for update in range(2):
-            kept = np.array([int(row) for row in rows[8 * update : 8 * update + 8] if row >= 0], int)
-            place = {"step": 3, "update": update, "minibatch": update}
-            columns = {name: np.full(len(kept), value) for name, value in place.items()} | {"row": kept}
-            columns |= {name: np.ones(len(kept), np.float32) for name in "SA"} | {"L": np.ones(len(kept), int)}
-            recorded.append(MiniBatch(update, columns))
+        """As the workers record two mini-batches of eight: a row that stands in for a response has no token."""
+        (_, columns), recorded = self.updates[-1], []
+        rows = torch.stack(columns["fspo_rows"].unbind()).flatten().numpy()
+        stands_in = np.array([len(tokens) == 2 for tokens in columns["input_ids"].unbind()])
+        for part in (slice(0, 8), slice(8, 16)):
+            columns = {"S": np.where(stands_in[part], np.nan, 1.0), "A": np.where(stands_in[part], 0.0, 1.0)}
+            columns = {name: values.astype(np.float32) for name, values in columns.items()}
+            recorded.append(MiniBatch(columns | {"L": np.where(stands_in[part], 0, 1), "row": rows[part]}, 1.0, 1e-6))
         return [recorded]
 
 
@@ -146,7 +141,7 @@ def one_step(
     queue: Queue, folder: Path, rewards: dict[str, list[float]], *overrides: str
 ) -> tuple[Any, KVBatchMeta, Workers]:
     """verl's own methods, in its order, from the sample to the metrics of the update."""
-    settings = [f"run.dir={folder}", "fspo.clip_values=published", "data.train_batch_size=4"]
+    settings = [f"trainer.default_local_dir={folder}", "fspo.clip_values=published", "data.train_batch_size=4"]
     settings += ["actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=4", *overrides]
     settings.append(f"trainer.default_local_dir={folder}")
     trainer = FSPOTrainer(completed(*settings))
@@ -159,7 +154,6 @@ def one_step(
         del row["old_log_probs"]
         row["input_ids"] = torch.arange(tag["seq_len"])
         row |= {"position_ids": torch.arange(tag["seq_len"]), "rollout_log_probs": -torch.ones(tag["response_len"])}
-        row |= {"extra_fields": {"reward_extra_info": {}}, "data_source": "math"}
     metrics: dict[str, Any] = {}
     for method in ("_balance_batch", "_compute_old_log_prob", "_compute_advantage", "_update_actor"):
         batch = getattr(trainer, method)(batch, metrics)
@@ -191,8 +185,13 @@ def test_padding_takes_the_places_of_rows_without_a_gradient(queue: Queue, tmp_p
     assert set(queue.rows) == set(batch.keys), "padding goes"
     table = read_table(tmp_path / "responses")
     assert len(table) == 4 and table.left_out == 0 and not table.problems
-    assert metrics["fspo/sequences"] == 4
-    assert metrics["fspo/advantage_zero_frac"] == 0.5, "of all eight of the second mini-batch"
+    frame = pd.read_parquet(tmp_path / "responses")
+    assert sorted(frame["id"]) == sorted(batch.keys) and frame["S"].isna().sum() == 12
+    assert (frame["A"][frame["S"].isna()] == 0).all()
+    assert {key: tag["response_len"] for key, tag in zip(batch.keys, batch.tags, strict=True)}.items() >= dict(
+        zip(frame["id"][frame["S"].isna()], frame["L"][frame["S"].isna()], strict=True)
+    ).items(), "the length is the response's"
+    assert 0 < metrics["fspo/advantage_zero_frac"] < 1
 
 
 def test_all_rows_stay_where_the_setting_is_off_and_where_the_distance_to_the_start_is_measured(
@@ -231,45 +230,20 @@ def test_of_a_batch_without_any_gradient_a_group_stays(queue: Queue, tmp_path: P
     ],
 )
 def test_where_rows_without_a_gradient_count_leaving_them_out_is_refused(overrides: list[str], word: str) -> None:
-    config = composed("run.dir=/nowhere", *overrides)
+    config = composed("trainer.default_local_dir=/nowhere", *overrides)
     assert word in str(counts_zero_advantages(config))
     config.fspo.skip_zero_advantage = True
     assert [problem for problem in problems(config) if "fspo.skip_zero_advantage=true" in problem and word in problem]
     config.fspo.skip_zero_advantage = None
     assert not [problem for problem in problems(config) if "skip_zero_advantage" in problem]
-    complete_skipping(config)
+    complete(config)
     assert config.fspo.skip_zero_advantage is False
 
 
-@pytest.mark.parametrize("algo", ["fspo", "gspo", "rloo", "grpo", "dapo", "gspo_verl"])
+@pytest.mark.parametrize("algo", ["fspo", "gspo", "rloo", "grpo"])
 def test_a_default_is_true_where_it_changes_no_gradient(algo: str) -> None:
-    config = composed("run.dir=/nowhere", f"algo={algo}")
-    assert complete_skipping(config) is None and config.fspo.skip_zero_advantage is True
-
-
-def _moves_all(log_prob: Any, response_mask: Any, config: Any, **_: Any) -> Any:
-    return (log_prob * response_mask).sum() / config.global_batch_info["batch_num_tokens"], {}
-
-
-def _mean_of_rows(log_prob: Any, advantages: Any, response_mask: Any, **_: Any) -> Any:
-    return -(log_prob * advantages * response_mask).sum(-1).mean(), {}
-
-
-def _divides_by_tokens(log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any) -> Any:
-    of_row = (log_prob * advantages * response_mask).sum(-1) / response_mask.sum(-1)
-    return -of_row.sum() / config.global_batch_info["global_batch_size"], {}
-
-
-def _token_mean(log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any) -> Any:
-    return -(log_prob * advantages * response_mask).sum() / config.global_batch_info["batch_num_tokens"], {}
-
-
-@pytest.mark.parametrize("loss", [_moves_all, _mean_of_rows, _divides_by_tokens, _token_mean])
-def test_a_users_loss_is_tried(monkeypatch: pytest.MonkeyPatch, loss: Any) -> None:
-    """A gradient where A = 0, a mean over the rows of a micro-batch, and a division by no tokens count."""
-    monkeypatch.setitem(POLICY_LOSS_REGISTRY, "own", loss)
-    config = composed("run.dir=/nowhere", "algo=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=own")
-    assert (counts_zero_advantages(config) is None) == (loss is _token_mean)
+    """A loss of verl's may be a mean over whatever rows there are."""
+    assert completed(f"algo={algo}").fspo.skip_zero_advantage == (algo != "grpo")
 
 
 @pytest.mark.slow

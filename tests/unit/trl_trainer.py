@@ -159,7 +159,7 @@ def test_trls_correction_is_audited_by_the_call_of_an_own_loop(
     made: list[dict[str, Any]] = []
     run = trainer(tmp_path, kind=Corrected, max_steps=2, vllm_importance_sampling_mode=mode)
     run.vllm_importance_sampling_correction, run.vllm_importance_sampling_clip_max = True, 1.01
-    run.correction = Audit(tmp_path / "correction", loss="vLLM correction", on_policy=False)
+    run.correction = Audit(tmp_path / "correction", loss="vLLM correction")
     add = run.correction.add
     monkeypatch.setattr(run.correction, "add", lambda *a, **k: (made.append({"a": a} | k), add(*a, **k))[1])
     run.train()
@@ -199,7 +199,6 @@ def test_an_audit_that_cannot_write_ends_before_the_training(tmp_path: Path) -> 
         ({"beta": 0.1}, "beta=0.1", "0"),
         ({"top_entropy_quantile": 0.5}, "top_entropy_quantile=0.5", "1.0"),
         ({"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold=0.5", "None"),
-        ({"rule": "fspo_quantile"}, "rule=", "a loss with a fixed band: nothing here measures one"),
         ({"rule": "fspo_v1"}, "rule=", "a loss with a fixed band: nothing here measures one"),
     ],
 )

@@ -26,7 +26,7 @@ from verl.utils import tensordict_utils
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-from recipe.fspo.job import compose
+from recipe.fspo.main import composed as compose
 
 LENGTHS = (17, 23, 9)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from recipe.math.answers.scorer import MathScorer
-from recipe.math.answers.shaping import soft_overlong_penalty
-from recipe.math.answers.verdict import Status, Verdict, status_rates
+from recipe.math.answers.verdict import Status, status_rates
 
-__all__ = ["MathScorer", "Status", "Verdict", "soft_overlong_penalty", "status_rates"]
+__all__ = ["MathScorer", "Status", "status_rates"]

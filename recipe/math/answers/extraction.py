@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from recipe.math.answers.spelling import closing
+
 #: Characters at the end of a response that are read.
 MAX_RESPONSE_CHARS: Final = 50_000
 #: Boxes at the end of a response that are read: as many can be one list.
@@ -50,18 +52,8 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
     """Start, end and content of the last boxes that are closed and in no other one; a percent sign behind counts."""
     boxes: list[tuple[int, int, str]] = []
     for match in list(_BOX.finditer(text))[-MAX_BOXES:]:
-        close = closing_brace(text, match.end() - 1)
-        if close is not None and not (boxes and match.start() < boxes[-1][1]):
+        close = closing(text, match.end() - 1, _BRACE)
+        if close >= 0 and not (boxes and match.start() < boxes[-1][1]):
             percent = "%" if _PERCENT.match(text, close + 1) else ""
             boxes.append((match.start(), close + 1, text[match.end() : close].strip() + percent))
     return boxes
-
-
-def closing_brace(text: str, opening: int) -> int | None:
-    """Index of the brace that closes the one at `opening`; None if the text ends before."""
-    depth = 0
-    for match in _BRACE.finditer(text, opening):
-        depth += 1 if match[0][-1] == "{" else -1
-        if depth == 0:
-            return match.end() - 1
-    return None

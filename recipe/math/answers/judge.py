@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import re
 from typing import Any, Final
 
@@ -209,14 +208,15 @@ def parsed(text: str) -> Any:
 
 def _equal(gold: Any, value: Any) -> bool:
     """Closed expressions by their exact values, equations by their ratio, others by math-verify."""
-    if isinstance(gold, sympy.Eq) and isinstance(value, sympy.Eq):
-        zeros = [sympy.together(side.lhs - side.rhs).as_numer_denom()[0] for side in (gold, value)]
+    equations = [side for side in (gold, value) if isinstance(side, sympy.Eq)]
+    if len(equations) == 2:
+        zeros = [sympy.together(side.lhs - side.rhs).as_numer_denom()[0] for side in equations]
         ratio = sympy.simplify(zeros[0] / zeros[1])
         return bool(ratio.is_number and ratio.is_finite and ratio != 0)
-    if not (isinstance(gold, sympy.Expr) and isinstance(value, sympy.Expr)):
-        return not isinstance(gold, sympy.Eq) and not isinstance(value, sympy.Eq) and _verified(gold, value)
-    if gold.free_symbols or value.free_symbols:
-        return not _apart(gold, value) and _verified(gold, value)
+    if equations:
+        return False
+    if not all(isinstance(side, sympy.Expr) and not side.free_symbols for side in (gold, value)):
+        return _verified(gold, value)
     gold, value = gold.doit(), value.doit()
     if gold == value or (gold.is_Rational and value.is_Rational) or not (gold.is_finite and value.is_finite):
         return bool(gold == value)
@@ -227,31 +227,3 @@ def _equal(gold: Any, value: Any) -> bool:
 def _verified(gold: Any, value: Any) -> bool:
     options = {"float_rounding": 12, "allow_set_relation_comp": True, "timeout_seconds": None, "raise_on_error": True}
     return bool(verify(gold, value, **options))
-
-
-def _apart(gold: Any, value: Any) -> bool:
-    """Whether two expressions differ at one point: cheap, before math-verify simplifies them."""
-    names = sorted(gold.free_symbols | value.free_symbols, key=str)
-    point = {name: sympy.Rational(3 * number + 7, 5) for number, name in enumerate(names)}
-    try:
-        left, right = (sympy.N(side.subs(point), 15) for side in (gold, value))
-        return bool(abs(left - right) > sympy.Float("1e-6") * max(abs(left), abs(right)))
-    except Exception:  # a function of no known name
-        return False
-
-
-def warm_up() -> None:
-    """Fill the caches of SymPy and of math-verify's parser, and silence it: it logs every answer it cannot read."""
-    logging.disable(logging.CRITICAL)
-    for answer in (
-        r"\frac{3}{8}",
-        "(x+1)(x+2)",
-        "[1,5)",
-        r"1 \le x < 4",
-        r"\sqrt{12}",
-        "y-1=2x",
-        r"e^{i\pi}",
-        "2^{8}!",
-    ):
-        for truth in ("0.375", "x^2+3x+2", r"x<2 \text{ or } x>3", "y=2x+1", r"\sin x", "-1"):
-            judge(answer, truth)

@@ -1,45 +1,35 @@
-"""Scoring math answers: `MathScorer`, and the processes that judge for it."""
+"""`MathScorer` judges answers, by processes that it keeps."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
-import queue
 import re
 import select
 import subprocess
 import sys
 import threading
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from recipe.math.answers.extraction import answer_of
-from recipe.math.answers.verdict import Status, Verdict
+from recipe.math.answers.verdict import Status
 
-#: Wall-clock seconds beyond the time limit after which a silent worker is replaced; and while it imports math-verify.
-GRACE_S, START_LIMIT_S = 5.0, 120.0
+#: Wall-clock seconds beyond the time limit after which a silent worker is replaced.
+GRACE_S: Final = 5.0
+MAX_REMEMBERED: Final = 65_536
 _INTEGER: Final = re.compile(r"-?[0-9]{1,18}")
 
 
-class WorkerStartError(RuntimeError):
-    """No process that judges answers comes up: a fault of the installation."""
-
-
-class _CrashedError(Exception):
-    """A verdict that is not kept: the worker may have been killed for another reason."""
-
-
 class MathScorer:
-    r"""Scores responses against ground truths by math-verify, in worker processes: their crashes cannot end the caller.
+    """Judges responses by math-verify in worker processes: their crashes cannot end the caller.
 
-    Two integers are compared in the calling process; verdicts are cached, since the responses of a group often have
-    the same answer. It can be used from any number of threads, from Ray actors, daemonic and forked processes. Worker
-    processes start with the first answer that needs one. They end with `close()`, with the interpreter, or when the
-    calling process dies.
+    Two integers are compared in the calling process. Verdicts are remembered, since the responses of a group often have
+    the same answer. It can be used from any number of threads, from Ray actors, daemonic and forked processes. Workers
+    start with the first answer that needs one; they end with `close()`, with the interpreter, or when the calling
+    process dies.
 
     Args:
         n_workers: number of worker processes; None takes half of the processors this process may use, at least 2 and
@@ -60,47 +50,49 @@ class MathScorer:
                 "1 worker, 0 to 3600 seconds and at least 256 MiB"
             )
         self._settings = n_workers, time_limit_s, memory_limit_mb
-        self._judged = functools.lru_cache(65_536)(self._in_worker)
+        self._remembered: dict[tuple[str, str], Status] = {}
         self._start()
 
     def _start(self) -> None:
-        n_workers, time_limit_s, memory_limit_mb = self._settings
+        n_workers, *limits = self._settings
         self._pid = os.getpid()
-        self._workers = [_Worker(time_limit_s, memory_limit_mb) for _ in range(n_workers)]
-        idle = queue.SimpleQueue[_Worker]()
-        for worker in self._workers:
-            idle.put(worker)
-        # Callers wait in the order in which they came, and each of these threads has a worker of its own.
+        self._workers: list[_Worker] = []
         self._own = threading.local()
-        self._threads = ThreadPoolExecutor(n_workers, "judge", lambda: setattr(self._own, "worker", idle.get()))
 
-    def score(self, response: str, ground_truth: str) -> Verdict:
+        def begin() -> None:
+            self._own.worker = _Worker(*limits)
+            self._workers.append(self._own.worker)
+
+        # Callers wait in the order in which they came, and each of these threads has a worker of its own.
+        self._threads = ThreadPoolExecutor(n_workers, "judge", begin)
+
+    def judge(self, response: str, ground_truth: str) -> Status:
         """Verdict on one response. It waits for the verdict; call it from several threads to use several workers.
 
         Raises:
-            WorkerStartError: math-verify cannot be run at all on this machine.
+            RuntimeError: math-verify cannot be run at all on this machine.
         """
         answer, truth = answer_of(response), answer_of(ground_truth) or ground_truth.strip()
         if answer is None:
-            return Verdict.of(Status.NO_ANSWER)
+            return Status.NO_ANSWER
         if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(truth):
-            return Verdict.of(Status.CORRECT if int(answer) == int(truth) else Status.WRONG)
-        try:
-            return Verdict.of(self._judged(answer, truth))
-        except _CrashedError:
-            return Verdict.of(Status.CRASHED)
-
-    def _in_worker(self, answer: str, truth: str) -> Status:
+            return Status.CORRECT if int(answer) == int(truth) else Status.WRONG
+        if status := self._remembered.get((answer, truth)):
+            return status
         if self._pid != os.getpid():  # forked: the workers are the parent's
             self._start()
-        return self._threads.submit(self._ask, answer, truth).result()
+        status = self._threads.submit(self._judged, answer, truth).result()
+        if status is not Status.CRASHED:  # the worker may have been killed for another reason
+            if len(self._remembered) >= MAX_REMEMBERED:
+                self._remembered.clear()
+            self._remembered[answer, truth] = status
+        return status
 
-    def _ask(self, answer: str, truth: str) -> Status:
+    def _judged(self, answer: str, truth: str) -> Status:
         worker: _Worker = self._own.worker
-        for _ in range(2):  # once more after a crash: the kernel may have killed it for another's memory
-            if (status := worker.ask(answer, truth)) is not Status.CRASHED:
-                return status
-        raise _CrashedError
+        status = worker.ask(answer, truth)
+        # Once more after a crash: the kernel may have killed it for another's memory.
+        return worker.ask(answer, truth) if status is Status.CRASHED else status
 
     def close(self) -> None:
         """End the worker processes; they start again if the scorer is used again."""
@@ -117,32 +109,25 @@ class MathScorer:
 class _Worker:
     """A process of `worker`, started when it is first asked and after it has died; one thread at a time asks it."""
 
-    def __init__(self, time_limit_s: float, memory_limit_mb: int) -> None:
+    def __init__(self, time_limit_s: float, memory_limit_mb: float) -> None:
         self._time_limit_s, self._memory_limit_mb = time_limit_s, memory_limit_mb
         self._process: subprocess.Popen[str] | None = None
-        self._grace_s = START_LIMIT_S
 
     def ask(self, answer: str, truth: str) -> Status:
-        """The worker's verdict; TIMEOUT if it stays silent, CRASHED if it dies."""
+        """The worker's verdict; TIMEOUT if it has used its time, CRASHED if it dies."""
         process = self._process = self._process or self._started()
+        assert process.stdin is not None and process.stdout is not None
+        is_silent = False
         try:
-            assert process.stdin is not None and process.stdout is not None
             process.stdin.write(json.dumps([answer, truth]) + "\n")
             process.stdin.flush()
-            if not select.select([process.stdout], [], [], self._time_limit_s + self._grace_s)[0]:
-                self.close()
-                return Status.TIMEOUT
-            status = Status(process.stdout.readline().strip())
-            self._grace_s = GRACE_S
-            return status
-        except (OSError, ValueError) as error:  # it is dead, or closed by another thread
-            self.close()
-            if process.returncode == 1 and self._grace_s == START_LIMIT_S:
-                raise WorkerStartError(
-                    f"math-verify cannot be run, see its message above; `{sys.executable} -c 'import math_verify'` "
-                    "must work"
-                ) from error
-            return Status.CRASHED
+            is_silent = not select.select([process.stdout], [], [], self._time_limit_s + GRACE_S)[0]
+            if not is_silent:
+                return Status(process.stdout.readline().strip())
+        except (OSError, ValueError):  # it is dead, or closed by another thread
+            pass
+        self.close()
+        return Status.TIMEOUT if is_silent else Status.CRASHED
 
     def _started(self) -> subprocess.Popen[str]:
         paths = str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH")
@@ -155,20 +140,16 @@ class _Worker:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
-        self._grace_s = START_LIMIT_S
-        weakref.finalize(self, _end, process)
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            process.communicate()
+            if process.returncode == 1:
+                raise RuntimeError(f"`{sys.executable} -c 'import math_verify'` must work: see its message above")
         return process
 
     def close(self) -> None:
         """End the process, if there is one."""
         process, self._process = self._process, None
         if process is not None:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()  # its child follows by PR_SET_PDEATHSIG
-    process.wait()
-    for stream in filter(None, (process.stdin, process.stdout)):
-        with contextlib.suppress(OSError):  # of what a dead process has not read
-            stream.close()
+            with contextlib.suppress(OSError), process:  # which closes its pipes and waits
+                process.kill()  # its child follows by PR_SET_PDEATHSIG

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from typing import Final, NamedTuple
 
+_BRACKET: Final = re.compile(r"[{}()\[\]]")
 _RAISED: Final = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 #: Signs that models write in place of LaTeX, each with its command.
 _SIGNS: Final = {
@@ -44,7 +45,6 @@ SPELLINGS: Final = (
     Spelling(r"\\(?:mathbf|boldsymbol|boxed)\s*\{([^{}]*)\}", r"{\1}", r"\mathbf{42}", "{42}"),
     Spelling(r"\\text\{\s*(-?\d[\d.,]*)\s+([^{}]*)\}", r"\1 \\text{\2}", r"\text{12 kg}", r"12 \text{kg}"),
     Spelling(r"\\text\{\s*([ie]|\d[\d.,]*|\\?(?:ln|log|sin|cos|tan))\s*\}", r" \1 ", r"2\text{i}", "2 i "),
-    Spelling(r"(?<!\d)(?<!\d )\\text\{\s*([a-zA-Z])\s*\}", r" \1 ", r"\text{B}", " B "),
     Spelling(r"\\(le|ge|ne)q?(?:slant)?(?![a-z])", r"\\\1 ", r"x \leqslant 2", r"x \le  2"),
     Spelling(r"\\varnothing(?![a-z])|∅", r"\\emptyset ", r"\varnothing", r"\emptyset "),
     Spelling(r"\A[a-zA-Z]?\s*\\approx(?![a-z])|(?<=[\w})])\s*\(?\s*\\approx(?![a-z]).*\Z", "",
@@ -86,13 +86,13 @@ def stripped(text: str) -> str:
     return text
 
 
-def closing(text: str, opening: int) -> int:
-    """Where the bracket at `opening` is closed, of whatever kind; -1 if nowhere."""
+def closing(text: str, opening: int, brackets: re.Pattern[str] = _BRACKET) -> int:
+    """Where the bracket at `opening` is closed; -1 if nowhere."""
     depth = 0
-    for match in re.compile(r"[{(\[]|[})\]]").finditer(text, opening):
-        depth += 1 if match[0] in "{([" else -1
+    for match in brackets.finditer(text, opening):
+        depth += 1 if match[0][-1] in "{([" else -1
         if depth == 0:
-            return match.start()
+            return match.end() - 1
     return -1
 
 

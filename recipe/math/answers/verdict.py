@@ -1,15 +1,14 @@
-"""The possible results of scoring one answer."""
+"""The possible results of judging one answer."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import NamedTuple
 
 
 class Status(StrEnum):
-    """Why an answer got its score. Only CORRECT scores 1; those after WRONG mean that no comparison was completed."""
+    """Why an answer got its score. Those after WRONG mean that no comparison was completed."""
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -20,16 +19,10 @@ class Status(StrEnum):
     CRASHED = "crashed"  # the worker died, out of memory say; it was replaced
     BAD_TRUTH = "bad_truth"  # the ground truth cannot be read: a defect of the data set
 
-
-class Verdict(NamedTuple):
-    """Score of one answer: 1.0 if CORRECT, else 0.0, and the reason."""
-
-    score: float
-    status: Status
-
-    @classmethod
-    def of(cls, status: Status) -> Verdict:
-        return cls(float(status is Status.CORRECT), status)
+    @property
+    def score(self) -> float:
+        """1.0 for CORRECT, else 0.0."""
+        return float(self is Status.CORRECT)
 
 
 def status_rates(statuses: Iterable[str | None]) -> dict[str, float]:

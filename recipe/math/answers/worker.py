@@ -1,9 +1,9 @@
 """A process that judges answers: a keeper that has imported math-verify, and the child it has forked, which judges.
 
-So an answer that hangs costs a fork, not an import. The parent writes lines of JSON, [answer, truth], one at a time,
-and reads a status for each. The kernel ends a child whose answer has used its time, even inside a C function; the
-keeper then says so. No text of an answer is run. A child ends when its input or its keeper does; should another process
-hold the input open, at most ORPHAN_CHECK_S after the parent has died.
+So an answer that hangs costs a fork, not an import. Lines of JSON come in, [answer, truth], and a status goes out for
+each; an empty line says that the keeper has begun. The kernel ends a child whose answer has used its time, even inside
+a C function, and the keeper says so. No text of an answer is run. A child ends when its input or its keeper does, and
+at most ORPHAN_CHECK_S after the parent where another process holds the input open.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import logging
 import os
 import resource
 import select
@@ -23,7 +24,7 @@ from recipe.math.answers import judge
 from recipe.math.answers.verdict import Status
 
 ORPHAN_CHECK_S: Final = 5.0
-#: A child is forked anew after so many answers, since ANTLR's caches only grow, and after one that took its memory.
+#: A child is forked anew after so many answers, since the caches of math-verify's parser only grow.
 ANSWERS_PER_CHILD: Final = 5_000
 _FINISHED, _RENEWED = 0, 3
 _PR_SET_PDEATHSIG: Final = 1
@@ -32,10 +33,11 @@ _PR_SET_PDEATHSIG: Final = 1
 def main(parent_pid: int, time_limit_s: float, memory_limit_mb: int) -> None:
     """Keep one child, until the input ends, the parent dies or the child crashes."""
     warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)  # math-verify logs every answer that it cannot read
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # nobody listens any more
-    judge.warm_up()
-    gc.collect()
+    judge.judge(r"\sqrt{12}", "2x + 1 = 0")  # the parser's tables are made
     gc.freeze()
+    print(flush=True)
     end = _RENEWED
     while end in (_RENEWED, -signal.SIGALRM):
         pid = os.fork()
@@ -44,7 +46,6 @@ def main(parent_pid: int, time_limit_s: float, memory_limit_mb: int) -> None:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
             resource.setrlimit(resource.RLIMIT_AS, (memory_limit_mb << 20,) * 2)
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             os._exit(_serve(parent_pid, time_limit_s))
         end = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if end == -signal.SIGALRM:  # it has answered nothing, as its timer runs only before

@@ -17,40 +17,27 @@ BOILERPLATE = 10
 
 @dataclass(frozen=True)
 class Distinct:
-    """Problems without repetitions, and what was left out.
-
-    `duplicates` counts rows that repeat an earlier problem with the same answer. `conflicting` counts all rows of
-    problems that appear with different answers: none of these can be trusted. `empty` counts rows without a problem or
-    an answer.
-    """
+    """Problems without repetitions, and how many rows were read, repeat an earlier problem, or lack text or answer."""
 
     problems: list[Problem]
     read: int
     duplicates: int
-    conflicting: int
-    empty: int = 0
+    empty: int
 
 
 def distinct(problems: Iterable[Problem]) -> Distinct:
-    """Keep the first of problems that are equal up to Unicode form and white space; drop those with several answers.
+    """Keep the first of problems that are equal up to Unicode form and white space.
 
     Only one copy of each problem is kept in memory: DAPO-Math-17k has every prompt about a hundred times.
     """
     kept: dict[str, Problem] = {}
-    rows: Counter[str] = Counter()
-    doubtful: set[str] = set()
-    empty = 0
-    for problem in problems:
-        if not (problem.text and problem.answer):
+    read = empty = 0
+    for read, problem in enumerate(problems, 1):  # noqa: B007
+        if problem.text and problem.answer:
+            kept.setdefault(" ".join(unicodedata.normalize("NFKC", problem.text).split()), problem)
+        else:
             empty += 1
-            continue
-        key = " ".join(unicodedata.normalize("NFKC", problem.text).split())
-        rows[key] += 1
-        if kept.setdefault(key, problem).answer != problem.answer:
-            doubtful.add(key)
-    conflicting = sum(rows[key] for key in doubtful)
-    result = [problem for key, problem in kept.items() if key not in doubtful]
-    return Distinct(result, rows.total() + empty, rows.total() - conflicting - len(result), conflicting, empty)
+    return Distinct(list(kept.values()), read, read - empty - len(kept), empty)
 
 
 def without_overlap(

@@ -15,10 +15,9 @@ that pair decides the split, so no subtraction of one split appears in the other
 
 from __future__ import annotations
 
-import contextlib
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,18 +31,14 @@ VOCABULARY = tuple("0123456789%-=")
 MAX_QUOTIENT = 33
 MIN_DIVISOR, MAX_DIVISOR = 3, 99
 MAX_DIVIDEND = 999
-TEST_SHARE_INVERSE = 8  # one split_key in eight belongs to the test split
+TEST_SHARE_INVERSE = 8  # one pair of divisor and remainder in eight belongs to the test split
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, Split] = ("train", "test")
-Row = dict[str, Any]
 
 _INTEGER = re.compile(r"[0-9]+")
 _QUOTIENTS = np.arange(1, MAX_QUOTIENT + 1)
 _CUMULATIVE = np.cumsum(1.0 / (_QUOTIENTS + 1))
-
-Draw = Callable[[np.random.Generator], Any]
-"""Draws a problem: an object with the ``question``, ``answer``, ``split_key`` and ``size`` of :class:`Division`."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +64,9 @@ class Division:
         return str(self.dividend % self.divisor)
 
     @property
-    def split_key(self) -> str:
-        return f"{self.divisor},{self.answer}"
-
-    @property
-    def size(self) -> int:
-        """The quotient: the number of subtractions."""
-        return self.dividend // self.divisor
+    def split(self) -> Split:
+        is_test = zlib.crc32(f"{self.divisor},{self.answer}".encode("ascii")) % TEST_SHARE_INVERSE == 0
+        return "test" if is_test else "train"
 
 
 def draw(rng: np.random.Generator) -> Division:
@@ -84,6 +75,34 @@ def draw(rng: np.random.Generator) -> Division:
     largest = min(MAX_DIVISOR, (MAX_DIVIDEND + 1) // (quotient + 1))
     divisor = int(rng.integers(MIN_DIVISOR, largest + 1))
     return Division(quotient * divisor + int(rng.integers(divisor)), divisor)
+
+
+def draws(rng: np.random.Generator, split: Split) -> Iterator[Division]:
+    """Endless independent problems of a split; they repeat."""
+    while True:
+        problem = draw(rng)
+        if problem.split == split:
+            yield problem
+
+
+def distinct(count: int, seed: int, split: Split) -> list[Division]:
+    """``count`` different problems of one split, whatever is drawn of the other.
+
+    Raises:
+        ValueError: a negative count or seed, or more problems than there are.
+    """
+    if count < 0 or seed < 0:
+        raise ValueError(f"n_{split}={count}, seed={seed}: each must be 0 or more")
+    problems: dict[Division, None] = {}
+    repeated = 0
+    for problem in draws(np.random.default_rng([seed, SPLITS.index(split)]), split):
+        if len(problems) == count:
+            break
+        repeated = repeated + 1 if problem in problems else 0
+        problems[problem] = None
+        if repeated > 1000 + 5 * len(problems):
+            raise ValueError(f"n_{split}={count} is more than there are: {len(problems)} problems were found")
+    return list(problems)
 
 
 def score_answer(text: str, ground_truth: str) -> float:
@@ -102,79 +121,28 @@ def score_answer(text: str, ground_truth: str) -> float:
     return float(_INTEGER.fullmatch(answer) is not None and answer.lstrip("0") == truth.lstrip("0"))
 
 
-def sample_problems(draw: Draw, rng: np.random.Generator, split: Split) -> Iterator[Any]:
-    """Endless independent draws of problems of ``split``; they repeat."""
-    while True:
-        problem = draw(rng)
-        if split == ("test" if zlib.crc32(problem.split_key.encode("ascii")) % TEST_SHARE_INVERSE == 0 else "train"):
-            yield problem
-
-
-def distinct(draw: Draw, count: int, seed: int, split: Split) -> list[Any]:
-    """``count`` different problems of one split.
-
-    Raises:
-        ValueError: a negative count or seed, or more problems than there are.
-    """
-    for key, value in ((f"n_{split}", count), ("seed", seed)):
-        if value < 0:
-            raise ValueError(f"{key} must be 0 or more, got {value}")
-    problems: dict[Any, None] = {}
-    draws = sample_problems(draw, np.random.default_rng([seed, SPLITS.index(split)]), split)
-    repeated = 0
-    while len(problems) < count:
-        known = len(problems)
-        problems[next(draws)] = None
-        repeated = repeated + 1 if len(problems) == known else 0
-        if repeated > 1000 + 5 * known:
-            raise ValueError(
-                f"n_{split}={count} is more than there are: {known} problems were found; give at most that"
-            )
-    return list(problems)
-
-
-def generate(n_train: int, n_test: int, seed: int) -> tuple[list[Division], list[Division]]:
-    """Train and test problems; no two are equal, and ``n_train`` does not change the test problems.
-
-    Raises:
-        ValueError: as :func:`distinct`.
-    """
-    return distinct(draw, n_train, seed, "train"), distinct(draw, n_test, seed, "test")
-
-
-def to_rows(problems: Sequence[Any], split: Split, data_source: str = DATA_SOURCE, ability: str = "math") -> list[Row]:
-    """The problems as rows in verl's data schema."""
-    return [
-        {
-            "data_source": data_source,
-            "prompt": [{"role": "user", "content": problem.question}],
-            "ability": ability,
-            "reward_model": {"style": "rule", "ground_truth": problem.answer},
-            "extra_info": {"index": index, "split": split, "size": problem.size},
-        }
-        for index, problem in enumerate(problems)
-    ]
-
-
 def write_dataset(
     folder: str | Path, n_train: int, n_test: int, seed: int, splits: Sequence[Split] = SPLITS
 ) -> dict[Split, Path]:
-    """Write the problems of :func:`generate` to ``train.parquet`` and ``test.parquet`` (or one) in ``folder``.
-
-    A file that holds these problems already is left as it is.
+    """Write different problems to ``train.parquet`` and ``test.parquet`` (or one) in ``folder``, in verl's schema.
 
     Raises:
         ValueError: as :func:`distinct`.
         FileExistsError: there is a file of that name that this package has not written.
     """
-    import pyarrow.parquet as pq
-
-    problems = dict(zip(SPLITS, generate(n_train, n_test, seed), strict=True))
+    counts = {"train": n_train, "test": n_test}
+    problems = {split: distinct(counts[split], seed, split) for split in splits}
     paths = {split: Path(folder) / f"{split}.parquet" for split in splits}
     for split, path in paths.items():
-        rows = to_rows(problems[split], split)
-        with contextlib.suppress(Exception):  # write_rows decides about a file that cannot be read
-            if pq.read_table(path).to_pylist() == rows:
-                continue
-        write_rows(rows, path)
+        write_rows([_row(index, problem) for index, problem in enumerate(problems[split])], path)
     return paths
+
+
+def _row(index: int, problem: Division) -> dict[str, Any]:
+    return {
+        "data_source": DATA_SOURCE,
+        "prompt": [{"role": "user", "content": problem.question}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": problem.answer},
+        "extra_info": {"index": index, "split": problem.split},
+    }

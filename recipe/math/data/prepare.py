@@ -12,11 +12,10 @@ from typing import Any, Final
 
 from fspo.files import check_folder, check_replaceable, sha256_of, write_json, write_rows
 from recipe.math.data.decontaminate import distinct, without_overlap
-from recipe.math.data.sources import GROUPS, SOURCES, TEST_SETS, Source, local_files, own_source, read_problems
+from recipe.math.data.sources import GROUPS, SOURCES, TEST_SETS, Problem, Source, local_files, own_source, read_problems
 
-TEMPLATE = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
-"""Qwen's request for a box."""
-_REQUEST: Final = TEMPLATE.removeprefix("{problem}")
+#: Qwen's request for a box.
+REQUEST: Final = "\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 #: A problem's own request for a box, in other words.
 _BOX_ASKED: Final = re.compile(r"\\boxed\s*(?:\{(?:[\s.…]*|[a-z ]*answer[a-z ]*)\}|(?![{\s\w]))")
 
@@ -36,37 +35,23 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
     """
     name = source.name
     data, description = out / f"{name}.parquet", out / f"{name}.manifest.json"
-    files = [] if folder is None and source.path is None else local_files(source, folder)
+    files = local_files(source, folder)
     if data.resolve() in (path.resolve() for path in files):
         raise ValueError(f"{data} would be written over while it is read: give another --out or --name")
     check_folder(out)
     check_replaceable(data)
     unique = distinct(
-        replace(problem, text=problem.text.removesuffix(_REQUEST).strip())  # which this has put there before
+        replace(problem, text=problem.text.removesuffix(REQUEST).strip())  # which this has put there before
         for problem in read_problems(source, folder)
     )
     others = [SOURCES[other] for other in against if source.role == "train"]
     tests = {other.name: distinct(read_problems(other, folder)).problems for other in others}
     problems, overlaps = without_overlap(unique.problems, tests)
-    rows: list[dict[str, Any]] = [
-        {
-            "data_source": name,
-            "prompt": [{"role": "user", "content": _prompt(problem.text)}],
-            "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": problem.answer},
-            "extra_info": {
-                "index": index,
-                "split": source.role,
-                "problem_id": f"{name}/{index}",
-                "source_id": problem.source_id,
-            },
-        }
-        for index, problem in enumerate(problems)
-    ]
+    rows = [_row(source, index, problem) for index, problem in enumerate(problems)]
     if not rows:
         raise ValueError(
             f"no problem is left of {unique.read} rows: {unique.empty} are without {source.prompt!r} or "
-            f"{source.answer!r}, {unique.conflicting} have conflicting answers, the others overlap with test sets"
+            f"{source.answer!r}, the others overlap with test sets"
         )
     manifest = {
         "name": name,
@@ -81,14 +66,13 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
         },
         "counts": {
             "read": unique.read,
-            "duplicates": unique.duplicates,
-            "conflicting_answers": unique.conflicting,
             "without_answer": unique.empty,
+            "duplicates": unique.duplicates,
             "overlap_with_tests": overlaps,
             "dropped_for_overlap": len(unique.problems) - len(problems),
             "written": len(rows),
         },
-        "prompt_template": TEMPLATE,
+        "prompt_template": "{problem}" + REQUEST,
     }
     # Removed first: after a failure, no manifest is better than the manifest of an older file.
     description.unlink(missing_ok=True)
@@ -98,20 +82,27 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
     return manifest
 
 
-def _prompt(problem: str) -> str:
-    """A problem with a request for a box, its own if it has one."""
-    return problem if _BOX_ASKED.search(problem) else TEMPLATE.replace("{problem}", problem)
+def _row(source: Source, index: int, problem: Problem) -> dict[str, Any]:
+    """A problem in verl's schema, with one request for a box: its own, or Qwen's."""
+    content = problem.text if _BOX_ASKED.search(problem.text) else problem.text + REQUEST
+    identity = f"{source.name}/{index}"
+    return {
+        "data_source": source.name,
+        "prompt": [{"role": "user", "content": content}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": problem.answer},
+        "extra_info": {"index": index, "split": source.role, "problem_id": identity, "source_id": problem.source_id},
+    }
 
 
 def describe(manifest: Mapping[str, Any]) -> str:
-    """One line for people: rows and what was removed."""
+    """What was kept and left out, in one line."""
     counts = manifest["counts"]
-    by_set = ", ".join(f"{name} {sum(overlap.values())}" for name, overlap in counts["overlap_with_tests"].items())
+    by_set = ", ".join(f"{name} {sum(found.values())}" for name, found in counts["overlap_with_tests"].items())
     return (
         f"{manifest['name']}: {counts['read']} rows read, {counts['without_answer']} without a problem or an answer, "
-        f"{counts['duplicates']} duplicates, {counts['conflicting_answers']} with conflicting answers, "
-        f"{counts['dropped_for_overlap']} overlapping with tests ({by_set or 'not compared'}), "
-        f"{counts['written']} written"
+        f"{counts['duplicates']} duplicates, {counts['dropped_for_overlap']} overlapping with tests "
+        f"({by_set or 'not compared'}), {counts['written']} written"
     )
 
 
@@ -126,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--answer", metavar="COLUMN", help="the column of answers: alone, in a last box, or behind a last ####")
     add("--name", help="of your file: the data_source of its rows (default: the file's name)")
     add("--role", choices=("train", "test"), default="train", help="of your file (default: train)")
-    add("--source", type=Path, metavar="DIR", help="read DIR/NAME.parquet or the copy DIR/NAME/, not the hub")
+    add("--source", type=Path, metavar="DIR", help="read the copy of the repository in DIR/NAME/, not the hub")
     against = "test sets to keep out of training sets (default: a published set's own, none for yours; empty: none)"
     add("--against", nargs="*", choices=TEST_SETS, metavar="NAME", help=against)
     return parser
@@ -139,19 +130,14 @@ def _sources(args: argparse.Namespace) -> Iterator[Source]:
     if args.prompt is None:
         for name in dict.fromkeys(name for group in args.names for name in GROUPS.get(group, (group,))):
             if name not in SOURCES:
-                raise ValueError(
-                    f"{name!r} is no published set: choose of {', '.join((*SOURCES, *GROUPS))}; a file of yours needs "
-                    "--prompt COLUMN and --answer COLUMN"
-                )
+                raise ValueError(f"{name!r} is no published set; a file of yours needs --prompt and --answer")
             yield SOURCES[name]
         return
     written: set[str] = set()
     for path in map(Path, args.names):
         name = args.name or path.resolve().name.partition(".")[0]
         if not re.fullmatch(r"[\w.-]+", name) or name in SOURCES or name in written:
-            raise ValueError(
-                f"{path}: {name!r} is another set's name or none: give one of letters, digits, - by --name"
-            )
+            raise ValueError(f"{path}: {name!r} is another set's name or none: give one by --name")
         written.add(name)
         yield own_source(path, name, args.role, args.prompt, args.answer)
 

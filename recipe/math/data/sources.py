@@ -1,9 +1,7 @@
 """Data sets of problems and answers: where they are, what their rows look like, and how to read them.
 
-A set is a row of a table (:class:`Source`): published ones stand in :data:`SOURCES`, and :func:`own_source` makes one
-of anybody's two columns. ``datasets.load_dataset`` reads all of them, from the hub or from files. Schemas and revisions
-of the published ones were taken from the data sets' pages. Every row is checked: a changed schema stops the reading
-instead of making prompts of wrong data.
+Published sets stand in :data:`SOURCES`; :func:`own_source` makes one of anybody's two columns. Every row is checked: a
+changed schema stops the reading instead of making prompts of wrong data.
 """
 
 from __future__ import annotations
@@ -42,12 +40,11 @@ class Source:
         name: what this project calls it; the `data_source` of its rows.
         role: whether it trains or tests.
         prompt, answer, identifier: the column of each, as `reward_model.ground_truth` inside of another. A prompt is
-            text, or a list of messages, or its JSON, with one of a user.
-        form: how the answer is written: `plain`, as it is; `solution`, in the last box or behind the last `####`;
-            `any`, so if the text has one, else as it is.
+            text, or a list of messages, or its JSON, with one of a user. An answer stands alone, in the last box, or
+            behind a last `####`.
+        is_solution: the answer never stands alone.
         around: the instructions before and after the published prompt.
-        hub_id, split, revision: where it is on the Hugging Face hub, pinned to a commit; empty for files.
-        subset: the folder of the repository that is read, where it has several.
+        hub_id, split, subset: where it is on the Hugging Face hub; a subset is a folder of the repository.
         tests: the test sets whose problems are kept out of it, unless others are named.
         path: the file of a set that is not published.
     """
@@ -57,7 +54,7 @@ class Source:
     prompt: str
     answer: str
     identifier: str = ""
-    form: Literal["plain", "solution", "any"] = "plain"
+    is_solution: bool = False
     around: tuple[str, str] = ("", "")
     hub_id: str = ""
     split: str = "train"
@@ -67,7 +64,12 @@ class Source:
 
     @property
     def revision(self) -> str:
+        """The commit of the repository that is read."""
         return _REVISIONS.get(self.hub_id, "")
+
+    def copy_in(self, folder: Path) -> Path:
+        """Where a copy of its repository lies; two sets of one repository share it."""
+        return folder / (self.name if self.subset is None else self.hub_id.partition("/")[2])
 
     def problem(self, row: Mapping[str, Any]) -> Problem:
         """The problem of a row. Raises ValueError for a value that is not as it should be."""
@@ -80,7 +82,7 @@ class Source:
         if text != before + inside + after or not inside.strip():
             raise ValueError(f"column {self.prompt!r} must be a problem between the published instructions")
         identifier = _value(row, self.identifier) if self.identifier else ""
-        return Problem(inside.strip(), _answer(answer, self.answer, self.form), str(identifier))
+        return Problem(inside.strip(), _answer(answer, self.answer, self.is_solution), str(identifier))
 
 
 def _value(row: Any, column: str) -> Any:
@@ -97,9 +99,7 @@ def _prompt_text(value: Any, column: str) -> str:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise ValueError(
-                f"column {column!r} looks like a list of messages and is no JSON: {value!r:.60}"
-            ) from error
+            raise ValueError(f"column {column!r} has messages that are no JSON: {value!r:.60}") from error
     if isinstance(value, list):
         roles = [message.get("role") if isinstance(message, Mapping) else None for message in value]
         if roles not in (["user"], ["user", "assistant"]):
@@ -110,11 +110,11 @@ def _prompt_text(value: Any, column: str) -> str:
     return value.strip()
 
 
-def _answer(value: Any, column: str, form: str) -> str:
+def _answer(value: Any, column: str, is_solution: bool) -> str:
     """An answer given as text or number; whole numbers lose their decimals (amc23 has "27.0")."""
     text = str(value).strip() if isinstance(value, str | int | float) else ""
     box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    if form == "solution" or (form == "any" and (box >= 0 or re.search(r"####[ \t]*-?[\d.,]+\Z", text))):
+    if is_solution or box >= 0 or re.search(r"####[ \t]*-?[\d.,]+\Z", text):
         # One published form has no braces: "\boxed 2" is followed by a single token.
         text = answer_of(re.sub(r"\\boxed +([^\s{$.]+)", r"\\boxed{\1}", text[max(box, 0) :])) or ""
         if re.fullmatch(r"-?[0-9.,]+", text):
@@ -142,21 +142,21 @@ _REVISIONS: Final = {
     "math-ai/aime25": "563bb8404243c5f09de6ec262f2db674fe5bce9b",
     "openai/gsm8k": "740312add88f781978c0658806c59bc2815b9866",
 }
-_DAPO: Final = ("prompt", "reward_model.ground_truth", "extra_info.index", "plain", (DAPO_OPENING, DAPO_CLOSING))
-_MATH: Final = ("problem", "solution", "", "solution")
-_GSM8K: Final = ("question", "answer", "", "solution")
-_NONE: Final = ("", "")
-SOURCES: dict[str, Source] = {
+_DAPO: Final = ("prompt", "reward_model.ground_truth", "extra_info.index", False, (DAPO_OPENING, DAPO_CLOSING))
+_MATH: Final = ("problem", "solution", "", True, ("", ""))
+_GSM8K: Final = ("question", "answer", "", True, ("", ""), "openai/gsm8k")
+_TEST: Final = ("problem", "answer", "id", False, ("", ""))
+SOURCES: Final = {
     source.name: source
     for source in (
-        Source("dapo_math_17k", "train", *_DAPO, "BytedTsinghua-SIA/DAPO-Math-17k", "train", tests=_PAPER),
-        Source("math_train", "train", *_MATH, _NONE, "DigitalLearningGmbH/MATH-lighteval", "train", tests=_PAPER),
-        Source("math500", "test", "problem", "answer", "unique_id", "plain", _NONE, "HuggingFaceH4/MATH-500", "test"),
-        Source("amc23", "test", "question", "answer", "id", "plain", _NONE, "math-ai/amc23", "test"),
-        Source("aime24", "test", "problem", "answer", "id", "plain", _NONE, "HuggingFaceH4/aime_2024", "train"),
-        Source("aime25", "test", "problem", "answer", "id", "plain", _NONE, "math-ai/aime25", "test"),
-        Source("gsm8k_train", "train", *_GSM8K, _NONE, "openai/gsm8k", "train", "main", ("gsm8k_test",)),
-        Source("gsm8k_test", "test", *_GSM8K, _NONE, "openai/gsm8k", "test", "main"),
+        Source("dapo_math_17k", "train", *_DAPO, "BytedTsinghua-SIA/DAPO-Math-17k", tests=_PAPER),
+        Source("math_train", "train", *_MATH, "DigitalLearningGmbH/MATH-lighteval", tests=_PAPER),
+        Source("math500", "test", "problem", "answer", "unique_id", hub_id="HuggingFaceH4/MATH-500", split="test"),
+        Source("amc23", "test", "question", "answer", "id", hub_id="math-ai/amc23", split="test"),
+        Source("aime24", "test", *_TEST, "HuggingFaceH4/aime_2024"),
+        Source("aime25", "test", *_TEST, "math-ai/aime25", "test"),
+        Source("gsm8k_train", "train", *_GSM8K, "train", "main", ("gsm8k_test",)),
+        Source("gsm8k_test", "test", *_GSM8K, "test", "main"),
     )
 }
 TEST_SETS = tuple(source.name for source in SOURCES.values() if source.role == "test")
@@ -167,26 +167,22 @@ FORMATS: Final = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".cs
 
 def own_source(path: Path, name: str, role: Literal["train", "test"], prompt: str, answer: str) -> Source:
     """Anybody's file with a column of problems and one of answers."""
-    return Source(name, role, prompt, answer, form="any", path=path)
+    return Source(name, role, prompt, answer, path=path)
 
 
 def local_files(source: Source, folder: Path | None) -> list[Path]:
-    """The files of a set: its own, or of ``folder`` NAME.parquet (.jsonl, .json, .csv), or those of the copy NAME/.
+    """The files of a set: its own, or those of the copy of its repository under ``folder``; none of one on the hub.
 
     Raises:
         SourceError: there is none.
     """
-    if source.path is not None:
-        files, place = [source.path], source.path
-    else:
-        assert folder is not None
-        place = folder / (source.name if source.subset is None else source.hub_id.partition("/")[2])
-        files = [folder / f"{source.name}{ending}" for ending in FORMATS]
-        files = [path for path in files if path.is_file()] or sorted(place.rglob("*"))
+    place = source.path or (source.copy_in(folder) if folder else None)
+    if place is None:
+        return []
+    files = [place] if place.is_file() else sorted(place.rglob("*"))
     if not (found := [path for path in files if path.suffix in FORMATS and path.is_file()]):
-        raise SourceError(
-            f"{place} has no file that ends with {', '.join(FORMATS)}: copy {source.hub_id or 'it'} there"
-        )
+        endings = ", ".join(FORMATS)
+        raise SourceError(f"{place} has no file that ends with {endings}: copy {source.hub_id or 'it'} there")
     return found
 
 
@@ -194,16 +190,14 @@ def _load(source: Source, folder: Path | None) -> Any:
     """The rows of a set. A copy is read as the hub reads a repository: files' names say of which split they are."""
     from datasets import load_dataset
 
-    if folder is None and source.path is None:
-        return load_dataset(source.hub_id, source.subset, split=source.split, revision=source.revision)
-    (file, *_) = local_files(source, folder)
-    if folder is not None and source.path is None and file.parent != folder:
-        copy = folder / file.relative_to(folder).parts[0]
-        return load_dataset(str(copy), data_dir=source.subset, split=source.split)
-    as_text = (
-        {"converters": {source.prompt: str, source.answer: str}} if file.suffix == ".csv" else {}
-    )  # 1.50 is not 1.5
-    return load_dataset(FORMATS[file.suffix], data_files=str(file), split="train", **as_text)
+    files = local_files(source, folder)
+    if source.path is not None:
+        columns = (source.prompt, source.answer)  # as text in a table: 1.50 is not 1.5
+        as_text = {"converters": dict.fromkeys(columns, str)} if files[0].suffix == ".csv" else {}
+        return load_dataset(FORMATS[files[0].suffix], data_files=str(files[0]), split="train", **as_text)
+    if folder is not None:
+        return load_dataset(str(source.copy_in(folder)), data_dir=source.subset, split=source.split)
+    return load_dataset(source.hub_id, source.subset, split=source.split, revision=source.revision)
 
 
 def read_problems(source: Source, folder: Path | None) -> Iterator[Problem]:

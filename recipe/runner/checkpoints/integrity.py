@@ -225,7 +225,8 @@ def resume_problems(
 
     The other arguments are those of :func:`tracker_repair`.
     """
-    root, problems, remedy = Path(trainer.default_local_dir), list[str](), "begin again with another run.dir"
+    root, problems = Path(trainer.default_local_dir), list[str]()
+    remedy = "begin again with another trainer.default_local_dir"
     needs = _needs(trainer, contents, own=checkpoint is None or is_checkpoint_of(trainer, checkpoint.folder))
     if checkpoint is not None and not _FOLDER.fullmatch(checkpoint.folder.name):
         yield (

@@ -49,7 +49,7 @@ MODULES = (
 #: The rest of what the workers import, with the first worker's environment: Ray reads its variables when it is
 #: imported, and what the raylet sets for its workers (the job, its own process) is the same for all of them.
 MODULES_WITH_RAY = (
-    "recipe.runner.launch.start",
+    "verl.trainer.main_ppo",
     "verl.experimental.agent_loop",
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
     "vllm.v1.worker.cpu_worker",

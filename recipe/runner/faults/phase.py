@@ -12,7 +12,7 @@ from typing import Final
 from fspo.files import write_json
 
 PHASE_FILE = "phase.json"
-#: The lines for a person, which the trainer appends (:mod:`recipe.runner.launch.progress`).
+#: The lines for a person, which the trainer appends (:mod:`recipe.runner.progress`).
 PROGRESS_FILE: Final = "progress.log"
 #: A phase of the start-up: the first transfer of the weights to GPUs that only generate (``mode=separate_async``).
 FIRST_SYNC = "first weight sync"

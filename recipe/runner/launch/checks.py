@@ -1,45 +1,44 @@
-"""The rules that end a run before Ray starts: each mistake costs hours on GPUs or gives wrong numbers in silence.
+"""The rules before Ray starts: each mistake costs hours on GPUs, or gives wrong numbers in silence.
 
 :data:`RULES` is the table. A rule is a function that yields one sentence a problem, with the key, the value and what to
-give instead; a command adds the rules of its method. What a setting must be by itself is a type
-(:mod:`recipe.runner.launch.values`), and what verl itself refuses before Ray starts has no rule. Importing this
-module imports neither verl nor ray.
+give instead. What verl itself refuses within its first minutes has no rule.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.files import existing_place, folder_problem
 from recipe.runner import SUPPORTED_VERL, ranks
 from recipe.runner.faults import node
-from recipe.runner.launch import inputs, loggers, model_files, rewards, trial
-from recipe.runner.launch.data_files import columns_and_rows, data_files, generated_files
+from recipe.runner.launch import loggers
+from recipe.runner.launch.check_data import data_problems
+from recipe.runner.launch.check_model import looks_like_a_path, model_folder, model_problems, read_model_config
+from recipe.runner.launch.check_reward import reward_problems
 from recipe.runner.launch.machine import ray_folder, ray_parent, starts_ray
-from recipe.runner.launch.values import MachineProblem, PreflightError
+from recipe.runner.launch.problems import MachineProblem
+from recipe.runner.launch.settings import PATHS
 from recipe.runner.ray_worker import HOOK
 
-Rule = Callable[[DictConfig], Iterator[str]]
+Rule = Callable[[DictConfig], Iterator[Any]]
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _MODEL: Final = "actor_rollout_ref.model"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
-#: Files that verl's workers load, minutes after the start.
-_TOOLS: Final = tuple(f"{_ROLLOUT}.multi_turn.{name}" for name in ("tool_config_path", "function_tool_path"))
-_LOOPS: Final = f"{_ROLLOUT}.agent.agent_loop_config_path"
-_DATASET: Final = "data.custom_cls.path"
-_ADAPTER: Final = f"{_MODEL}.lora_adapter_path"
-#: Keys of paths that are made absolute: Ray's workers have another working folder.
-PATHS: Final = (*_TOOLS, _LOOPS, _ADAPTER)
-#: verl's agent loop that calls no tool.
-_ONE_TURN: Final = "single_turn_agent"
+#: Files that could register an agent loop.
+_REGISTERS: Final = (
+    *(f"{_ROLLOUT}.multi_turn.{name}" for name in ("tool_config_path", "function_tool_path")),
+    *(f"{_ROLLOUT}.agent.agent_loop_config_path", "data.custom_cls.path", f"{_MODEL}.external_lib"),
+)
 #: The engines that the metrics by mini-batch, the export, the supervisor and the CPU platform support.
 _SERVED: Final = {"model_engine": ("dp",), f"{_ACTOR}.strategy": ("fsdp2", "fsdp"), f"{_ROLLOUT}.name": ("vllm",)}
 
@@ -52,49 +51,35 @@ def package_problems(config: DictConfig) -> Iterator[str]:
     installed = importlib.metadata.version("verl")
     if installed != SUPPORTED_VERL:
         yield f"verl {installed} is installed, and this is written for {SUPPORTED_VERL}: pip install the latter"
-    model, attention = config.actor_rollout_ref.model, f"{_MODEL}.override_config.attn_implementation"
-    implementation, backend = OmegaConf.select(config, attention), f"{_ROLLOUT}.checkpoint_engine.backend"
-    by_choice = implementation == "flash_attention_2"
-    for package, needed, setting, remedy in (
-        ("vllm", True, "every run", "run `make setup`, or install requirements/gpu.txt"),
-        ("transfer_queue", True, "every run", "pip install TransferQueue>=0.1.10"),
-        # verl's own choice, too. The kernels are asked for: where they are not compiled, flash_attn may be its
-        # cross-entropy alone (requirements/install-gpu.sh).
+    attention = f"{_MODEL}.override_config.attn_implementation"
+    implementation = OmegaConf.select(config, attention)
+    is_default = implementation is None and config.actor_rollout_ref.model.use_remove_padding
+    for package, needed, remedy in (
+        ("vllm", True, "run `make setup`, or install requirements/gpu.txt"),
+        ("transfer_queue", True, "pip install TransferQueue>=0.1.10"),
+        # The kernels are asked for: where they are not compiled, flash_attn may be its cross-entropy alone.
         (
             "flash_attn_2_cuda",
-            by_choice or (implementation is None and model.use_remove_padding),
-            f"{attention}={implementation}" if by_choice else f"{_MODEL}.use_remove_padding=true",
+            implementation == "flash_attention_2" or is_default,
             f"install requirements/gpu-flash-attn.txt, or set ++{attention}=sdpa, which is slower",
-        ),
-        (
-            "liger_kernel",
-            model.use_liger,
-            f"{_MODEL}.use_liger=true",
-            "pip install 'liger-kernel>=0.8.2', or set it to false",
-        ),
-        (
-            "cupy",
-            ranks.asynchronous_mode(config) == "separate_async" and OmegaConf.select(config, backend) == "nccl",
-            f"{backend}=nccl",
-            "install requirements/gpu.txt",
         ),
     ):
         if needed and importlib.util.find_spec(package) is None:
-            yield MachineProblem(f"{setting}: the package {package} is not installed; {remedy}")
+            yield MachineProblem(f"the package {package} is not installed: {remedy}")
 
 
 def room_problems(config: DictConfig) -> Iterator[str]:
-    """The run folder and the disk below it: can be written to, with room for the checkpoints that are kept.
+    """The disk below the run folder: can be written to, with room for the checkpoints that are kept.
 
     A checkpoint has 12 bytes per parameter: weights and two moments in fp32. With LoRA only the adapters have moments.
     verl saves the shard of every rank, so each replica of the shards is written in full.
     """
     root = Path(config.trainer.default_local_dir)
     if problem := folder_problem(root):
-        yield MachineProblem(f"run.dir={config.run.dir}: {problem}")
+        yield MachineProblem(f"trainer.default_local_dir={root}: {problem}")
         return
     place = existing_place(root)
-    folder, model = model_files.model_folder(config.actor_rollout_ref.model.path), model_files.read_model_config(config)
+    folder, model = model_folder(config.actor_rollout_ref.model.path), read_model_config(config)
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
     parameters = weights // (4 if (model.get("dtype") or model.get("torch_dtype")) == "float32" else 2)
     kept = 0 if config.trainer.save_freq <= 0 else config.trainer.max_actor_ckpt_to_keep or 1
@@ -109,50 +94,54 @@ def room_problems(config: DictConfig) -> Iterator[str]:
         each = f", each with {replicas} replicas of the model by {sharded}={size}" if replicas > 1 else ""
         more = f", or shard over all ranks with {sharded}=-1" if replicas > 1 else ""
         yield MachineProblem(
-            f"run.dir={config.run.dir}: {free / 2**30:.1f} GiB are free in {place}, and {kept} checkpoint(s) "
+            f"trainer.default_local_dir={root}: {free / 2**30:.1f} GiB are free in {place}, and {kept} checkpoint(s) "
             f"need {needed / 2**30:.1f} GiB{each}: make room, or give another folder{more}"
         )
 
 
 def path_problems(config: DictConfig) -> Iterator[str]:
     """Files of the user's that are not there, of which the workers would say so minutes later."""
-    for key in (*PATHS, _DATASET):
+    for key in PATHS:
         path = OmegaConf.select(config, key)
-        if not path or "://" in path or (key == _ADAPTER and not model_files.looks_like_a_path(path)):
-            continue  # a module, or an adapter on the hub
-        if not Path(path).expanduser().exists():
+        if not path or "://" in str(path) or key.endswith(("model.path", "tokenizer_path", "generation_config")):
+            continue  # a module, or said elsewhere
+        is_name = key.endswith("lora_adapter_path") and not looks_like_a_path(path)  # of an adapter on the hub
+        if not is_name and not Path(path).expanduser().exists():
             yield MachineProblem(f"{key}={path} is not there: correct the path")
 
 
-def agent_problems(config: DictConfig) -> Iterator[str]:
-    """An agent loop that verl does not have, where no file could register it; tools that no response calls."""
-    agent, registers = config.actor_rollout_ref.rollout.agent, (*_TOOLS, _LOOPS, _DATASET, f"{_MODEL}.external_lib")
-    loop, default = str(agent.default_agent_loop), f"{_ROLLOUT}.agent.default_agent_loop"
-    given = [key for key in registers if OmegaConf.select(config, key)]
-    if agent.get("agent_loop_manager_class"):
-        return
-    if loop != _ONE_TURN and not given:
-        from verl.experimental.agent_loop.agent_loop import _agent_loop_registry as known
+def name_problems(config: DictConfig) -> Iterator[str]:
+    """Names of functions of verl's that nobody registers, and a correction whose threshold it cannot use."""
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry as loops
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, kl_penalty
 
-        if loop not in known:
-            yield f"{default}={loop} is registered by nobody: give one of {', '.join(sorted(known))}, or {_LOOPS}=FILE"
-    tools = [key for key in given if key in _TOOLS]
-    if tools and loop == _ONE_TURN and _DATASET not in given and not _names_loops(config):
-        yield (
-            f"{tools[0]}={OmegaConf.select(config, tools[0])}: every response has one turn, in which no tool is "
-            f"called; give {default}=tool_agent, or a column agent_name in the data"
-        )
+    actor, algorithm, agent = config.actor_rollout_ref.actor, config.algorithm, config.actor_rollout_ref.rollout.agent
+    loop = str(agent.default_agent_loop)
+    if loop not in loops and not any(OmegaConf.select(config, key) for key in _REGISTERS):
+        yield f"{_ROLLOUT}.agent.default_agent_loop={loop} is registered by nobody: give one of {', '.join(loops)}"
+    if (estimator := str(algorithm.adv_estimator)) not in ADV_ESTIMATOR_REGISTRY:
+        yield f"algorithm.adv_estimator={estimator} is not known: choose one of {', '.join(ADV_ESTIMATOR_REGISTRY)}"
+    zeros_BT, correction = torch.zeros(1, 2), algorithm.get("rollout_correction") or {}
+    calls: list[tuple[str, Any, Callable[[], object]]] = [
+        (f"{_ACTOR}.kl_loss_type", actor.kl_loss_type, lambda: kl_penalty(zeros_BT, zeros_BT, actor.kl_loss_type)),
+        ("algorithm.kl_penalty", algorithm.kl_penalty, lambda: kl_penalty(zeros_BT, zeros_BT, algorithm.kl_penalty)),
+    ]
+    calls = [call for call, on in zip(calls, (actor.use_kl_loss, algorithm.use_kl_in_reward), strict=True) if on]
+    if correction.get("rollout_is") or correction.get("rollout_rs"):  # the module imports verl's engines
+        from verl.trainer.ppo import rollout_corr_helper as helper
 
-
-def _names_loops(config: DictConfig) -> bool:
-    """Whether rows of the data name the agent loop that answers them; also if a file cannot be read here."""
-    files = {file for key in ("train_files", "val_files") for file in data_files(config.data, key)}
-    try:
-        return any(
-            "agent_name" in columns_and_rows(Path(file))[0].names for file in files - {*generated_files(config.data)}
-        )
-    except (OSError, ValueError):
-        return True
+        for key, of in (
+            ("rollout_is", helper.compute_rollout_correction_weights),
+            ("rollout_rs", helper.compute_rollout_rejection_mask),
+        ):
+            arguments = (zeros_BT, zeros_BT + 1, correction.get(key), correction.get(f"{key}_threshold"))
+            calls.append((f"algorithm.rollout_correction.{key}", arguments[2], functools.partial(of, *arguments)))
+    for key, name, call in calls:
+        try:
+            if name is not None:
+                call()
+        except (Exception, SystemExit) as error:
+            yield f"{key}={name}: {' '.join(str(error).split()) or type(error).__name__}"
 
 
 def hook_problems(config: DictConfig) -> Iterator[str]:
@@ -176,7 +165,7 @@ def node_problems(config: DictConfig) -> Iterator[str]:
 
 
 def _shape_problems(config: DictConfig) -> Iterator[str]:
-    model = model_files.read_model_config(config)
+    model = read_model_config(config)
     yield from length_problems(config, model.get("max_position_embeddings"))
     yield from head_problems(config, model.get("num_attention_heads"))
 
@@ -302,13 +291,18 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
             "2 or more, or to null",
         ),
         (
+            config.trainer.resume_from_path and config.trainer.resume_mode != "resume_path",
+            f"trainer.resume_from_path={config.trainer.resume_from_path}",
+            f"has no effect with resume_mode={config.trainer.resume_mode}: give resume_mode=resume_path",
+        ),
+        (
             parts > 1 and attention not in (None, "flash_attention_2"),
             f"{_ACTOR}.ulysses_sequence_parallel_size={parts}",
             f"with attn_implementation={attention}: verl exchanges the parts of a sequence in flash attention only, "
             "and the log-probabilities would be wrong without a word; set it to 1, or use flash_attention_2 on GPUs",
         ),
         (
-            bool(model_files.read_model_config(config).get("quantization_config")),
+            bool(read_model_config(config).get("quantization_config")),
             f"{_MODEL}.path={model.path}",
             "is a quantised checkpoint (quantization_config in its config.json), which cannot be trained: give the "
             f"weights that it was made from; vLLM quantises its copy with {_ROLLOUT}.quantization=fp8",
@@ -361,10 +355,11 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
 #: The table.
 RULES: Final[tuple[Rule, ...]] = (
     package_problems,
-    *inputs.MODEL_AND_DATA,
-    rewards.reward_problems,
+    lambda config: model_problems(config.actor_rollout_ref.model),
+    data_problems,
+    reward_problems,
     path_problems,
-    agent_problems,
+    name_problems,
     room_problems,
     hook_problems,
     node_problems,
@@ -375,23 +370,7 @@ RULES: Final[tuple[Rule, ...]] = (
 )
 
 
-def check(config: DictConfig, further: Rule, elsewhere: bool = False) -> list[str]:
-    """Apply every rule to a prepared configuration, and the ``further`` ones of the command.
-
-    Args:
-        config: The prepared configuration.
-        further: The rules of the command.
-        elsewhere: Whether the run will be on another machine. What only that one can settle is then no error.
-
-    Returns:
-        The problems that may not exist on that machine.
-
-    Raises:
-        PreflightError: listing all other problems, not only the first.
-    """
-    problems = list(engine_problems(config))  # alone: the other rules read keys of the engines that are served
-    problems = problems or [problem for rule in (*RULES, further, trial.problems) for problem in rule(config)]
-    unsettled = [problem for problem in problems if elsewhere and isinstance(problem, MachineProblem)]
-    if len(unsettled) < len(problems):
-        raise PreflightError(*(problem for problem in problems if problem not in unsettled))
-    return unsettled
+def problems(config: DictConfig) -> list[str]:
+    """What is wrong with a configuration by these rules; what only the run's machine can settle is a MachineProblem."""
+    # Alone: the other rules read keys of the engines that are served.
+    return list(engine_problems(config)) or [problem for rule in RULES for problem in rule(config)]

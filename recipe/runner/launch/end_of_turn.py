@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.runner.launch import model_files
-from recipe.runner.launch.values import MachineProblem, PreflightError
+from recipe.runner.launch import check_model
+from recipe.runner.launch.problems import MachineProblem, Refused
 
 #: The folder whose generation_config.json vLLM reads; without it that of the model.
 SETTING: Final = "actor_rollout_ref.rollout.engine_kwargs.vllm.generation_config"
@@ -31,13 +31,13 @@ def add_stop_token(config: DictConfig, begun: bool, elsewhere: bool = False) -> 
     A run that has ``begun`` keeps its stop tokens: its settings name the file in its folder, or none.
 
     Returns:
-        The ``eos_token_id`` of the file that ``config.run.dir`` gets; empty if it gets none. And a note, empty where
+        The ``eos_token_id`` of the file that the run's folder gets; empty if it gets none. And a note, empty where
         vLLM stops at the end of a turn, a :class:`MachineProblem` where the model is ``elsewhere``.
 
     Raises:
-        PreflightError: if the tokenizer or a file of stop tokens cannot be loaded.
+        Refused: if the tokenizer or a file of stop tokens cannot be loaded.
     """
-    if any(model_files.model_problems(config.actor_rollout_ref.model)) or config.actor_rollout_ref.rollout.get(
+    if any(check_model.model_problems(config.actor_rollout_ref.model)) or config.actor_rollout_ref.rollout.get(
         "ignore_eos"
     ):
         return [], ""  # the checks say what is wrong; or responses are to have the full length
@@ -45,9 +45,13 @@ def add_stop_token(config: DictConfig, begun: bool, elsewhere: bool = False) -> 
     if token is None:
         return [], note
     if begun:
-        return [], f"{note}. The run began so, and goes on so; for another beginning give a new run.dir"
-    OmegaConf.update(config, SETTING, config.run.dir, force_add=True)
-    return [*present, token], f"{note}: token {token} is added in {config.run.dir}/{FILE}, for training and validation"
+        return (
+            [],
+            f"{note}. The run began so, and goes on so; for another beginning give a new trainer.default_local_dir",
+        )
+    OmegaConf.update(config, SETTING, config.trainer.default_local_dir, force_add=True)
+    file = f"{config.trainer.default_local_dir}/{FILE}"
+    return [*present, token], f"{note}: token {token} is added in {file}, for training and validation"
 
 
 def _missing_stop(config: DictConfig, elsewhere: bool) -> tuple[list[int], int | None, str]:
@@ -56,7 +60,7 @@ def _missing_stop(config: DictConfig, elsewhere: bool) -> tuple[list[int], int |
 
     model = config.actor_rollout_ref.model
     place = model.get("tokenizer_path") or model.path
-    if elsewhere and not (model_files.model_folder(place) and model_files.model_folder(model.path)):
+    if elsewhere and not (check_model.model_folder(place) and check_model.model_folder(model.path)):
         return [], None, MachineProblem(f"whether vLLM stops where the chat template of {place} ends a turn")
     trust, named = bool(model.get("trust_remote_code")), OmegaConf.select(config, SETTING)
     source = model.path if named in (None, "auto", "vllm") else named
@@ -69,7 +73,7 @@ def _missing_stop(config: DictConfig, elsewhere: bool) -> tuple[list[int], int |
     except Exception as error:  # whatever a broken file, or a model's own code, raises
         folders = " or ".join(dict.fromkeys((repr(place), repr(of_vllm))))
         file = "" if source == model.path else f", or {SETTING}={source}"
-        raise PreflightError(
+        raise Refused(
             f"{_MODEL}: tokenizer or configuration of {folders}{file} cannot be loaded, and vLLM and verl need them: "
             f"download them again, or give another folder ({type(error).__name__}: {error})"
         ) from error

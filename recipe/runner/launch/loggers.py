@@ -14,7 +14,7 @@ from typing import Final
 
 from omegaconf import DictConfig
 
-from recipe.runner.launch.values import MachineProblem
+from recipe.runner.launch.problems import MachineProblem
 
 #: The package that a logger needs, where it has another name.
 _PACKAGES: Final = {"console": "verl", "file": "verl", "vemlp_wandb": "volcengine_ml_platform"}
@@ -34,7 +34,7 @@ def point_into(run_dir: str) -> None:
 
 def run_name(config: DictConfig) -> str:
     """The name of the run's curves: its experiment, and what tells its folder from those of other runs."""
-    experiment, parts = str(config.trainer.experiment_name), Path(config.run.dir).parts[1:]
+    experiment, parts = str(config.trainer.experiment_name), Path(config.trainer.default_local_dir).parts[1:]
     after = parts[len(parts) - parts[::-1].index(experiment) :] if experiment in parts else ()
     return "/".join([experiment, *(after or parts[-3:])])
 

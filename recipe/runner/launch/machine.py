@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import itertools
 import os
 import secrets
@@ -23,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from recipe.runner.faults import node
 from recipe.runner.faults.preemption import ENDING, Preempted
 from recipe.runner.faults.processes import RUN_ID_VARIABLE, own_run_id
-from recipe.runner.launch.values import PreflightError
+from recipe.runner.launch.problems import Refused
 
 #: Environment of a CPU run, in every process. A value that the user has set wins.
 CPU_ENVIRONMENT = {
@@ -53,8 +54,16 @@ _ray_folder: Path | None = None
 _ray_parent: tuple[Path, str] | None = None
 
 
-class WrongMachineError(RuntimeError):
-    """The experiment's device and the installed packages or the environment contradict each other."""
+def verl_config() -> Path:
+    """The folder of verl's own configuration files. It is found without an import: verl fixes its platform in one.
+
+    Raises:
+        Refused: if verl is not installed.
+    """
+    spec = importlib.util.find_spec("verl")
+    if spec is None or not spec.submodule_search_locations:
+        raise Refused("verl is not installed: run `make setup`, or pip install -r requirements/gpu.txt")
+    return Path(spec.submodule_search_locations[0]) / "trainer" / "config"
 
 
 def _torch_is_cpu_build() -> bool:
@@ -68,11 +77,11 @@ def platform_environment(device: str, ranks: int = 1) -> dict[str, str]:
     one. FSDP ranks and vLLM take turns, so they may use the same cores.
 
     Raises:
-        WrongMachineError: if VERL_PLATFORM contradicts the experiment, or the installed torch cannot serve it.
+        Refused: if VERL_PLATFORM contradicts the experiment, or the installed torch cannot serve it.
     """
     wanted = os.environ.get("VERL_PLATFORM", "").strip().lower()
     if wanted and (wanted == "cpu") != (device == "cpu"):
-        raise WrongMachineError(
+        raise Refused(
             f"VERL_PLATFORM={wanted} contradicts trainer.device={device} of this experiment: unset the variable, or "
             "choose another experiment (demo runs on CPUs, qwen3_8b on GPUs)"
         )
@@ -80,7 +89,7 @@ def platform_environment(device: str, ranks: int = 1) -> dict[str, str]:
         defaults = CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks))}
         return {name: os.environ.get(name, value) for name, value in defaults.items()}
     if _torch_is_cpu_build():
-        raise WrongMachineError(
+        raise Refused(
             f"trainer.device={device}, but the installed torch {importlib.metadata.version('torch')} is a CPU build; "
             "install requirements/gpu.txt, or choose a CPU experiment such as experiment=demo"
         )
@@ -145,14 +154,14 @@ def private_run(config: DictConfig) -> Iterator[None]:
     the run, but for Ray's logs of a run that failed.
 
     Raises:
-        PreflightError: if the folder cannot be made, or is not private.
+        Refused: if the folder cannot be made, or is not private.
     """
     global _ray_folder, _ray_parent
     parent, setting = ray_parent(config)
     try:
         private = node.private_folder(parent, setting)
     except node.NotPrivateError as error:
-        raise PreflightError(str(error)) from error
+        raise Refused(str(error)) from error
     variables = {**node.cache_environment(private), node.PRIVATE_VARIABLE: str(private)}
     if not starts_ray(config):
         with _environment(variables):

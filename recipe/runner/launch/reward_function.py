@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import importlib
 import importlib.util
 import inspect
@@ -21,12 +19,6 @@ from typing import Any, Final
 #: How verl passes the row and the response; every one of them, by keyword.
 ARGUMENTS: Final = ("data_source", "solution_str", "ground_truth", "extra_info")
 _PACKAGE, _FILE = "pkg://", "file://"
-#: Why a reward may work in the main thread only, and what to do.
-IN_THREADS: Final = (
-    "A run calls it in others, where signal.alarm does not work: take out the time limits that need it (math-verify: "
-    "parse(..., parsing_timeout=None) and verify(..., timeout_seconds=None)), or set them in a process of the "
-    "function's own"
-)
 #: Packages whose frames stand between a reward worker and the user's function.
 _CALLERS: Final = ("importlib", "concurrent", "asyncio", "threading", "fspo", "recipe", "verl", "ray", "__main__")
 
@@ -53,21 +45,15 @@ def _module(path: str) -> ModuleType:
     try:
         if path.startswith(_PACKAGE):
             return importlib.import_module(path.removeprefix(_PACKAGE).replace("/", "."))
-        return _file_module(file, file.stat().st_mtime_ns)
+        spec = importlib.util.spec_from_file_location(f"reward_of_the_user_{file.stem}", file)
+        assert spec is not None and spec.loader is not None  # a .py file has them
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
     except (Exception, SystemExit) as error:
         way = "\nInstall it on every node, or start the command in the folder that holds it"
         way = way if isinstance(error, ModuleNotFoundError) else ""
         raise BadReward(f"importing it raised {describe(error)}{way}") from error
-
-
-@functools.lru_cache(maxsize=8)
-def _file_module(file: Path, _: int) -> ModuleType:
-    """A file of the user's, run once: it may register something, a tool for example, and verl refuses that twice."""
-    spec = importlib.util.spec_from_file_location(f"reward_of_the_user_{file.stem}", file)
-    assert spec is not None and spec.loader is not None  # a .py file has them
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _function(module: ModuleType, name: str) -> Callable[..., Any]:
@@ -108,40 +94,26 @@ def call_problem(function: Callable[..., Any], keywords: Iterable[str] = ()) -> 
     return None
 
 
-def called(function: Callable[..., Any], *values: Any, settings: Mapping[str, Any] | None = None) -> Any:
-    """What a function returns for the values of :data:`ARGUMENTS`, called in this thread."""
-    returned = function(**dict(zip(ARGUMENTS, values, strict=True)), **(settings or {}))
-    return asyncio.run(returned) if inspect.iscoroutinefunction(function) else returned
-
-
-def call(
-    function: Callable[..., Any], *values: Any, settings: Mapping[str, Any] | None = None, limit_s: float | None = None
-) -> Any:
+def call(function: Callable[..., Any], *values: Any, settings: Mapping[str, Any] | None = None) -> Any:
     """What a function returns for the values of :data:`ARGUMENTS`, called as a run calls it: in a thread.
 
     Raises:
-        BadReward: if it raises anything; the message ends in the traceback of the user's lines, and says so where the
-            thread is the cause. Or if it has not returned within ``limit_s``.
+        BadReward: if it raises anything; the message ends in the traceback of the user's lines.
     """
 
     def run() -> None:
         try:
-            outcome.set_result(called(function, *values, settings=settings))
+            returned = function(**dict(zip(ARGUMENTS, values, strict=True)), **(settings or {}))
+            outcome.set_result(asyncio.run(returned) if inspect.iscoroutinefunction(function) else returned)
         except BaseException as error:
             outcome.set_exception(error)
 
     outcome: Future[Any] = Future()
     threading.Thread(target=run, daemon=True).start()  # a daemon: Ctrl-C does not wait for a call without an end
     try:
-        return outcome.result(None if limit_s is None else max(limit_s, 0))
+        return outcome.result()
     except (Exception, SystemExit) as error:
-        if not outcome.done():
-            raise BadReward(f"it has not returned for {limit_s:.0f} s: set a time limit in what it calls") from error
-        cause = ""
-        with contextlib.suppress(Exception, SystemExit):
-            called(function, *values, settings=settings)
-            cause = f"\nThe same call succeeds in the main thread. {IN_THREADS}"
-        raise BadReward(f"it raised {describe(error)}{cause}") from error
+        raise BadReward(f"it raised {describe(error)}") from error
 
 
 def result_problem(result: Any, kinds: dict[str, str] | None = None) -> str | None:
@@ -201,44 +173,3 @@ def _is_finite(value: Any) -> bool:
         return not isinstance(value, str | bytes) and math.isfinite(value)
     except (TypeError, ValueError, OverflowError):
         return False
-
-
-def problem_of(path: str, name: str, settings: Mapping[str, Any] | None, keywords: Iterable[str] = ()) -> str | None:
-    """What is wrong with a reward function before it has been called; None if nothing is.
-
-    Args:
-        path: As for :func:`load`.
-        name: Of the function.
-        settings: verl's ``reward_kwargs``; None where a reward manager of the user's calls the function as it likes: it
-            is loaded only.
-        keywords: Further keywords with which verl will call it.
-    """
-    try:
-        module = _module(path)
-        function = _function(module, name)
-        if settings is None:
-            return None
-        return call_problem(function, [*settings, *keywords])
-    except BadReward as error:
-        return str(error)
-
-
-def class_problem(path: str, name: str) -> str | None:
-    """What is wrong with the class of a reward manager; None if nothing is.
-
-    Args:
-        path: As for :func:`load`.
-        name: Of the class.
-    """
-    try:
-        module = _module(path)
-    except BadReward as error:
-        return str(error)
-    have = sorted(key for key, value in vars(module).items() if _is_manager(value))
-    if name in have:
-        return None
-    return f"it has no class {name!r} with a method run_single, which verl calls; it has {', '.join(have) or 'none'}"
-
-
-def _is_manager(value: Any) -> bool:
-    return inspect.isclass(value) and callable(getattr(value, "run_single", None)) and not inspect.isabstract(value)

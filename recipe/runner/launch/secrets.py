@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from recipe.runner.launch.compose import leaves
+from recipe.runner.launch.settings import key_of, leaves, parsed
 
 _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z][a-z0-9]*|\d+")
 #: Words that make a key a secret's, wherever they stand in it.
@@ -97,6 +98,17 @@ def literal_problems(given: Any, key: str = "") -> Iterator[str]:
                 f"NAME=VALUE, and give {place}='${{oc.env:NAME}}', or leave it out if its reader knows the variable, "
                 "which the run's processes inherit (docs/clusters.md#secrets)"
             )
+
+
+def problems_of_words(words: Sequence[str]) -> Iterator[str]:
+    """:func:`literal_problems` of the words of a command; those that are no overrides are Hydra's to name."""
+    for word in words:
+        try:
+            (override,) = parsed([word])
+        except (HydraException, ValueError):
+            continue
+        if not override.is_sweep_override():
+            yield from literal_problems(override.value(), key_of(override))
 
 
 def as_given(value: Any, key: str = "", references: Mapping[str, str] | None = None) -> Any:

@@ -1,0 +1,136 @@
+"""The one step from a composed configuration to a start of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, OmegaConf
+from recipe.runner.checkpoints import integrity
+from recipe.runner.faults.preemption import FAILED
+from recipe.runner.launch import end_of_turn, machine, resume, secrets
+from recipe.runner.launch.problems import MachineProblem, Refused
+from recipe.runner.launch.settings import leaves, on_this_machine
+from recipe.runner.launch.sweep import Arm
+
+
+@dataclass
+class Start:
+    """One start of a run, ready for verl.
+
+    Attributes:
+        config: Final: resolved, complete and checked.
+        words: Of its command.
+        checkpoint: What it resumes from; None for a run that begins anew.
+        changed: Settings that it changes of the run that its folder holds.
+        facts: What ``run.json`` says of its method.
+        references: To the environment, by key.
+        stop_tokens: ``eos_token_id`` of the run's own generation_config.json, if it gets one.
+        notes: What there is to say; ``unsettled``: what only the machine of the run can settle.
+    """
+
+    config: DictConfig
+    words: tuple[str, ...]
+    checkpoint: integrity.Checkpoint | None = None
+    changed: list[tuple[str, Any, Any]] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    references: Mapping[str, str] = field(default_factory=dict)
+    stop_tokens: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    unsettled: list[str] = field(default_factory=list)
+
+    def written(self) -> dict[str, Any]:
+        """The configuration as files and loggers get it: with its references to the environment."""
+        plain = OmegaConf.to_container(self.config, resolve=True)
+        return secrets.as_given(plain, references=self.references)  # type: ignore[no-any-return]
+
+    @property
+    def step(self) -> int:
+        """The step after which it goes on."""
+        return self.checkpoint.step if self.checkpoint else 0
+
+
+def prepared(arm: Arm, elsewhere: bool = False) -> Start:
+    """The one step from a composed configuration to a start: what machine, folder and method add, and all checks.
+
+    Writes nothing but a tracker of the run's checkpoints that a killed save has left unreadable. With ``elsewhere`` the
+    run will be on another machine: then not even that, and what only that machine can settle is no error.
+
+    Raises:
+        Refused: if the command, the machine or the folder cannot serve the run.
+    """
+    from recipe.fspo import checks
+    from recipe.fspo import config as method
+    from recipe.runner.launch import checks as of_a_run
+    from recipe.runner.launch.check_values import value_problems
+
+    config, start = arm.config, Start(arm.config, arm.words)
+    if wrong := list(value_problems(config, {"fspo": method.FspoSettings})):
+        raise Refused(*wrong)
+    on_this_machine(config, elsewhere)
+    start.references = secrets.references(config)
+    OmegaConf.resolve(config)
+    trainer, folder = config.trainer, Path(config.trainer.default_local_dir)
+    contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
+    refused = list(filter(None, [resume.foreign_files(folder)]))
+    settings = resume.settings_of_the_run(folder)
+    if settings is not None:
+        repaired = integrity.tracker_repair(trainer, contents)
+        if repaired is not None and not elsewhere:
+            start.notes.append(str(integrity.repair_tracker(trainer, contents)))
+        resume.choose_checkpoint(trainer, settings)
+    start.checkpoint = integrity.resumed_from(trainer)
+    if settings is not None and repaired is not None and trainer.resume_mode == "auto":
+        start.checkpoint = repaired[1]
+    refused += integrity.resume_problems(trainer, contents, start.checkpoint)
+    if config.evaluate:
+        resume.turn_into_evaluation(config, start.checkpoint)
+    start.stop_tokens, note = end_of_turn.add_stop_token(config, settings is not None, elsewhere)
+    (start.unsettled if isinstance(note, MachineProblem) else start.notes).append(note)
+    start.notes += checks.notes(config)
+    joins = not machine.starts_ray(config)
+    found = [*refused, *secrets.printed_problems(config, start.references, joins)]
+    found += [*checks.problems(config), *of_a_run.problems(config)]
+    start.unsettled += [problem for problem in found if elsewhere and isinstance(problem, MachineProblem)]
+    if refused := [problem for problem in dict.fromkeys(found) if problem not in start.unsettled]:
+        raise Refused(*refused)
+    start.notes += method.complete(config)
+    loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
+    start.facts = {
+        "algo": arm.name or loss["loss_mode"],
+        "clip_values": config.fspo.clip_values,
+        "loss": {key: value for key, value in leaves(loss) if value is not None},
+        "seed": config.seed,
+        "experiment": config.trainer.experiment_name,
+    }
+    _ask_verl(config)
+    if settings is not None and not config.evaluate:
+        before = (resume.run_info(folder) or {}).get("algo", start.facts["algo"])
+        also = [("algo", before, start.facts["algo"])]
+        start.changed = resume.changed_settings(config, settings, start.references, also)
+    start.notes, start.unsettled = list(filter(None, start.notes)), list(filter(None, start.unsettled))
+    if not elsewhere:
+        print(*(f"note: {note}\n" for note in start.notes), sep="", end="", file=sys.stderr, flush=True)
+    return start
+
+
+def _ask_verl(config: DictConfig) -> None:
+    """Let verl refuse a configuration, in its own words and with its status, 1."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    warnings.filterwarnings("ignore", message="Disabled critic")  # verl says so for every estimator but GAE
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+            omega_conf_to_dataclass(config.actor_rollout_ref.rollout)  # as every worker does
+    except (AssertionError, ValueError, TypeError, InstantiationException) as error:
+        print(f"error: verl refuses the configuration: {error.__cause__ or error}", file=sys.stderr)
+        sys.exit(FAILED)

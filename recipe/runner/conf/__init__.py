@@ -1,0 +1,1 @@
+"""Configuration files of the runner, which Hydra finds as a package."""

@@ -1,0 +1,152 @@
+"""The data files of a run: whether verl can read them, and whether they have its columns and enough rows.
+
+Of a Parquet file the columns are read and a few rows; a JSON file is read whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.runner.launch.problems import MachineProblem
+from recipe.runner.launch.settings import DATA, files_of
+
+#: How files are made, and which columns they have.
+_PAGE: Final = "docs/data-and-rewards.md"
+#: Rows that are looked at; of many data sets the first are of one source.
+_ROWS: Final = 1024
+
+
+def _written_by_the_run(config: DictConfig) -> dict[str, str]:
+    """The data files that the run itself will write, and the split that each holds."""
+    task = config.data.get("offline_task")
+    files = (
+        {str(Path(task.folder).absolute() / f"{split}.parquet"): split for split in ("train", "test")} if task else {}
+    )
+    wanted = [file for key in DATA for file in files_of(config, key)]
+    return {path: split for path, split in files.items() if path in wanted}
+
+
+def splits_to_write(config: DictConfig) -> tuple[str, ...]:
+    """The splits of the recipe's own task that the run reads, and therefore writes."""
+    return tuple(_written_by_the_run(config).values())
+
+
+def read_some(path: Path, rows: int = _ROWS) -> tuple[list[str], int, list[dict[str, Any]]]:
+    """Columns of a file, its number of rows, and the first of them.
+
+    Raises:
+        FileNotFoundError: if it is not there.
+        ValueError: if it is no file that verl reads; the message has its name.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist ({_PAGE})")
+    try:
+        if path.suffix == ".parquet":
+            import pyarrow.parquet as pq
+
+            with pq.ParquetFile(path) as file:
+                first = next(file.iter_batches(batch_size=rows), None)
+                some = [] if first is None else first.to_pylist()
+                return list(file.schema_arrow.names), file.metadata.num_rows, some
+        if path.suffix not in (".json", ".jsonl"):
+            raise ValueError("verl reads .parquet, .json and .jsonl")
+        text = path.read_text(encoding="utf-8")
+        records = (
+            json.loads(text) if text.lstrip()[:1] == "[" else [json.loads(line) for line in text.splitlines() if line]
+        )
+        return list(dict.fromkeys(key for record in records for key in record)), len(records), records[:rows]
+    except Exception as error:  # of pyarrow, or whatever a broken file raises
+        raise ValueError(
+            f"{path} cannot be read as rows ({' '.join(str(error).split())[:200]}): write it again"
+        ) from error
+
+
+def column_names(path: Path) -> list[str]:
+    """The columns of a file; errors as :func:`read_some`."""
+    return read_some(path, 1)[0]
+
+
+def data_problems(config: DictConfig) -> Iterator[str]:
+    """Files that are missing or cannot be read; columns and rows that verl cannot use; too few rows."""
+    if OmegaConf.select(config, "data.custom_cls.path"):  # it reads what it likes
+        return
+    own, prompts = _written_by_the_run(config), str(config.data.get("prompt_key", "prompt"))
+    for key, needed in zip(DATA, (config.data.train_batch_size, 1), strict=True):
+        rows, files, is_known = 0, files_of(config, key), True
+        for file in files:
+            if file in own:
+                rows += config.data.offline_task[f"n_{own[file]}"]
+                continue
+            if "://" in file:  # verl copies it
+                is_known = False
+                continue
+            try:
+                columns, number, some = read_some(Path(file).expanduser())
+            except (ValueError, OSError) as error:
+                is_known = False
+                yield (MachineProblem if isinstance(error, FileNotFoundError) else str)(f"{key}: {error}")
+                continue
+            rows += number
+            if problem := _row_problem(columns, some, prompts):
+                yield f"{key}: {file} {problem} ({_PAGE})"
+        limit = config.data.get(f"{key.removeprefix('data.').removesuffix('_files')}_max_samples") or -1
+        taken = limit if 0 < limit < rows else rows
+        if is_known and taken < needed:
+            yield (
+                f"{key}: {taken} rows are taken of {rows} in {len(files)} file(s), and {needed} are needed "
+                f"(data.train_batch_size, or 1): give more data ({_PAGE}), or a smaller batch"
+            )
+
+
+def _row_problem(columns: Sequence[str], rows: Sequence[dict[str, Any]], prompt: str) -> str | None:
+    """What verl cannot use of a file, by its columns and first rows; None if nothing."""
+    if absent := [column for column in (prompt, "data_source", "reward_model") if column not in columns]:
+        return f"has no column {', '.join(absent)}; it has {', '.join(columns) or 'none'}"
+    for number, row in enumerate(rows):
+        value, truth = row.get(prompt), row.get("reward_model")
+        messages = (
+            isinstance(value, list) and value and all(isinstance(one, dict) and "content" in one for one in value)
+        )
+        if not messages:
+            return f'row {number}: {prompt} must be a list of messages, such as [{{"role": "user", "content": TEXT}}]'
+        if not isinstance(truth, dict) or "ground_truth" not in truth:
+            return f'row {number}: reward_model must be a record such as {{"ground_truth": TEXT}}'
+        if not isinstance(row.get("data_source"), str):
+            return f"row {number}: data_source={row.get('data_source')!r} must be text"
+    return None
+
+
+def rows_to_try(config: DictConfig, number: int = 2) -> list[tuple[str, dict[str, Any]]]:
+    """Rows of each data source of the run's files with their places; none of a file that cannot be read."""
+    chosen: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for file in dict.fromkeys(file for key in DATA for file in files_of(config, key)):
+        try:
+            rows = read_some(Path(file).expanduser())[2]
+        except (ValueError, OSError):
+            continue
+        for index, row in enumerate(rows):
+            of_source = chosen.setdefault(str(row.get("data_source")), [])
+            if len(of_source) < number and isinstance(row.get("reward_model"), dict):
+                of_source.append((f"row {index} of {file}", row))
+    return [row for rows in chosen.values() for row in rows]
+
+
+def last_step(config: DictConfig) -> int | None:
+    """The step with which a run ends: the last one, or that of its epochs, whichever comes first; None: not known.
+
+    Prompts that the filter of long ones takes out are not known before the tokenizer has read them.
+    """
+    own, rows = _written_by_the_run(config), 0
+    ends = [config.trainer.total_training_steps]
+    try:
+        for file in files_of(config, DATA[0]):
+            rows += config.data.offline_task[f"n_{own[file]}"] if file in own else read_some(Path(file), 1)[1]
+        ends.append(rows // config.data.train_batch_size * config.trainer.total_epochs)
+    except (OSError, ValueError):
+        pass
+    return min((int(step) for step in ends if step is not None), default=None)

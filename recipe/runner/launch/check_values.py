@@ -1,0 +1,139 @@
+"""Types of values, by the dataclasses of verl's that read them: a plain dataclass takes ``use_kl_loss=Flase`` for true.
+
+A group of the configuration names its dataclass in ``_target_``: verl's, this repository's or the user's. Its fields
+have the types. A key without such a field has the type of verl's default. Values that are verl's defaults are not
+looked at, nor are ranges.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import InitVar, dataclass, is_dataclass
+from types import UnionType
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from recipe.runner.launch.machine import verl_config
+from recipe.runner.launch.settings import leaves
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """The settings ``run.*``; ``recipe/runner/conf/run.yaml`` has their values and says what each does."""
+
+    hang_after_s: float | None
+    allow_changed: list[str]
+
+
+@dataclass(frozen=True)
+class _OwnSettings:
+    """Settings beside verl's groups."""
+
+    seed: int
+    evaluate: bool
+    dry_run: bool
+
+
+#: Types that no dataclass of verl's gives, of keys whose default does not tell.
+_BY_HAND: Final[dict[str, Any]] = {
+    "trainer.logger": str | list[str],
+    "data.train_files": str | list[str] | None,
+    "data.val_files": str | list[str] | None,
+    "algorithm.rollout_correction.rollout_is_threshold": str | float | None,  # the default is a number
+}
+#: What a value has to be if the default is of a type and no dataclass tells more. A bool is no number here.
+_BY_DEFAULT: Final[dict[type, Any]] = {
+    bool: bool,
+    int: int,
+    float: float,
+    str: str | int | float,  # a name may look like a number
+    list: list,
+}
+_STRICT: Final = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=True)
+_PATHS: Final = ("trainer.default_local_dir", "actor_rollout_ref.model.path", "data.train_files", "data.val_files")
+
+
+def value_problems(config: DictConfig, classes: Mapping[str, type]) -> Iterator[str]:
+    """A sentence for each value that is not verl's default and of another type than it must be.
+
+    Args:
+        config: Composed, with its references.
+        classes: Dataclasses of further groups, by key.
+    """
+    defaults = _verls_defaults()
+    of_groups = {"": _OwnSettings, "run": RunSettings, **classes}
+    for key, text in leaves(OmegaConf.to_container(config)):
+        above, _, name = key.rpartition(".")
+        if text == "???" or name == "_target_" or (key in defaults and defaults[key] == text):
+            continue
+        if isinstance(text, str) and "${" in text and key not in ("seed", *_PATHS):
+            continue  # the key to which it refers is named
+        try:
+            value = OmegaConf.select(config, key)
+        except (OmegaConfBaseException, ValueError, TypeError) as error:
+            yield f"{key}={text}: {' '.join(str(error).split())}"
+            continue
+        value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        target = of_groups.get(above) or OmegaConf.select(config, f"{above}._target_")
+        kind = _BY_HAND.get(key, _types(target).get(name) if target else None)
+        if kind is None:
+            default = defaults.get(key)
+            kind = Any if "${" in str(default) else _BY_DEFAULT.get(type(default), Any)
+        if value is not None and (problem := type_problem(key, value, kind)):
+            yield problem
+    for key in _PATHS:
+        value = OmegaConf.select(config, key)
+        for one in value if OmegaConf.is_list(value) else [value]:
+            if one is not None and not str(one).strip():
+                yield f"{key}={one}: a run needs this path; is a variable of the shell not set?"
+    if str(config.trainer.default_local_dir).startswith("~"):
+        yield f"{_PATHS[0]}={config.trainer.default_local_dir}: no shell writes out this ~: give $HOME/... instead"
+
+
+def type_problem(key: str, value: Any, kind: Any) -> str | None:
+    """What is wrong with a value in plain containers that has to be of a type; None if nothing is."""
+    if isinstance(value, list) and any(tuple in (one, get_origin(one)) for one in (kind, *get_args(kind))):
+        value = tuple(value)  # YAML has lists only
+    try:
+        TypeAdapter(kind, config=_STRICT).validate_python(value)
+    except ValidationError as error:
+        wanted = dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in error.errors())
+        return f"{key}={'null' if value is None else value} must be {' or '.join(wanted)}"
+    return None
+
+
+@functools.cache
+def _verls_defaults() -> dict[str, Any]:
+    """Every leaf of verl's defaults, with its references, as verl itself has generated them."""
+    text = (verl_config() / "_generated_ppo_trainer.yaml").read_text(encoding="utf-8")
+    return dict(leaves(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))))
+
+
+@functools.cache
+def _types(target: str | type) -> dict[str, Any]:
+    """The types of a dataclass's fields; none of one that cannot be imported or has none, which others say."""
+    try:
+        if isinstance(target, str):
+            module, _, name = target.rpartition(".")
+            target = getattr(importlib.import_module(module), name)
+        hints = get_type_hints(target, include_extras=True)
+    except Exception:
+        return {}
+    return {name: _plain(kind) for name, kind in hints.items() if not isinstance(kind, InitVar)}
+
+
+def _plain(kind: Any) -> Any:
+    """The type of a value in plain containers: groups are dictionaries, and of other classes nothing is known."""
+    if get_origin(kind) in (Union, UnionType):
+        return Union[tuple(map(_plain, get_args(kind)))]  # noqa: UP007  (of a tuple)
+    if any(is_dataclass(part) for part in get_args(kind)):
+        return get_origin(kind)
+    if isinstance(kind, type) and kind not in (bool, int, float, str, list, dict, tuple, type(None)):
+        return dict if is_dataclass(kind) else Any
+    return kind

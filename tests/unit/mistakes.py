@@ -1,0 +1,132 @@
+"""Mistakes in commands that train: the words, and what the sentence that refuses them must hold.
+
+A row of :data:`BOTH` is refused by one function in this recipe's command and in verl's own, of :data:`MAIN` by this
+recipe's alone. The words come beside ``experiment=demo``, or in verl's own command beside :data:`PLAIN`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+LOSS, OPTIM = f"{ACTOR}.policy_loss", f"{ACTOR}.optim"
+CORRECTION, REWARD = "algorithm.rollout_correction", "reward.custom_reward_function"
+OURS = f"{LOSS}._target_=fspo.verl.SequencePolicyLossConfig"
+DATA = "data.train_files=foreign.jsonl data.val_files=foreign.jsonl"
+STALENESS = "trainer.v1.sampler.max_off_policy_threshold"
+#: A right command of verl's own with a trainer and a loss of this recipe.
+PLAIN: Final = (
+    *("trainer.v1.trainer_mode=fspo", "algorithm.adv_estimator=grpo", f"{LOSS}.loss_mode=fspo", f"{ROLLOUT}.n=4"),
+    *(OURS, f"{ROLLOUT}.name=vllm", f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_mini_batch_size=256"),
+)
+
+Row = tuple[str, ...]
+BOTH: Final[dict[str, tuple[Row, ...]]] = {
+    "the loss (recipe-C1, C2, C12, C13)": (
+        (f"{LOSS}.loss_mode=nobody", "loss_mode=nobody ", "external_lib", "seq_gspo"),
+        (f"{MODEL}.external_lib=nowhere", "external_lib=nowhere ", "nowhere"),
+        (f"++{LOSS}.exponent=3", f"{LOSS}.exponent=3"),
+        (f"++{LOSS}.c_low=-1", f"{LOSS}.c_low=-1"),
+        (f"++{LOSS}.clip=1", f"{LOSS}: ", "'clip'"),
+        (f"++{LOSS}.c_low=3e-4", f"{LOSS}.c_low=0.0003 ", "nearly every", "0.03"),
+        (f"++{LOSS}.exponent=2", f"{LOSS}.c_low=0.03 ", "never clip"),
+        (f"{ACTOR}.clip_ratio_high=0.28", "clip_ratio_high=0.28 ", "loss_mode=fspo", "c_low"),
+        (f"{ACTOR}.clip_ratio=0.0003", "clip_ratio=0.0003 "),
+    ),
+    "advantages and corrections (recipe-C4, C5, C6, C9)": (
+        (f"{ROLLOUT}.n=1", "adv_estimator=grpo ", "rollout.n=1", "2 or more"),
+        ("algorithm.adv_estimator=gae", "adv_estimator=gae ", "grpo"),
+        ("algorithm.adv_estimator=reinforce_plus_plus algorithm.gamma=0.9", "=reinforce_plus_plus ", "gamma=0.9"),
+        (f"{CORRECTION}.rollout_is=token {ROLLOUT}.calculate_log_probs=true", "rollout_is=token ", "sequence"),
+        (f"{CORRECTION}.rollout_rs=token_k1 {ROLLOUT}.calculate_log_probs=true", "rollout_rs=token_k1 ", "seq_"),
+        (f"{CORRECTION}.rollout_is=sequence {ROLLOUT}.calculate_log_probs=false", "calculate_log_probs=false: "),
+        (f"{CORRECTION}.bypass_mode=true {ROLLOUT}.calculate_log_probs=false", "log_probs=false: ", "bypass_mode"),
+    ),
+    "sampling and rounding (recipe-C8, C10, C16, C17)": (
+        (f"{ROLLOUT}.top_p=0.9", "rollout.top_p=0.9 ", "top_p=1"),
+        (f"{ROLLOUT}.top_k=50", "rollout.top_k=50 ", "top_k=-1"),
+        (f"{ACTOR}.ppo_max_token_len_per_gpu=1000 {ROLLOUT}.log_prob_max_token_len_per_gpu=9000", "=1000 ", "=9000"),
+        (f"{STALENESS}=0", f"{STALENESS}=0 ", "null"),
+        (f"{ROLLOUT}.temperature=0.009", "temperature=0.009 ", "0.01"),
+        (f"{ROLLOUT}.temperature=0.6 ++{ROLLOUT}.logprobs_mode=raw_logprobs", "raw_logprobs ", "processed_logprobs"),
+    ),
+    "weights, rewards, tools (recipe-C15, C18, C19, C20)": (
+        (
+            f"trainer.v1.trainer_mode=fspo_separate_async {MODEL}.lora_rank=8",
+            *("lora_rank=8 ", "lora.merge=true", "colocate_async"),
+        ),
+        ("reward.reward_model.enable=true", "enable=true without a model"),
+        ("custom_reward_function.path=mine.py", "custom_reward_function.path=mine.py: ", "reward."),
+        (f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml {DATA}", "tools.yaml: ", "default_agent_loop=tool_agent"),
+    ),
+    "types (runner-C5)": (
+        (f"{ACTOR}.use_kl_loss=Flase", "use_kl_loss=Flase ", "boolean"),
+        (f"{ROLLOUT}.n=2.5", "rollout.n=2.5 ", "integer"),
+        (f"{OPTIM}.lr=abc", "lr=abc ", "number"),
+        ("data.train_batch_size=many", "train_batch_size=many ", "integer"),
+        ("++fspo.accept=much", "fspo.accept=much ", "number"),
+        ("++fspo.clip_values=mine", "fspo.clip_values=mine ", "measured"),
+    ),
+}
+MAIN: Final[dict[str, tuple[Row, ...]]] = {
+    "sizes (runner-B7)": (
+        ("data.train_batch_size=30", "train_batch_size=30 ", "ppo_mini_batch_size=8"),
+        (f"trainer.n_gpus_per_node=4 {ACTOR}.fsdp_config.fsdp_size=3", "n_gpus_per_node=4 ", "fsdp_size=3"),
+        ("data.max_response_length=600", "= 616 ", "max_position_embeddings = 512", "shorten"),
+        (f"{ROLLOUT}.max_model_len=128", "= 272 ", "max_model_len = 128"),
+        (f"{ROLLOUT}.tensor_model_parallel_size=3", "parallel_size=3 ", "heads"),
+    ),
+    "engines, packages, names (runner-B5, B6, B8, B11, B12)": (
+        (f"{ROLLOUT}.name=sglang", "rollout.name=sglang ", "vllm"),
+        ("reward.reward_manager.source=register reward.reward_manager.name=niave", "name=niave ", "naive"),
+        ("algorithm.adv_estimator=foo", "adv_estimator=foo ", "grpo"),
+        (f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_type=full", "kl_loss_type=full"),
+        (f"{CORRECTION}.rollout_is=sequence {CORRECTION}.rollout_is_threshold=0", "rollout_is=sequence", "positive"),
+        (f"{ROLLOUT}.agent.default_agent_loop=tool_agnet", "=tool_agnet ", "tool_agent"),
+        (f"{ROLLOUT}.agent.agent_loop_config_path=/no/such", "agent_loop_config_path=/no/such ", "correct"),
+        ("trainer.logger=[wnadb]", "wnadb", "wandb"),
+    ),
+    "lost work, wrong numbers (runner-B9, B10)": (
+        (f"{ACTOR}.checkpoint.async_save=true", "async_save=true ", "false"),
+        ("trainer.max_actor_ckpt_to_keep=1", "max_actor_ckpt_to_keep=1 ", "2 or more"),
+        ("trainer.resume_from_path=/x/global_step_1", "global_step_1 ", "resume_mode=resume_path"),
+        (f"{ROLLOUT}.val_kwargs.n=2 {ROLLOUT}.val_kwargs.temperature=0", "val_kwargs.n=2 ", "temperature=0"),
+        (f"{ROLLOUT}.full_determinism=true", "full_determinism=true ", "advantages 0"),
+        (f"{ACTOR}.kl_loss_coef=0.01", "kl_loss_coef=0.01 ", "use_kl_loss=true"),
+        ("algorithm.kl_ctrl.kl_coef=0.05", "kl_coef=0.05 ", "use_kl_in_reward=true"),
+        (f"{ACTOR}.grad_clip=0.5", "grad_clip=0.5 ", "clip_grad"),
+        (f"{OPTIM}.lr_warmup_steps=10 {OPTIM}.lr_warmup_steps_ratio=0.05", "steps_ratio=0.05 ", "-1"),
+        (f"{OPTIM}.min_lr_ratio=0.1", "min_lr_ratio=0.1 ", "cosine"),
+    ),
+    "model, data, reward (runner-B2, B3, B4)": (
+        (f"{MODEL}.path=/no/such/model", "model.path='/no/such/model' ", "config.json"),
+        (f"{MODEL}.path=", f"{MODEL}.path=", "variable of the shell"),
+        ("data.val_files=broken.parquet", "data.val_files: ", "broken.parquet"),
+        ("data.val_files=foreign.jsonl", "data.val_files: ", "foreign.jsonl", "no column prompt"),
+        ("data.val_files=none.parquet", "data.val_files: ", "none.parquet", "exist"),
+        ("data.train_max_samples=8", "data.train_files: ", "8 rows", "32"),
+        (f"{REWARD}.path=reward.py {REWARD}.name=score", "reward.py, name=score", "compute_score"),
+        (f"{REWARD}.path=narrow.py", "narrow.py", "data_source"),
+        (f"{REWARD}.path=ends.py", "ends.py", " 7"),
+        (f"+{REWARD}.reward_kwargs.overlong_bufer=64", "overlong_bufer"),
+        ("+reward.reward_kwargs.overlong_buffer_cfg.enable=true", "overlong_buffer_cfg", "overlong_buffer=TOKENS"),
+    ),
+}
+FILES: Final = {
+    "broken.parquet": "not parquet",
+    "foreign.jsonl": '{"question": "1 + 1"}',
+    "reward.py": "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 0.0\n",
+    "narrow.py": "def compute_score(solution_str):\n    return 0.0\n",
+    "ends.py": "import os\nos._exit(7)\n",
+}
+#: Taken without a word.
+RIGHT: Final = (
+    f"{ROLLOUT}.n=2 {ROLLOUT}.temperature=0.01 {STALENESS}=1",
+    f"{CORRECTION}.rollout_rs=seq_sqrt_k1 {CORRECTION}.rollout_rs_threshold=3 {ROLLOUT}.calculate_log_probs=true",
+    f"{CORRECTION}.bypass_mode=true {ROLLOUT}.calculate_log_probs=true",
+    f"++{LOSS}.c_low=0.05 ++{LOSS}.exponent=0.43",
+    f"{LOSS}.loss_mode=luspo",
+    f"trainer.v1.trainer_mode=fspo_separate_async {MODEL}.lora_rank=8 {MODEL}.lora.merge=true {ROLLOUT}.nnodes=1",
+    f"{ACTOR}.use_kl_loss=true algorithm.use_kl_in_reward=true",
+    "+data.of_mine=true trainer.total_training_steps=null",
+)

@@ -1,0 +1,109 @@
+"""What the trainer reads of a step's responses: masks and one value each, and the same as from their tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+
+from fspo.diagnostics import LengthDiagnostics
+from recipe.fspo import rollout_batch
+from recipe.fspo.rollout_batch import (
+    Outcomes,
+    kl_to_start,
+    lengths_and_ends,
+    outcome_columns,
+    outcome_metrics,
+    read_outcomes,
+)
+
+TOKENS = {"a_0_0": [5, 6, 7], "a_1_0": [5, 6, 7], "b_0_0": [8], "b_1_0": [8, 9]}
+REWARD = {"a_0_0": 1.0, "a_1_0": 1.0, "b_0_0": 0.0, "b_1_0": 0.5}
+
+
+class Queue:
+    """TransferQueue's read of these rows."""
+
+    def __init__(self, by_tool: int = 0) -> None:
+        self._by_tool = by_tool
+
+    def column(self, name: str, keys: list[str]) -> Any:
+        if name == "data_source":
+            return ["math"] * len(keys)
+        if name == "extra_fields":
+            of = [{"acc": float(REWARD[key] == 1), "status": "correct" if REWARD[key] else None} for key in keys]
+            return [{"raw_prompt": "?", "reward_extra_info": info} for info in of]
+        rows = {
+            "response_mask": lambda key: torch.tensor([int(i >= self._by_tool) for i in range(len(TOKENS[key]))]),
+            "rm_scores": lambda key: torch.tensor([0.0] * (len(TOKENS[key]) - 1) + [REWARD[key]]),
+        }
+        return torch.nested.nested_tensor([rows[name](key) for key in keys], layout=torch.jagged)
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, Any]:
+        return {name: self.column(name, keys) for name in select_fields}
+
+
+def read(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Outcomes:
+    monkeypatch.setattr(rollout_batch.tq, "kv_batch_get", queue.kv_batch_get)
+    return read_outcomes(KVBatchMeta([*TOKENS], [{}] * len(TOKENS), "train"))
+
+
+def test_metrics_are_means_and_shares_of_the_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No task is known here: shares are of whatever statuses a reward reports."""
+    metrics = outcome_metrics(read(Queue(), monkeypatch), LengthDiagnostics(window=1))
+    assert metrics["fspo/length_trained"] == 9 / 4
+    assert {key: value for key, value in metrics.items() if key.startswith("reward/")} == {"reward/status/correct": 1.0}
+
+
+masks = st.lists(st.lists(st.integers(0, 1), max_size=9), min_size=1, max_size=9)
+
+
+@settings(max_examples=100)
+@given(masks)
+def test_lengths_count_the_models_tokens(rows: list[list[int]]) -> None:
+    nested = torch.nested.nested_tensor([torch.tensor(row, dtype=torch.int64) for row in rows], layout=torch.jagged)
+    length_B, end_B = lengths_and_ends(nested)
+    assert length_B.dtype == torch.int64
+    assert length_B.tolist() == [sum(row) for row in rows]
+    assert end_B.tolist() == [max((place for place, own in enumerate(row, 1) if own), default=0) for row in rows]
+
+
+def test_what_others_have_written_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever loop has written it, and whatever verl's tags and counts of turns say."""
+    result = read(Queue(by_tool=1), monkeypatch)
+    assert result.length_B.tolist() == [2, 2, 0, 1]
+
+
+def test_batches_are_joined_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = read(Queue(), monkeypatch)
+    both = Outcomes.join([one, one])
+    assert both.keys == [*TOKENS, *TOKENS] and both.reward_B.tolist() == [*REWARD.values()] * 2
+
+
+def test_recorded_rows_get_their_prompt_id_and_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = outcome_columns(read(Queue(), monkeypatch), np.array([3, 0]))
+    assert {name: values.tolist() for name, values in columns.items()} == {
+        "id": ["b_1_0", "a_0_0"], "prompt": ["b", "a"], "reward": [0.5, 1.0], "data_source": ["math", "math"]
+    }  # fmt: skip
+
+
+def test_the_distance_to_the_start_is_k3_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Responses of two tokens and of one, and a row of padding; pi_ref is e^d of pi."""
+    d = [torch.tensor([math.log(2.0), 0.0]), torch.tensor([-1.0]), torch.zeros(0)]
+    columns = {
+        "old_log_probs": [torch.full_like(row, -2.0) for row in d],
+        "ref_log_prob": [row - 2.0 for row in d],
+        "response_mask": [torch.ones_like(row) for row in d],
+    }
+    nested = {name: torch.nested.nested_tensor(rows, layout=torch.jagged) for name, rows in columns.items()}
+    read = TensorDict(nested, batch_size=[3])
+    monkeypatch.setattr(rollout_batch.tq, "kv_batch_get", lambda **_: read)
+    distance = kl_to_start(KVBatchMeta(["a", "b", "pad"], [{}, {}, {}], "train"))
+    assert distance == pytest.approx(((2 - math.log(2) - 1) / 2 + math.exp(-1)) / 2)
