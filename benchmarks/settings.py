@@ -13,8 +13,6 @@ import yaml
 
 from fspo.files import atomic_path
 from fspo.types import SequenceLossSettings
-from recipe.fspo.compare import SETTINGS as OF_COMPARE
-from recipe.runner.main import SETTINGS as OF_MAIN
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/settings.md"
@@ -25,9 +23,10 @@ GROUPS = ("mode", "experiment")
 HEAD = """\
 # Settings
 
-Every setting of a run and of a comparison, with its default, made from the program by `python -m benchmarks.settings`.
+Every setting of a run, with its default, made from the program by `python -m benchmarks.settings`.
 On a command line each is `KEY=VALUE`, and all settings of verl's go beside it. The values of one run:
-`python -m recipe.fspo.main --cfg job`. `algo=` names the loss: [all names](algorithms.md#all-names). The other
+`python -m recipe.fspo.main --cfg job`. `resume=FOLDER` goes on with a run, `-m` trains several ([runs](runs.md)).
+`algo=` names the loss: [all names](algorithms.md#all-names). The other
 commands have a `--help`.
 """
 TAIL = """\
@@ -64,14 +63,6 @@ def settings_of(group: str) -> Iterator[tuple[str, str, str]]:
         if line is None:
             raise ValueError(f"{FILES[group]}: {name}={value} has no comment beside it: write one")
         yield f"`{name}`", f"`{line[1]}`", linked(line[2])
-
-
-def settings_of_a_command(settings: dict[str, tuple[str, str]]) -> list[tuple[str, str, str]]:
-    """Key, default and meaning of each setting that a command reads itself."""
-    return [
-        (f"`{name}`", f"`{default}`" if default else "", linked(meaning))
-        for name, (default, meaning) in settings.items()
-    ]
 
 
 def other_defaults(group: str) -> str:
@@ -120,10 +111,6 @@ def page() -> str:
     loss = "Keys of `actor_rollout_ref.actor.policy_loss`. Defaults are those of the type; `algo=` sets its own.\n"
     parts = [
         HEAD,
-        "## Of the commands\n\n`python -m recipe.fspo.main`:\n",
-        _table("setting | default | meaning", settings_of_a_command(OF_MAIN)),
-        "`python -m recipe.fspo.compare` takes the settings of a run, too:\n",
-        _table("setting | default | meaning", settings_of_a_command(OF_COMPARE)),
         "## Of the recipe\n",
         _table("setting | default | meaning", list(settings_of("fspo"))),
         "## Of the run's machinery\n",

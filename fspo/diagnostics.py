@@ -117,10 +117,10 @@ def _by_bin(name: str, values_J: Array) -> dict[str, float]:
 def _window_metrics(window: Responses) -> dict[str, float]:
     metrics: dict[str, float] = {}
     if window.rule_known:
-        if (error := window.error("symmetric")).is_informative:
+        if (error := window.error("outside")).is_informative:
             ends = {"debiased": error.debiased.value, "ci_low": error.debiased.low, "ci_high": error.debiased.high}
             metrics |= {f"fspo/lre_{name}": value for name, value in ends.items()}
-        if (active := window.error("active")).is_informative:
+        if (active := window.error("removed")).is_informative:
             metrics["fspo/lre_active_debiased"] = active.debiased.value
         metrics |= _by_bin("accept", _means(window.inside_B, window.bin_B))
     variance_J = _means(window.z_B**2, window.bin_B) - _means(window.z_B, window.bin_B) ** 2

@@ -1,7 +1,7 @@
 """The fine length bins that all statistics by length are formed from. Defined here.
 
 The bins are fixed and much finer than those shown to a person. Coarser bins of equal mass are formed from them
-(:func:`fspo.fairness.lre.equal_mass_starts`), so that equal lengths stay together.
+(:func:`fspo.fairness.lre.bin_starts`), so that equal lengths stay together.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ workers of this recipe import :mod:`fspo.verl` themselves, and so show it.
 """
 
 # Before the losses, whatever the order of verl's entry points: they import verl's, which query the platform.
+import recipe.runner.plugin  # noqa: F401
 
 # isort: split
 import os
@@ -96,12 +97,17 @@ def prepare(config: Any) -> None:
     """Prepare a start of one of our trainers: its folder, and what makes its processes those of a run."""
     from recipe.runner.faults.preemption import remove_old_request
     from recipe.runner.faults.processes import own_run_id
+    from recipe.runner.progress import note
 
     folder = Path(config.trainer.default_local_dir)
     folder.mkdir(parents=True, exist_ok=True)
     remove_old_request(folder)
-    if RUN_ID_VARIABLE not in os.environ:
+    if RUN_ID_VARIABLE not in os.environ:  # recipe.fspo.main has written more of it
         own_run_id()
+        loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
+        facts = {"algo": loss["loss_mode"], "loss": {key: value for key, value in loss.items() if value is not None}}
+        facts |= {"seed": config.data.seed, "experiment": config.trainer.experiment_name}
+        note(folder, **facts, clip_values=config.fspo.clip_values)
 
 
 def audit(workers: Any) -> None:

@@ -24,10 +24,6 @@ RULE: Final = "seq_sqrt_k1"
 _SUM: Final = "seq_sum_k1"
 
 
-def _parts(text: Any) -> list[str]:
-    return [part.strip() for part in str(text).split(",") if part.strip()]
-
-
 def add_rule(helper: Any) -> None:
     """Add the rule to ``compute_rollout_rejection_mask`` of verl's module ``rollout_corr_helper``."""
     original = helper.compute_rollout_rejection_mask
@@ -39,27 +35,25 @@ def add_rule(helper: Any) -> None:
         rollout_rs: str = "token_k1",
         rollout_rs_threshold: str | float | None = None,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        rules = _parts(rollout_rs)
+        rules, thresholds = (
+            [part.strip() for part in str(text).split(",") if part.strip()]
+            for text in (rollout_rs, rollout_rs_threshold)
+        )
         if RULE not in rules or rollout_rs_threshold is None or len(log_ratio) == 0:
             return original(log_ratio, response_mask, rollout_rs, rollout_rs_threshold)  # type: ignore[no-any-return]
-        thresholds = _parts(rollout_rs_threshold)
+        given = f"rollout_rs={rollout_rs}, rollout_rs_threshold={rollout_rs_threshold}"
         if len(thresholds) not in (1, len(rules)):
-            raise ValueError(
-                f"rollout_rs_threshold={rollout_rs_threshold}: give one threshold, or one for each rule of {rollout_rs}"
-            )
+            raise ValueError(f"{given}: give one threshold, or one for each rule")
         kept_BT, metrics = response_mask.bool(), {}
         root_B1 = response_mask.sum(dim=-1, keepdim=True).clamp(min=1).sqrt()
         for rule, threshold in zip(rules, itertools.cycle(thresholds)):
-            if rule == RULE:
-                try:
-                    mask_BT, of_rule = original(log_ratio / root_B1, response_mask, _SUM, threshold)
-                except ValueError as error:
-                    raise ValueError(str(error).replace(_SUM, RULE)) from None
-                of_rule = {name.replace(_SUM, RULE): value for name, value in of_rule.items()}
-            else:
-                mask_BT, of_rule = original(log_ratio, response_mask, rule, threshold)
+            scaled = (log_ratio / root_B1, response_mask, _SUM) if rule == RULE else (log_ratio, response_mask, rule)
+            try:
+                mask_BT, of_rule = original(*scaled, threshold)
+            except ValueError as error:
+                raise ValueError(f"{given}: {error}") from None
             kept_BT = kept_BT & mask_BT.bool()
-            metrics |= of_rule
+            metrics |= {name.replace(_SUM, RULE) if rule == RULE else name: x for name, x in of_rule.items()}
         removed_BT = response_mask.bool() & ~kept_BT
         metrics["rollout_rs_masked_fraction"] = float(removed_BT.sum() / response_mask.sum().clamp(min=1))
         metrics["rollout_rs_seq_masked_fraction"] = float(removed_BT.any(dim=-1).double().mean())

@@ -23,7 +23,6 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
-from recipe.runner.agent_failures import keep_failures, last_failure
 from recipe.runner.checkpoints.disk import room_for_save
 from recipe.runner.checkpoints.integrity import (
     Checkpoint,
@@ -39,7 +38,7 @@ from recipe.runner.faults.preemption import NOTHING_SAVED, Preempted, stop_reque
 from recipe.runner.faults.resources import wait_for_resources
 from recipe.runner.launch import loggers
 from recipe.runner.progress import PROGRESS, RunLog, note
-from recipe.runner.response_watch import ResponseWatch, warn_of_missing
+from recipe.runner.response_watch import keep_failures, last_failure, tell_polls, warn_of_cut, warn_of_missing
 from recipe.runner.reward_manager import raise_failure
 from recipe.runner.verl_patches import server_slots
 from recipe.runner.verl_patches.frames import are_signed
@@ -75,7 +74,8 @@ class RunnerHooks(PPOTrainer):
             )
         self._run_log: RunLog | None = None
         self._saved_step: int | None = None
-        self._responses = ResponseWatch(config.data.max_response_length, self._moved)
+        self._lengths: list[int] = []  # of the responses of a step
+        self._warned_of_cut = False
         self._phase = Phase(0, "start-up")
         self._moved_s = 0.0
         self._training = False  # there is a step in progress, or done
@@ -131,6 +131,7 @@ class RunnerHooks(PPOTrainer):
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
         expected = self.config.data.train_batch_size // self.parameter_sync_step
         expected *= self.config.actor_rollout_ref.rollout.n
+        self._lengths += [int(tag["response_len"]) for tag in batch.tags]
         missing = expected - len({key.rpartition("_")[0] for key in batch.keys})
         warn_of_missing(missing, expected, f"step {self.global_steps}", "trains without them")
         # After verl's, which fills up the last mini-batch with rows of its own.
@@ -199,7 +200,7 @@ class RunnerHooks(PPOTrainer):
         # verl polls every 2 s and offers no setting, so every generation would take a multiple of 2 s. A poll of the 8B
         # job moves half a megabyte.
         replay_buffer.poll_interval = 0.05 if self.config.trainer.device == "cpu" else 0.5
-        self._responses.watch(replay_buffer)
+        tell_polls(replay_buffer, self._moved)
         return replay_buffer
 
     def _init_resource_pool_mgr(self) -> None:
@@ -255,7 +256,6 @@ class RunnerHooks(PPOTrainer):
 
     def on_validate_end(self) -> None:
         self.raise_failure()
-        self._responses.end("val", self.global_steps)
         super().on_validate_end()
 
     def _val_metrics_update(self, data_sources: Any, sample_uids: Any, infos: Any, *rest: Any, **more: Any) -> Any:
@@ -330,7 +330,9 @@ class RunnerHooks(PPOTrainer):
 
     def on_step_end(self) -> None:
         self._enter("weight sync")
-        self._responses.end("train", self.global_steps)
+        # As a whole, whose shortest responses come first in separate_async.
+        limit, lengths, self._lengths = self.config.data.max_response_length, self._lengths, []
+        self._warned_of_cut = self._warned_of_cut or warn_of_cut(lengths, limit, self.global_steps)
         super().on_step_end()
         self._look_for_end()
         if self._is_to_end and self.global_steps < self.total_training_steps:

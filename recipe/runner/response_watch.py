@@ -1,66 +1,47 @@
-"""Looks at the responses of rollout batches and validations: are some missing, were most of them cut at the limit?"""
+"""What a run says of its responses: how far a generation is, how many are missing or cut, why agent loops fail."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import ray
+from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from recipe.runner.launch.end_of_turn import remedy
+from recipe.runner.launch.reward_function import describe
 from recipe.runner.progress import PROGRESS
 
 #: Share of responses cut at the maximum length above which it is said.
 _MANY_CUT: Final = 0.5
+_ASK_S: Final = 10
 
 
-class ResponseWatch:
-    """Says what is wrong with the responses that a replay buffer hands out.
+def tell_polls(buffer: ReplayBuffer, at_poll: Callable[[str], None]) -> None:
+    """Call ``at_poll`` at every poll of a buffer with how far the generation is, so that a long one is no hang."""
+    wait, names = buffer._wait_for_next_poll, ("pending_keys", "running_keys", "finished_keys", "failure_keys")
 
-    Args:
-        limit: ``data.max_response_length``.
-        at_poll: Called at every poll of a buffer with how far the generation is, so that a long one is no hang.
-    """
+    def note_and_wait(partition_id: str, last_debug_time: float) -> float:
+        words = "{} responses finished; prompts: {} pending, {} running, {} finished, {} failed"
+        at_poll(words.format(*(len(getattr(buffer, name)[partition_id]) for name in ("partitions", *names))))
+        return float(wait(partition_id, last_debug_time))
 
-    def __init__(self, limit: int, at_poll: Callable[[str], None]) -> None:
-        self._limit, self._at_poll = limit, at_poll
-        self._lengths: dict[str, list[int]] = {}  # of the responses of a step and of a validation, by partition
-        self._warned: set[str] = set()
+    buffer._wait_for_next_poll = note_and_wait
 
-    def watch(self, buffer: ReplayBuffer) -> None:
-        """Follow a buffer's polls and batches from now on."""
-        wait, sample = buffer._wait_for_next_poll, buffer.sample
 
-        def note_and_wait(partition_id: str, last_debug_time: float) -> float:
-            names = ("partitions", "pending_keys", "running_keys", "finished_keys", "failure_keys")
-            words = "{} responses finished; prompts: {} pending, {} running, {} finished, {} failed"
-            self._at_poll(words.format(*(len(getattr(buffer, name)[partition_id]) for name in names)))
-            return float(wait(partition_id, last_debug_time))
-
-        def sample_and_look(*arguments: Any, **more: Any) -> Any:
-            batch, metrics = sample(*arguments, **more)
-            # One of several of a validation, and of a step in separate_async, whose first has the shortest responses.
-            self._lengths.setdefault(batch.partition_id, []).extend(int(tag["response_len"]) for tag in batch.tags)
-            return batch, metrics
-
-        buffer._wait_for_next_poll, buffer.sample = note_and_wait, sample_and_look
-
-    def end(self, partition: str, step: int) -> None:
-        """Look at the responses of a step (``train``) or a validation (``val``) as a whole, and forget them."""
-        what = "the rollout batch of step" if partition == "train" else "the validation after step"
-        self._warn_of_cut(what, step, self._lengths.pop(partition, []))
-
-    def _warn_of_cut(self, what: str, step: int, lengths: Sequence[int]) -> None:
-        """Say once of rollout batches, and once of validations, that most responses ended at the limit."""
-        share = sum(length >= self._limit for length in lengths) / max(1, len(lengths))
-        if share > _MANY_CUT and what not in self._warned:
-            self._warned.add(what)
-            PROGRESS.say(
-                f"warning: {share:.0%} of the responses of {what} {step} were cut at "
-                f"data.max_response_length={self._limit}: rewards and lengths are those of the limit. Raise it; or, if "
-                "the responses go on after their answer (trainer.rollout_data_dir and trainer.validation_data_dir dump "
-                f"them), {remedy()}"
-            )
+def warn_of_cut(lengths: Sequence[int], limit: int, step: int) -> bool:
+    """Say that most responses of a step ended at ``data.max_response_length``, if they did; whether it was said."""
+    share = sum(length >= limit for length in lengths) / max(1, len(lengths))
+    if share > _MANY_CUT:
+        PROGRESS.say(
+            f"warning: {share:.0%} of the responses of the rollout batch of step {step} were cut at "
+            f"data.max_response_length={limit}: rewards and lengths are those of the limit. Raise it; or, if the "
+            f"responses go on after their answer (trainer.rollout_data_dir dumps them), {remedy()}"
+        )
+    return share > _MANY_CUT
 
 
 def warn_of_missing(missing: int, expected: int, where: str, verl: str) -> None:
@@ -70,3 +51,40 @@ def warn_of_missing(missing: int, expected: int, where: str, verl: str) -> None:
             f"warning: {where} has {expected - missing} of {expected} responses; generation or reward of {missing} "
             f"failed. verl {verl}. Reason: Ray's logs of AgentLoopWorker"
         )
+
+
+class _Last(logging.Handler):
+    """Keeps in ``text`` the last exception that is logged."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self.text = describe(record.exc_info[1])
+
+
+def _keep(worker: Any) -> None:
+    """In a worker: keep the last exception of its agent loops; each such call forgets the one before."""
+    worker.last_failure = _Last()
+    agent_loop_tq.logger.addHandler(worker.last_failure)
+
+
+def _kept(worker: Any) -> str:
+    return worker.last_failure.text if hasattr(worker, "last_failure") else ""
+
+
+def keep_failures(workers: Sequence[Any]) -> None:
+    """Let each worker (a handle of a Ray actor) keep the last exception of its agent loops from now on.
+
+    verl writes it to the worker's log and to nobody else.
+    """
+    for worker in workers:
+        worker.__ray_call__.remote(_keep)
+
+
+def last_failure(workers: Sequence[Any]) -> str:
+    """The last exception that one of the workers has kept, with its traceback; empty if none has."""
+    asked = [worker.__ray_call__.remote(_kept) for worker in workers]
+    with contextlib.suppress(ray.exceptions.RayError):  # a worker that has died has another reporter
+        return next(filter(None, ray.get(asked, timeout=_ASK_S)), "")
+    return ""

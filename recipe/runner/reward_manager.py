@@ -24,12 +24,11 @@ _ASK_S: Final = 30.0
 
 
 class TokenLengthRewardManager(NaiveRewardManager):
-    """Puts `response_length` (tokens) and a missing `problem_id` into `extra_info` before the reward function runs.
+    """Adds what an evaluation reads of a response, and keeps the first failure of the reward function.
 
-    It keeps the first failure of that function.
-
-    Configure it with `reward.reward_manager.source=importlib`, `reward.reward_manager.name=TokenLengthRewardManager`
-    and `reward.reward_manager.module.path=pkg://recipe.runner.reward_manager`.
+    ``extra_info`` gets `response_length` (tokens) and a missing `problem_id` before the reward function runs. Configure
+    it with `reward.reward_manager.source=importlib`, `reward.reward_manager.name=TokenLengthRewardManager` and
+    `reward.reward_manager.module.path=pkg://recipe.runner.reward_manager`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -38,9 +37,7 @@ class TokenLengthRewardManager(NaiveRewardManager):
         self._kinds: dict[str, str] = {}  # of what the reward has returned, by key
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
-        """As verl's, with facts of the response that an evaluation and the trainer read.
-
-        These are scalars, so that nobody has to load the tokens. Keys returned by the reward function win.
+        """As verl's, with facts of the response as scalars. Keys returned by the reward function win.
 
         Raises:
             ExplainedError: the reward function raised, or returned something else than a finite number or a dict with
@@ -55,8 +52,8 @@ class TokenLengthRewardManager(NaiveRewardManager):
         info["response_length"] = int(mask.sum())
         prompt = item.batch["prompts"]
         prompt = prompt[item.batch["attention_mask"][: len(prompt)].bool()]
-        if info.get("problem_id") is None:  # as in the rows of a file without it, which verl joins with others
-            info["problem_id"] = _problem_id(source, info.get("index"), _digest(prompt))
+        if info.get("problem_id") is None:
+            info["problem_id"] = _problem_id(source, info.get("index"), prompt)
         try:
             result: dict[str, Any] = await super().run_single(data)
             returned = result["reward_extra_info"]  # of a reward that returns a number, that number as acc
@@ -68,12 +65,8 @@ class TokenLengthRewardManager(NaiveRewardManager):
             message = self._message(row, response, error)
             self.failure = self.failure or message
             raise ExplainedError(message) from error
-        facts = {
-            "response_length": int(mask.sum()),
-            "data_source": source,
-            "problem_id": str(info["problem_id"]),
-            "score": float(result["reward_score"]),
-        }
+        facts = {"response_length": int(mask.sum()), "data_source": source, "problem_id": str(info["problem_id"])}
+        facts["score"] = float(result["reward_score"])
         result["reward_extra_info"] = facts | result["reward_extra_info"]
         return result
 
@@ -91,16 +84,13 @@ class TokenLengthRewardManager(NaiveRewardManager):
         )
 
 
-def _problem_id(source: str, index: Any, prompt: str) -> str:
-    """The identity of a problem, by which its responses are grouped.
+def _problem_id(source: str, index: Any, prompt: torch.Tensor) -> str:
+    """Groups the responses to a problem. Several files of one source may each count from 0: the tokens tell them apart.
 
-    An index alone is not enough, because several files of one source may each count from 0.
+    None where the file has no index, as verl joins rows of files with and without.
     """
-    return "/".join(str(part) for part in (source, index, prompt) if part is not None)
-
-
-def _digest(tokens: torch.Tensor) -> str:
-    return hashlib.blake2b(tokens.numpy().tobytes(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(prompt.numpy().tobytes(), digest_size=8).hexdigest()
+    return "/".join(str(part) for part in (source, index, digest) if part is not None)
 
 
 def _short(value: Any) -> str:
@@ -109,7 +99,6 @@ def _short(value: Any) -> str:
 
 
 def _failure_of(worker: Any) -> str | None:
-    """The first failure in a reward worker. None without one, or with another reward manager."""
     return getattr(worker.reward_manager, "failure", None)
 
 

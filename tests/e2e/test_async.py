@@ -23,6 +23,7 @@ from real_stack import (
 
 from fspo.records import complete_lines
 from fspo.table import Table, read_table
+from recipe.fspo.accounting.funnel import STAGES
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3 * LATER)]
 

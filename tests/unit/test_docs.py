@@ -22,7 +22,7 @@ from types import ModuleType
 
 import pytest
 from checking import check_all
-from composing import composed, composed_from
+from composing import composed
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -30,8 +30,10 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 import recipe.fspo.sqrt_rejection  # noqa: F401  (adds a rule to verl's; in a run the plugin imports it)
 from fspo.table import TableWriter
-from recipe.fspo.rules import problems as problems_of_settings
-from recipe.runner.launch.compose import verl_config_dir
+from fspo.types import SequenceLossSettings
+from recipe.fspo import checks
+from recipe.fspo.main import composed as compose
+from recipe.runner.launch.machine import verl_config
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -98,6 +100,20 @@ def check_page(page: Path) -> None:
         assert [name for name in files if name not in OF_THE_READER and not (ROOT / name).exists()] == []
 
 
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    commands = [shlex.join(words) for block in blocks(ROOT / "README.md", "bash") for words in split_commands(block)]
+    assert {"make demo", "make test"} <= {*commands}
+    assert re.search(r"&& make test$", text_of(".ci/run"), re.M)
+
+
+def test_every_setting_of_a_loss_is_explained_and_every_algorithm_named_is_there() -> None:
+    """The fspo/ metrics of the library: tests/unit/test_diagnostics.py; settings of a run: test_repository.py."""
+    page = text_of("docs/algorithms.md")
+    assert [x.name for x in dataclasses.fields(SequenceLossSettings) if f"`{x.name}`" not in page] == []
+    named = set(re.findall(r"`algo=(\w+)`", page))
+    assert named and named <= {path.stem for path in (CONF_DIR / "algo").glob("*.yaml")}
+
+
 def write_run(folder: Path) -> None:
     """A run folder with a table of responses and the dump of one of them, whose gradient the clip removes."""
     writer = TableWriter(folder / "responses", {"loss": "fspo"}, run="run")
@@ -151,10 +167,18 @@ FIRST = (ROOT / "README.md", DOCS / "index.md")
 
 
 @functools.cache
-def composes(*overrides: str) -> None:
-    """Raise if these overrides of ``recipe.fspo.main`` name nothing, or contradict each other."""
-    known = [override for override in overrides if not override.startswith(("resume=", "dry_run=", "--"))]
-    problems = list(problems_of_settings(composed(*known)))
+def composes(*words: str) -> None:
+    """Raise if these words of ``recipe.fspo.main`` name nothing, or contradict each other; of a sweep the first run."""
+    folders = [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
+    known = [word for word in words if not word.startswith(("resume=", "-"))]
+    known = [word if "[" in word or "'" in word else word.partition(",")[0] for word in known]
+    if folders:
+        GlobalHydra.instance().clear()
+        path = ["file://${oc.env:VERL_CONFIG}", "pkg://recipe.runner.conf", f"file://{Path(folders[0]).absolute()}"]
+        config = compose([f"hydra.searchpath=[{','.join(map(repr, path))}]", *known])
+    else:
+        config = composed(*known)
+    problems = checks.problems(config)
     assert problems == [], problems
 
 
@@ -174,25 +198,17 @@ def parses(module: str, *arguments: str) -> None:
             runpy.run_module(module, run_name="__main__", alter_sys=False)
 
 
-def check_compare(*arguments: str) -> None:
-    from recipe.fspo.compare import parse
-
-    assert parse(arguments).runs()  # checks its own keys and composes the others
-
-
 def check_plain_verl(*arguments: str) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
-
-    from recipe.fspo.rules import plain_problems
 
     if arguments[0] == "...":  # the reader's own command; the page's complete one will do, without its loss
         own = next(split_commands(blocks(DOCS / "verl.md", "bash")[0]))[3:]
         arguments = (*(word for word in own if ".policy_loss." not in word), *arguments[1:])
     GlobalHydra.instance().clear()
-    with initialize_config_dir(config_dir=str(verl_config_dir()), version_base=None):
+    with initialize_config_dir(config_dir=str(verl_config()), version_base=None):
         config = hydra_compose("ppo_trainer", overrides=[os.path.expandvars(argument) for argument in arguments])
-    assert list(plain_problems(config)) == []
+    assert checks.problems(config) == []
     omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     validate_config(config, need_reference_policy(config), need_critic(config))
 
@@ -214,7 +230,6 @@ def check_audit(*arguments: str) -> None:
 #: What accepts the arguments of a module; the others have a parser of Python's.
 MODULES: dict[str, Callable[..., None]] = {
     "recipe.fspo.main": composes,
-    "recipe.fspo.compare": check_compare,
     "fspo.audit": check_audit,
     "verl.trainer.main_ppo": check_plain_verl,
     "pytest": check_files,
@@ -243,7 +258,8 @@ def check_sbatch(words: list[str], environment: dict[str, str]) -> None:
     script, *overrides = [word for word in words[1:] if not word.startswith("--")]
     (experiment,) = re.findall(r"experiment=(\w+)", text_of(script))
     # What slurm/train.sh adds.
-    composes(f"experiment={experiment}", "++ray_kwargs.ray_init.address=auto", "trainer.nnodes=2", *overrides)
+    train = (f"experiment={experiment}", "++ray_kwargs.ray_init.address=auto", "trainer.nnodes=2")
+    composes(*train, *overrides)
 
 
 def check(command: str) -> None:
@@ -275,8 +291,7 @@ def check(command: str) -> None:
     ],
 )
 @pytest.mark.usefixtures("own_loss")  # which a page lets its reader write
-def test_commands_are_right(pages: Sequence[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipe.fspo.compare.compose", composed_from)
+def test_commands_are_right(pages: Sequence[Path]) -> None:
     commands = {
         f"{name_of(page)}: {command}": functools.partial(check, command)
         for page in pages

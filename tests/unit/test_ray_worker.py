@@ -11,6 +11,9 @@ from types import SimpleNamespace
 import pytest
 from composing import composed
 
+from fspo.records import read_info
+from recipe.fspo import plugin
+from recipe.runner.faults import processes
 from recipe.runner.faults.preemption import STOP_VARIABLE
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.launch import checks
@@ -59,3 +62,24 @@ def test_another_hook_is_refused() -> None:
     (problem,) = checks.hook_problems(composed(f"++ray_kwargs.ray_init.runtime_env.{HOOK}=mine.hook"))
     assert f"runtime_env.{HOOK}=mine.hook" in problem and "leave it out" in problem
     assert list(checks.hook_problems(composed())) == []
+
+
+def test_a_trainer_of_ours_makes_verls_own_command_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its id is what private sockets and signed messages hang on: they must not stop in silence."""
+    for name in (RUN_ID_VARIABLE, "SPT_NOENV"):
+        monkeypatch.setenv(name, "before")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(processes, "_own_run_id", None)
+    (folder := tmp_path / "run").mkdir()
+    (folder / "stop").touch()
+    os.utime(folder / "stop", (1, 1))
+    constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {}})
+    monkeypatch.setattr(plugin, "check", lambda config: None)
+    have_workers_begin(constants)
+    plugin.prepare_driver(constants)
+    environment = constants.get_ppo_ray_runtime_env(composed("algo=gspo", f"run.dir={folder}"))
+    assert environment[HOOK] == BEGIN and environment["env_vars"][RUN_ID_VARIABLE] == os.environ[RUN_ID_VARIABLE]
+    assert not (folder / "stop").exists() and read_info(folder)["algo"] == "seq_gspo"
+    of_verl = composed("algo=gspo", f"run.dir={tmp_path}/other", "trainer.v1.trainer_mode=sync")
+    monkeypatch.delenv(RUN_ID_VARIABLE)
+    assert HOOK not in constants.get_ppo_ray_runtime_env(of_verl) and not (tmp_path / "other").exists()

@@ -82,6 +82,7 @@ NAMES: dict[str, dict[str, str]] = {
         "transfer_queue.client:TransferQueueClient.kv_retrieve_meta(keys, partition_id)": "which columns are tensors",
     },
     "recipe/runner/response_watch.py": {
+        f"{_QUEUE}:logger": "a worker's log alone has what an agent loop raised",
         f"{_BUFFER}:ReplayBuffer._wait_for_next_poll(partition_id, last_debug_time)": "notes progress; counts its rows",
     },
     "recipe/fspo/audit.py": {
@@ -142,9 +143,6 @@ NAMES: dict[str, dict[str, str]] = {
     "recipe/runner/launch/checks.py": {
         f"{_AGENTS}:_agent_loop_registry": "the loops that a worker knows",
     },
-    "recipe/runner/agent_failures.py": {
-        f"{_QUEUE}:logger": "a worker's log alone has what an agent loop raised",
-    },
     "recipe/runner/launch/attempt.py": {
         "ray._private.auto_init_hook:enable_auto_connect": "no Ray starts in a trial",
     },
@@ -152,7 +150,7 @@ NAMES: dict[str, dict[str, str]] = {
 
 #: By our file, ``module: text``, text of a source upstream that our code looks for or a value that it repeats, and why.
 TEXTS: dict[str, dict[str, str]] = {
-    "recipe/runner/agent_failures.py": {
+    "recipe/runner/response_watch.py": {
         "ray.actor: def __ray_call__(": "asks an agent loop worker; Ray's DeveloperAPI",
         f"{_QUEUE}: exc_info=(type(error), error, error.__traceback__)": "what is logged of a session",
         f"{_AGENTS}: self.agent_loop_workers = []": "the workers' handles",
