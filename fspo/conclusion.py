@@ -298,7 +298,7 @@ def _band_line(band: EvenBand, view: str, accept: float, own: float | None) -> s
     for power, whose in {own: "yours", chosen: "yours" if chosen == own else NAMED.get(chosen)}.items():
         if power not in (None, best):
             says += f"; {shape(power)} ({whose}) has {band.errors[power].words}"
-    apart = ": " if chosen == best else ", not told apart: "
+    apart = ": " if chosen == best else ", not told apart from it: "
     return f"{says}{apart}{'keep what you have' if chosen == own else f'take {shape(chosen)}'}"
 
 

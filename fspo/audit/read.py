@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fspo.audit.record import left_out_words
+from fspo.audit.recording import left_out_words
 from fspo.clip import ACCEPT
 from fspo.losses import resolve_settings
 from fspo.records import INFO_FILE, read_info

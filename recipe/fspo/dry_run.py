@@ -77,10 +77,9 @@ def _rows(config: DictConfig) -> int | None:
 def _examples(config: DictConfig) -> list[tuple[str, Any]]:
     """A row of each data source, with its place."""
     if "train" in splits_to_write(config):
-        from recipe.math.data.offline_task import generate, to_rows
+        from recipe.math.data.offline_task import rows
 
-        task = config.data.offline_task
-        return [("row 0", to_rows(generate(1, 0, task.seed)[0], "train")[0])]
+        return [("row 0", rows(1, config.data.offline_task.seed, "train")[0])]
     return rows_to_try(config, 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import sys
@@ -72,8 +73,10 @@ def main(words: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory() as unread:  # Hydra writes multirun.yaml there
             words = resume.with_words_of_the_run(words)
             is_sweep = not {"-m", "--multirun"}.isdisjoint(words)
-            place = next((i for i, word in enumerate(words) if "=" in word and word[0] != "-"), len(words))
-            sys.argv[1:] = [*words[:place], *([f"hydra.sweep.dir={unread}"] if is_sweep else []), *words[place:]]
+            # Python's parser takes overrides side by side only.
+            flags = [word for word in words if word in ("-m", "--multirun") or re.match("--[^=]+=", word)]
+            sweep = [f"hydra.sweep.dir={unread}"] if is_sweep else []
+            sys.argv[1:] = [*flags, *sweep, *(word for word in words if word not in flags)]
             compose_by_hydra()
         if is_sweep and _ARMS:
             _SWEEP = Sweep("recipe.fspo.main", _ARMS, _OF_THE_LOSS)

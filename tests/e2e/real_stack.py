@@ -40,7 +40,7 @@ __all__ = ["MARK", "REPOSITORY", "SMALL", "Start", "marked_processes", "run_mark
 
 def own_groups(folder: Path) -> str:
     """The word of a command that adds a folder of the user's own configuration."""
-    return f"hydra.searchpath=[{folder}]"
+    return f"--config-dir={folder}"
 
 
 def changing(key: str) -> str:
@@ -72,15 +72,16 @@ def export(folder: Path, out: Path) -> None:
 
 def compare(folder: Path, losses: list[str], *words: str) -> subprocess.CompletedProcess[str]:
     """A comparison of these losses with seed 5, in a folder with the user's own files."""
-    command = [sys.executable, "-m", "recipe.fspo.compare", "out=grid", f"algos=[{','.join(losses)}]", "seeds=[5]"]
+    grid = ("seed=5", f"algo={','.join(losses)}", "algorithm.adv_estimator=grpo", "trainer.default_local_dir=grid")
+    command = [sys.executable, "-m", "recipe.fspo.main", "-m", *grid]
     return subprocess.run(
-        [*command, *words], capture_output=True, text=True, timeout=2 * LATER, cwd=folder, env=user_environment()
+        command, capture_output=True, text=True, timeout=2 * LATER, cwd=folder, env=user_environment()
     )
 
 
 def compared(folder: Path, loss: str) -> Path:
     """The run of a loss in a comparison."""
-    return folder / "grid/measured" / loss / "seed5"
+    return folder / f"grid/algo={loss}"
 
 
 def stacks(output: str) -> list[str]:
@@ -156,7 +157,7 @@ class Start(starts.Start):
     @classmethod
     def trains(cls, run_dir: Path, *overrides: str, **environment: str) -> Start:
         """``python -m recipe.fspo.main`` with this run folder."""
-        return cls(run_dir, "recipe.fspo.main", f"run.dir={run_dir}", *overrides, **environment)
+        return cls(run_dir, "recipe.fspo.main", f"trainer.default_local_dir={run_dir}", *overrides, **environment)
 
     def wait(self, timeout: float = LATER) -> int:
         """Exit status; what the start printed is in the failure if the time is over."""

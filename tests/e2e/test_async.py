@@ -23,7 +23,6 @@ from real_stack import (
 
 from fspo.records import complete_lines
 from fspo.table import Table, read_table
-from recipe.fspo.accounting.funnel import STAGES
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3 * LATER)]
 
@@ -136,7 +135,7 @@ def test_replayed_rollouts_give_the_losses_of_synchronous_training(start: Starte
     pairs = [[run("sync2", 2)]]
     order_recording(recording, parts=4)
     pairs[0].append(run("separate2", 2, "mode=separate_async", NO_MASK))
-    rollout = "fspo.pi_old=rollout"
+    rollout = "algorithm.rollout_correction.bypass_mode=true"
     pairs.append([run("sync8", 8, rollout), run("separate8", 8, rollout, "mode=separate_async", NO_MASK)])
     for pair in pairs:
         one, other = (replay.steps() for replay in pair)

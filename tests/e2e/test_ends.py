@@ -36,7 +36,6 @@ def loss(*tensors, config, **named):
     return get_policy_loss_fn("vanilla")(*tensors, config=config, **named)
 """
 SKIPPING_ALGO = """# @package _global_
-fspo: {algo: skipping}
 algorithm: {adv_estimator: grpo}
 actor_rollout_ref: {actor: {policy_loss: {_target_: skipping.SkippingLossConfig, loss_mode: skipping, trigger: ""}}}
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from waiting import wait_until
 
-from recipe.runner.launch import start
+from recipe.runner.launch import train
 from recipe.runner.progress import Progress, length, print_new
 
 
@@ -42,7 +42,7 @@ def test_a_full_disk_or_no_folder_does_not_end_the_run(tmp_path: Path) -> None:
 
 def test_the_launching_process_prints_to_the_last_line(tmp_path: Path) -> None:
     over, out, progress = threading.Event(), io.StringIO(), progress_in(tmp_path)
-    thread = threading.Thread(target=start._follow, args=(str(tmp_path), 0, over, out))
+    thread = threading.Thread(target=train._follow, args=(tmp_path, 0, over, out))
     thread.start()
     progress.say("first")
     wait_until(lambda: "first" in out.getvalue())

@@ -77,9 +77,9 @@ def test_a_trainer_of_ours_makes_verls_own_command_a_run(tmp_path: Path, monkeyp
     monkeypatch.setattr(plugin, "check", lambda config: None)
     have_workers_begin(constants)
     plugin.prepare_driver(constants)
-    environment = constants.get_ppo_ray_runtime_env(composed("algo=gspo", f"run.dir={folder}"))
+    environment = constants.get_ppo_ray_runtime_env(composed("algo=gspo", f"trainer.default_local_dir={folder}"))
     assert environment[HOOK] == BEGIN and environment["env_vars"][RUN_ID_VARIABLE] == os.environ[RUN_ID_VARIABLE]
     assert not (folder / "stop").exists() and read_info(folder)["algo"] == "seq_gspo"
-    of_verl = composed("algo=gspo", f"run.dir={tmp_path}/other", "trainer.v1.trainer_mode=sync")
+    of_verl = composed("algo=gspo", f"trainer.default_local_dir={tmp_path}/other", "trainer.v1.trainer_mode=sync")
     monkeypatch.delenv(RUN_ID_VARIABLE)
     assert HOOK not in constants.get_ppo_ray_runtime_env(of_verl) and not (tmp_path / "other").exists()

@@ -171,8 +171,8 @@ def test_resume_is_the_words_of_the_run_and_then_those_of_the_command(tmp_path: 
     (folder / "run.json").write_text(json.dumps(info | {"overrides": [*given, "--config-dir=/mine", "seed=1"]}))
     words = resume.with_words_of_the_run([f"resume='{folder}'", "seed=2", "+a.b=3", "--cfg", "job"])
     assert words == [
-        *("algo=gspo", "~data.x", f"trainer.default_local_dir='{folder}'", "seed=2", "+a.b=3", "--cfg", "job"),
-        "--config-dir=/mine",
+        *("algo=gspo", "~data.x", "--config-dir=/mine", f"trainer.default_local_dir='{folder}'"),
+        *("seed=2", "+a.b=3", "--cfg", "job"),
     ]
     assert resume.with_words_of_the_run(["seed=2"]) == ["seed=2"]
     with pytest.raises(Refused, match=holds("resume=", "run.json")):

@@ -104,10 +104,9 @@ def with_words_of_the_run(words: Sequence[str]) -> list[str]:
     new = [word for word in words if word not in named]
     replaced = [*map(_key, new), *_PER_START, RUN]
     kept = [word for word in info["overrides"] if not is_below(_key(word), replaced)]
-    place, options = words.index(named[0]), [word for word in kept if word.startswith("-")]
-    # In the place of ``resume``: Python's parser takes all overrides side by side only.
-    kept = [*(word for word in kept if word not in options), f"{RUN}={quoted(folder)}"]
-    return [*words[:place], *kept, *(word for word in words[place:] if word not in named), *options]
+    place = words.index(named[0])  # before --cfg job, for example
+    kept.append(f"{RUN}={quoted(folder)}")
+    return [*words[:place], *kept, *(word for word in words[place:] if word not in named)]
 
 
 def comparable(words: Sequence[str]) -> list[str]:
