@@ -40,7 +40,7 @@ def test_the_readmes_figure_has_the_lres_of_the_readmes_audit() -> None:
     axes = Figure().subplots()
     figures.clip_by_length(axes, read_audit(STUDY / "demo.parquet").responses.moved())
     shown = [bars.get_label() for bars in axes.containers]
-    (line,) = re.findall(r"^\| LRE .*", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    (line,) = re.findall(r"^\| LRE +\|  .*", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
     found = re.findall(r"\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\]", line)
     assert shown == [f"{name}: LRE {lre}" for lre, name in zip(found, figures.BANDS.values(), strict=True)]
 
