@@ -58,8 +58,12 @@ def clip_by_length(axes: Axes, responses: Responses) -> None:
     (length_J,) = responses.means(responses.length_B)
     profiles = {BANDS[name]: (length_J, band.errors[ALGORITHMS[loss].exponent]) for name, loss in ALGORITHM_OF.items()}
     draw_clip_by_length(axes, profiles, LOOKS)
-    axes.set_ylabel("share of responses outside the band")
-    axes.set_title("How often each band clips, by response length")
+    even = {"color": rcParams["text.color"]}
+    axes.axhline(1 - ACCEPT, linewidth=1.2, linestyle=":", **even)
+    axes.annotate("even", (1, 1 - ACCEPT), (-2, 3), axes.get_yaxis_transform(), "offset points", ha="right", **even)
+    axes.legend(axes.containers, [*BANDS.values()], loc="upper left", bbox_to_anchor=(0, -0.16))
+    axes.set_ylabel("share of responses clipped")
+    axes.set_title(f"Responses clipped, by length: {1 - ACCEPT:.0%} of all by each band")
 
 
 def bands_of(responses: Responses, length_N: Array) -> dict[str, tuple[Array, Array]]:

@@ -22,7 +22,7 @@ from fspo.types import SequenceLossSettings
 
 #: rms of S / sqrt(L) before any weight has moved, at most, by precision (docs/results.md#numerical-noise-floor).
 _FLOORS: Final = {"fp32": 1e-4, "bf16": 0.1}
-#: From here on the engine's log-probabilities explain it, too (docs/which-clip-value.md, which sigma: 0.01 to 0.05).
+#: From here on the engine's log-probabilities explain it, too (docs/algorithms.md#which-sigma: 0.01 to 0.05).
 _ENGINE: Final = 0.01
 _FEWEST: Final = 20
 #: What an audit reads of a table; identifiers and rewards are as many again.

@@ -1,7 +1,7 @@
 """The Length Reweighting Error with its interval, the one bootstrap behind every interval, and bins of length.
 
 The paper names a Length Reweighting Error, but its formula was not available. Its definition here is this project's;
-docs/lre.md explains it. With p_b the share of length bin b, a_b its acceptance rate and abar the rate of all::
+docs/fairness.md explains it. With p_b the share of length bin b, a_b its acceptance rate and abar the rate of all::
 
     LRE = sum_b p_b |a_b / abar - 1|
 

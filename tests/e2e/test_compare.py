@@ -13,7 +13,7 @@ from real_stack import LATER, REPOSITORY, SMALL, Starter, compare, compared, mea
 from fspo.records import complete_lines, read_info
 from fspo.report.build import build_report
 
-PAGE = (REPOSITORY / "docs/extending.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3 * LATER)]
 
 

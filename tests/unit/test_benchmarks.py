@@ -25,7 +25,7 @@ def test_the_figure_of_the_readme_has_its_audits_lres() -> None:
     axes = Figure().subplots()
     figures.clip_by_length(axes, read_audit(STUDY / "demo.parquet").responses.moved())
     shown = [bars.get_label() for bars in axes.containers]
-    (line,) = re.findall(r"^\| LRE .*\d\]", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    (line,) = re.findall(r"^\| LRE .*", (ROOT / "docs/audit.md").read_text(encoding="utf-8"), re.M)
     found = re.findall(r"\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\]", line)
     assert shown == [f"{name}: LRE {lre}" for lre, name in zip(found, figures.BANDS.values(), strict=True)]
 
