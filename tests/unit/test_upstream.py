@@ -43,15 +43,6 @@ _TRACKING = "verl.utils.tracking"
 #: attribute that the module assigns, and what it is used for. ``(a, b)``: parameters that must be among those of the
 #: function; ``as x``: our file names it so, and not by the last part of its name.
 NAMES: dict[str, dict[str, str]] = {
-    "recipe/runner/launch/compose.py": {
-        "hydra._internal.config_loader_impl:ConfigLoaderImpl._apply_overrides_to_config(overrides, cfg)": (
-            "applies overrides to the groups that were composed once, as Hydra does"
-        ),
-    },
-    "recipe/runner/launch/start.py": {
-        "verl.trainer.main_ppo:run_ppo(config, task_runner_class)": PUBLIC,
-        "verl.trainer.main_ppo:TaskRunnerV1.run": "its actor class is subclassed",
-    },
     "recipe/runner/hooks.py": {
         f"{_BASE}:PPOTrainer.init|on_init_end|on_train_begin|on_step_begin|on_step_end": PUBLIC,
         f"{_BASE}:PPOTrainer.on_sample_begin|on_sample_end|on_validate_begin|on_validate_end": PUBLIC,
@@ -143,9 +134,6 @@ NAMES: dict[str, dict[str, str]] = {
     "recipe/runner/launch/checks.py": {
         f"{_AGENTS}:_agent_loop_registry": "the loops that a worker knows",
     },
-    "recipe/runner/launch/attempt.py": {
-        "ray._private.auto_init_hook:enable_auto_connect": "no Ray starts in a trial",
-    },
 }
 
 #: By our file, ``module: text``, text of a source upstream that our code looks for or a value that it repeats, and why.
@@ -175,10 +163,6 @@ TEXTS: dict[str, dict[str, str]] = {
     },
     "recipe/runner/launch/checks.py": {
         f"{_BASE}: async_save": "with it the tracker is not written",
-    },
-    "recipe/runner/launch/rewards.py": {
-        "verl.experimental.reward_loop.reward_loop: "
-        "config.custom_reward_function -> config.reward.custom_reward_function": "old keys, which main_ppo keeps",
     },
     "recipe/runner/launch/loggers.py": {
         f'{_TRACKING}: os.environ.get("TENSORBOARD_DIR"': "where it writes",
