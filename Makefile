@@ -13,7 +13,7 @@ help:  ## this list
 
 setup:  ## the virtual environment with the pinned CPU stack (does nothing if it is up to date)
 	@requirements/setup.sh $(VENV)
-	@[ "$(MAKECMDGOALS)" != setup ] || echo "next: make demo; all settings: source $(BIN)/activate, python -m recipe.fspo.main --help; yours: docs/data-and-rewards.md"
+	@[ "$(MAKECMDGOALS)" != setup ] || echo "next: make demo; all settings: source $(BIN)/activate, python -m recipe.fspo.main --help; yours: docs/data.md"
 
 demo: setup  ## FSPO on two CPU cores: real verl, Ray, FSDP2 and vLLM; downloads packages only; ends with a picture
 	@$(BIN)/python -m recipe.fspo.main algo=fspo experiment=demo $(ARGS)

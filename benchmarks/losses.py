@@ -11,7 +11,6 @@ from benchmarks.pages import Table, write_tables
 from fspo.check_loss import PolicyLoss, Report, check, load
 from fspo.check_loss.by_length import DISPERSIONS
 from fspo.losses import ALGORITHMS
-from fspo.report.tables import lre_interval
 
 AGGREGATIONS: Final = (
     "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm",
@@ -65,7 +64,9 @@ def table_of_losses(losses: Mapping[str, PolicyLoss]) -> Table:
     rows = []
     for name, loss in losses.items():
         report = check(loss)
-        kept = [f"{clip.error.rate:.3f}, {lre_interval(clip.error)}" for clip in report.clips.values()]
+        errors = [clip.error for clip in report.clips.values()]
+        lres = [f"{lre.value:.3f} [{lre.low:.3f}, {lre.high:.3f}]" for lre in (error.debiased for error in errors)]
+        kept = [f"{error.rate:.3f}, {lre}" for error, lre in zip(errors, lres, strict=True)]
         weight = str(report.weight or "another").replace("_", "-")
         rows.append([name, _checks(report), _exponent(report), weight, *kept])
     clips = [f"kept, active LRE at {sigma:g}" for sigma in DISPERSIONS]

@@ -1,8 +1,7 @@
-"""``python -m benchmarks.settings``: writes docs/settings.md from conf/, the runner's settings and the loss's type."""
+"""``python -m benchmarks.settings``: the tables of docs/settings.md, from conf/ and the runner's settings."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from typing import Any
 import yaml
 
 from fspo.files import atomic_path
-from fspo.types import SequenceLossSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/settings.md"
@@ -20,21 +18,8 @@ PAGE = ROOT / "docs/settings.md"
 FILES = {"fspo": ROOT / "conf/base.yaml", "run": ROOT / "recipe/runner/conf/run.yaml"}
 #: Groups of one file per option; algo= has a page of its own.
 GROUPS = ("mode", "experiment")
-HEAD = """\
-# Settings
-
-Every setting of a run, with its default, made from the program by `python -m benchmarks.settings`.
-On a command line each is `KEY=VALUE`, and all settings of verl's go beside it. The values of one run:
-`python -m recipe.fspo.main --cfg job`. `resume=FOLDER` goes on with a run, `-m` trains several ([runs](runs.md)).
-`algo=` names the loss: [all names](algorithms.md#all-names). The other
-commands have a `--help`.
-"""
-TAIL = """\
-## What next
-
-[What the settings of a loss mean together](algorithms.md#settings) · [from verl to FSPO](verl.md) · [what a run writes,
-and how it resumes](runs.md)
-"""
+#: The part of the page between them is made here; people write the rest.
+MARKS = ("<!-- made by python -m benchmarks.settings -->\n", "<!-- made until here -->\n")
 
 
 def linked(comment: str) -> str:
@@ -95,35 +80,20 @@ def options_of(group: str) -> Iterator[tuple[str, str]]:
         yield f"`{group}={path.stem}`", linked(" ".join(comments))
 
 
-def settings_of_the_loss() -> Iterator[tuple[str, str, str]]:
-    """Key, default and the first sentences of its documentation, of each setting of a sequence-level loss."""
-    attributes = (SequenceLossSettings.__doc__ or "").partition("Attributes:")[2].partition("Raises:")[0]
-    for field in dataclasses.fields(SequenceLossSettings):
-        entry = re.search(rf"^ +{field.name}: (.+?)(?=^ {{8}}\w+: |\Z)", attributes, re.M | re.S)
-        if entry is None:
-            raise ValueError(f"SequenceLossSettings.{field.name} has no entry under Attributes: write one")
-        text = re.sub(r":(?:func|class|attr):`[~.]?([\w.]+)`", r"`\1`", " ".join(entry[1].split()))
-        yield f"`{field.name}`", f"`{field.default!r}`".replace("'", ""), text.replace("``", "`")
-
-
 def page() -> str:
     """The page as it should be."""
-    loss = "Keys of `actor_rollout_ref.actor.policy_loss`. Defaults are those of the type; `algo=` sets its own.\n"
     parts = [
-        HEAD,
         "## Of the recipe\n",
         _table("setting | default | meaning", list(settings_of("fspo"))),
         "## Of the run's machinery\n",
         _table("setting | default | meaning", list(settings_of("run"))),
-        f"## Of a sequence-level loss\n\n{loss}",
-        _table("setting | default | meaning", list(settings_of_the_loss())),
         "## Groups\n\nA group is a file of settings that are chosen together.\n",
         *(f"{default_of(group)}\n\n{_table('option | meaning', list(options_of(group)))}" for group in GROUPS),
         "## Keys of verl's with another default here\n\nAn experiment may set them again.\n",
         *(f"```text\n{other_defaults(group)}\n```\n" for group in FILES),
-        TAIL,
     ]
-    return "\n".join(parts)
+    head, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
+    return head + MARKS[0] + "\n" + "\n".join(parts) + "\n" + MARKS[1] + rest.partition(MARKS[1])[2]
 
 
 def main() -> None:

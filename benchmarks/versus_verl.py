@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.versus_verl`` starts both in turn, watches all their processes from outside, adds a line to
 ``--out`` for each finished start, and prints the table with the recipe's share of plain verl's medians. Interrupted, it
-goes on; ``--runs 0`` only prints. docs/performance.md has the record.
+goes on; ``--runs 0`` only prints. docs/clusters.md has the record.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def clipped_cosine(
     """Cosine of the clipped and the unclipped update: ``sqrt(sum kept (A w h)^2 L / sum (A w h)^2 L)``; nan without A.
 
     It is exact if the gradients of different responses are orthogonal and their squared norms grow like L. The paper
-    bounds this cosine; the formula is defined here, and docs/lre.md has the bound.
+    bounds this cosine; the formula is defined here, and docs/fairness.md has the bound.
 
     Args:
         kept_B: Share of each response's gradient that is kept, in [0, 1].

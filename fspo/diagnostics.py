@@ -1,6 +1,6 @@
 """Metrics of a step and of a window of steps from recorded responses, and the noise floor of S. Defined here.
 
-docs/metrics.md says what each metric means. Everything is computed on the driver, so it depends on neither the
+docs/fairness.md says what each metric means. Everything is computed on the driver, so it depends on neither the
 micro-batch split nor the number of ranks. Before a weight has moved S is 0, but for rounding; these mini-batches are
 left out of all metrics but those named ``first_minibatch`` and ``noise_floor``.
 """
@@ -46,7 +46,7 @@ class LengthDiagnostics:
             step: All responses of the rollout batch.
 
         Returns:
-            Metrics by name (docs/metrics.md). An undefined metric is absent rather than nan: a mean of nothing, the
+            Metrics by name (docs/fairness.md). An undefined metric is absent rather than nan: a mean of nothing, the
             LRE where nothing was accepted or nothing clipped, a clip rate where nothing could be
             (:meth:`fspo.responses.Responses.could_clip`). A rollout batch of a single mini-batch has no acceptance
             statistics.
@@ -117,10 +117,10 @@ def _by_bin(name: str, values_J: Array) -> dict[str, float]:
 def _window_metrics(window: Responses) -> dict[str, float]:
     metrics: dict[str, float] = {}
     if window.rule_known:
-        if (error := window.error("symmetric")).is_informative:
+        if (error := window.error("outside")).is_informative:
             ends = {"debiased": error.debiased.value, "ci_low": error.debiased.low, "ci_high": error.debiased.high}
             metrics |= {f"fspo/lre_{name}": value for name, value in ends.items()}
-        if (active := window.error("active")).is_informative:
+        if (active := window.error("removed")).is_informative:
             metrics["fspo/lre_active_debiased"] = active.debiased.value
         metrics |= _by_bin("accept", _means(window.inside_B, window.bin_B))
     variance_J = _means(window.z_B**2, window.bin_B) - _means(window.z_B, window.bin_B) ** 2
@@ -185,7 +185,7 @@ class NoiseFloor:
         return float(margin_J.min()) if not np.isnan(self.half_width_J).any() and len(margin_J) else math.nan
 
     def metrics(self) -> dict[str, float]:
-        """Metrics by name (docs/metrics.md); infinite and undefined ones are absent."""
+        """Metrics by name (docs/fairness.md); infinite and undefined ones are absent."""
         margin = {"fspo/noise_floor/margin": self.margin} if math.isfinite(self.margin) else {}
         return _by_bin("noise_floor/S_rms", self.rms_J) | margin
 

@@ -15,30 +15,23 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fspo.fairness.lre import Array, LengthReweightingError, equal_mass_starts, length_reweighting_error, merge_bins
-from fspo.length_bins import FINE_BINS, length_bin
+from fspo.fairness.lre import BINS, Array, LengthReweightingError, bin_of, bin_starts, length_reweighting_error
 
 if TYPE_CHECKING:
     from fspo.types import SequenceLossOutput, SequenceLossSettings
 
 VIEWS: Final[dict[str, str]] = {
-    "symmetric": "S inside the band, whatever the sign of the advantage; share of sequences",
-    "active": "gradient not removed by the clip (not: S above and A > 0, nor S below and A < 0); share of sequences",
+    "outside": "S inside the band, whatever the sign of the advantage",
+    "removed": "gradient not removed by the clip (not: S above and A > 0, nor S below and A < 0)",
 }
-"""Name of each view of acceptance, and what it counts. No claim about fairness should rest on one view alone."""
+"""What a view counts against a response, and what acceptance is then. No claim about fairness should rest on one."""
 
 EVERY_MINI_BATCH: Final = "every_mini_batch"
 """Entry of a table's metadata, ``yes`` or ``no``: whether mini-batches before which no weight had moved count. They do
 where pi_old is the rollout engine's policy."""
 
-_BINS: Final = 8
 #: So many clusters are resampled at most, for the time that it takes: of more, neighbours are one cluster.
-_MOST_CLUSTERS: Final = {"mini-batches": 100, "prompt groups": 2000}
-#: Eight responses with rewards of 0 or 1 have 15 values of A, all of them often one L.
-_FEW_PAIRS: Final = 16
-#: In a few steps a row may be missing or damaged.
-_MOST_STEPS: Final = 0.5
-_UNKNOWN: Final = float("nan")
+_MOST_CLUSTERS: Final = 2000
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +51,7 @@ class Responses:
         update_B: Index of the mini-batch within its rollout batch, int64.
         batch_B: Mini-batch, numbered from 0 over all steps, int64; the responses of a mini-batch share one policy.
         moved_B: Whether a weight had moved before its mini-batch, bool.
-        again_B: Whether an update was made on the same response before, in an earlier epoch over its rollout batch
-            (:func:`_again`), bool.
+        again_B: Whether an update was made on the same response before, in an earlier epoch, bool; known by ``row``.
         prompt_B: Prompt group, numbered from 0, int64; None where a row has none.
     """
 
@@ -87,32 +79,38 @@ class Responses:
         another policy than that of the step's beginning.
         """
         s_B = np.asarray(rows.get("S", ()), dtype=np.float64)
-        kept_B = np.isfinite(s_B)
-        whole, n = bool(kept_B.all()), len(s_B)
+        known_B = np.isfinite(s_B)
 
-        def column(name: str, default: float = _UNKNOWN) -> Array:
-            values = np.asarray(rows[name], dtype=np.float64) if name in rows else np.full(n, default)
-            return values if whole else values[kept_B]
+        def column(name: str, default: float = float("nan")) -> Array:
+            values = np.asarray(rows[name], dtype=np.float64) if name in rows else np.full(len(s_B), default)
+            return values if known_B.all() else values[known_B]
 
-        step_B, number_B, in_step_B = column("step", 1).astype(np.int64), column("minibatch", 1), column("update", -1)
+        number_B, in_step_B, row_B = column("minibatch", 1), column("update", -1), column("row", -1)
         in_step_B = number_B if len(in_step_B) == 0 or in_step_B.min() < 0 else in_step_B
-        keys = [column("seed", 1), step_B.astype(np.float64), in_step_B]
+        place = [column("seed", 1), column("step", 1)]
+        again_B = row_B >= 0
+        if again_B.any():
+            response_B, first_B = _numbered([*place, row_B]), np.full(len(row_B), np.inf)
+            np.minimum.at(first_B, response_B, in_step_B)
+            again_B &= in_step_B > first_B[response_B]
         prompt_B = None
         if "prompt" in rows:
-            prompt_B = np.unique(np.asarray(rows["prompt"])[kept_B], return_inverse=True)[1].reshape(-1)
+            prompt_B = np.unique(np.asarray(rows["prompt"])[known_B], return_inverse=True)[1].reshape(-1)
+        names = ("S", "L", "A", "inside", "kept", "weight", "truncated")
+        s_B, length_B, advantage_B, inside_B, kept_B, weight_B, truncated_B = (column(name) for name in names)
         return cls(
-            s_B=s_B if whole else s_B[kept_B],
-            length_B=column("L"),
-            advantage_B=column("A"),
-            inside_B=column("inside"),
-            kept_B=column("kept"),
-            weight_B=column("weight"),
-            truncated_B=column("truncated"),
-            step_B=step_B,
+            s_B,
+            length_B,
+            advantage_B,
+            inside_B,
+            kept_B,
+            weight_B,
+            truncated_B,
+            step_B=place[1].astype(np.int64),
             update_B=np.maximum(in_step_B, 0).astype(np.int64),
-            batch_B=_numbered(keys),
+            batch_B=_numbered([*place, in_step_B]),
             moved_B=(number_B > 0) | every_mini_batch,
-            again_B=_again(rows, n)[kept_B],
+            again_B=again_B,
             prompt_B=prompt_B,
         )
 
@@ -133,22 +131,21 @@ class Responses:
     def join(cls, parts: Sequence[Responses]) -> Responses:
         """Several sets, of which each keeps its own mini-batches and prompt groups."""
         if len(parts) < 2:
-            return parts[0] if parts else cls.of_rows({"S": [], "L": []})
+            return parts[0] if parts else cls.of_rows({})
         columns: dict[str, Any] = {}
         for name in cls.__dataclass_fields__:
             values = [getattr(part, name) for part in parts]
+            if any(value is None for value in values):
+                columns[name] = None
+                continue
             if name in ("batch_B", "prompt_B"):
-                if any(value is None for value in values):
-                    columns[name] = None
-                    continue
-                sizes = [int(value.max()) + 1 if len(value) else 0 for value in values]
-                firsts = np.cumsum([0, *sizes[:-1]])
+                firsts = np.cumsum([0, *(value.max(initial=-1) + 1 for value in values[:-1])])
                 values = [value + first for value, first in zip(values, firsts, strict=True)]
             columns[name] = np.concatenate(values)
         return cls(**columns)
 
     def select(self, mask_B: npt.NDArray[np.bool_]) -> Responses:
-        """The rows where the mask is true; their mini-batches are numbered from 0 again."""
+        """The rows where the mask is true; their mini-batches and prompt groups are numbered from 0 again."""
         columns = {name: getattr(self, name) for name in self.__dataclass_fields__}
         columns = {name: None if value is None else value[mask_B] for name, value in columns.items()}
         for name in ("batch_B", "prompt_B"):
@@ -164,101 +161,6 @@ class Responses:
         """Those before whose mini-batch no weight had moved."""
         return self.select(~self.moved_B)
 
-    def __len__(self) -> int:
-        return len(self.s_B)
-
-    @property
-    def batches(self) -> int:
-        """Number of mini-batches with a response."""
-        return int(self.batch_B.max()) + 1 if len(self) else 0
-
-    @property
-    def rule_known(self) -> bool:
-        """Whether it is known of every response what the loss accepts."""
-        return len(self) > 0 and not bool(np.isnan(self.inside_B).any())
-
-    @cached_property
-    def z_B(self) -> Array:
-        """z = S / sqrt(L), nats per square root of a token."""
-        return np.asarray(self.s_B / np.sqrt(self.length_B))
-
-    @cached_property
-    def fine_B(self) -> npt.NDArray[np.int64]:
-        """Fine length bin of each (:mod:`fspo.length_bins`)."""
-        return length_bin(self.length_B)
-
-    @cached_property
-    def count_K(self) -> Array:
-        """Responses by fine length bin."""
-        return np.bincount(self.fine_B, minlength=FINE_BINS).astype(np.float64)
-
-    def starts(self, bins: int = _BINS) -> npt.NDArray[np.int64]:
-        """First fine bin of each of so many bins of equal mass; see :func:`fspo.fairness.lre.equal_mass_starts`."""
-        return equal_mass_starts(self.count_K, bins)
-
-    @cached_property
-    def bin_B(self) -> npt.NDArray[np.int64]:
-        """Bin of each; eight bins of equal mass."""
-        return np.searchsorted(self.starts(), self.fine_B, side="right") - 1
-
-    @property
-    def unit(self) -> str:
-        """What is resampled, in the plural: prompt groups where they are known, else mini-batches."""
-        unit = "mini-batches" if self.prompt_B is None else "prompt groups"
-        return unit if self._clusters <= _MOST_CLUSTERS[unit] else f"groups of neighbouring {unit}"
-
-    @property
-    def _clusters(self) -> int:
-        own_B = self.batch_B if self.prompt_B is None else self.prompt_B
-        return int(own_B.max()) + 1 if len(own_B) else 0
-
-    @cached_property
-    def cluster_B(self) -> npt.NDArray[np.int64]:
-        """What is resampled as a whole, numbered from 0."""
-        own_B = self.batch_B if self.prompt_B is None else self.prompt_B
-        most = _MOST_CLUSTERS["mini-batches" if self.prompt_B is None else "prompt groups"]
-        return own_B if self._clusters <= most else own_B * most // self._clusters
-
-    def by_cluster(self, values_B: Array) -> Array:
-        """Sums by cluster and bin of equal mass, [C, J]."""
-        return _sums(self.cluster_B, self.bin_B, values_B)
-
-    def by_batch(self, values_B: Array, starts: npt.NDArray[np.int64]) -> Array:
-        """Sums by mini-batch and bin, [M, J]; ``starts`` are the first fine bins of the bins."""
-        return _sums(self.batch_B, np.searchsorted(starts, self.fine_B, side="right") - 1, values_B, len(starts))
-
-    def by_fine_bin(self, values_B: Array) -> Array:
-        """Sums by fine bin, [K]."""
-        return np.bincount(self.fine_B, values_B, FINE_BINS).astype(np.float64)
-
-    def by_bin(self, values_B: Array, starts: npt.NDArray[np.int64]) -> Array:
-        """Sums by bin, [J]; ``starts`` are the first fine bins of the bins."""
-        return merge_bins(self.by_fine_bin(values_B), starts)
-
-    def accepted_B(self, view: str) -> Array:
-        """What is accepted of each in one of :data:`VIEWS`."""
-        return {"symmetric": self.inside_B, "active": self.kept_B}[view]
-
-    def counts(self, view: str, starts: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-        """Accepted and all by mini-batch and bin, [M, J] each."""
-        return self.by_batch(self.accepted_B(view), starts), self.by_batch(np.ones_like(self.s_B), starts)
-
-    def error(
-        self, view: str = "symmetric", starts: npt.NDArray[np.int64] | None = None, resamples: int = 1000
-    ) -> LengthReweightingError:
-        """The LRE of the loss that made these rows, over bins of equal mass unless ``starts`` says which.
-
-        See :func:`fspo.fairness.lre.length_reweighting_error`. There must be a response.
-        """
-        return length_reweighting_error(
-            *self.counts(view, self.starts() if starts is None else starts), resamples=resamples
-        )
-
-    def error_by_cluster(self, accepted_B: Array) -> LengthReweightingError:
-        """The LRE of what is accepted of each, over bins of equal mass, whose interval resamples clusters."""
-        accepted_CJ = self.by_cluster(accepted_B.astype(np.float64))
-        return length_reweighting_error(accepted_CJ, self.by_cluster(np.ones_like(self.s_B)))
-
     def judged_by(self, settings: SequenceLossSettings) -> Responses:
         """The same responses under the band of another loss, one that is not measured."""
         import torch
@@ -270,6 +172,92 @@ class Responses:
         removed_B = output.clipped_high_B | output.clipped_low_B
         columns = {"inside_B": output.accepted_B, "kept_B": ~removed_B, "weight_B": output.weight_B}
         return dataclasses.replace(self, **{name: value.double().numpy() for name, value in columns.items()})
+
+    def __len__(self) -> int:
+        return len(self.s_B)
+
+    @property
+    def batches(self) -> int:
+        """Number of mini-batches with a response."""
+        return int(self.batch_B.max(initial=-1)) + 1
+
+    @property
+    def rule_known(self) -> bool:
+        """Whether it is known of every response what the loss accepts."""
+        return len(self) > 0 and not bool(np.isnan(self.inside_B).any())
+
+    @cached_property
+    def z_B(self) -> Array:
+        """z = S / sqrt(L), nats per square root of a token."""
+        return np.asarray(self.s_B / np.sqrt(self.length_B))
+
+    def accepted_B(self, view: str = "outside") -> Array:
+        """What is accepted of each in one of :data:`VIEWS`."""
+        return {"outside": self.inside_B, "removed": self.kept_B}[view]
+
+    # ---------------------------------------------------------------- sums by length and cluster
+
+    def starts(self, bins: int = BINS) -> npt.NDArray[np.int64]:
+        """The shortest length of each bin; see :func:`fspo.fairness.lre.bin_starts`."""
+        return bin_starts(self.length_B, bins)
+
+    @cached_property
+    def bin_B(self) -> npt.NDArray[np.int64]:
+        """Bin of each; eight bins of equal mass."""
+        return bin_of(self.length_B, self.starts())
+
+    def by_bin(self, values_B: Array | None = None, starts: npt.NDArray[np.int64] | None = None) -> Array:
+        """Sums by bin, [J], of the values, or the number of responses; ``starts`` are those of other bins."""
+        bin_B = self.bin_B if starts is None else bin_of(self.length_B, starts)
+        bins = int(self.bin_B.max(initial=-1)) + 1 if starts is None else len(starts)
+        return np.bincount(bin_B, values_B, bins).astype(np.float64)
+
+    def means(self, *values_B: Array) -> list[Array]:
+        """Mean of each by bin, [J]."""
+        return [self.by_bin(x_B) / self.by_bin() for x_B in values_B]
+
+    @property
+    def unit(self) -> str:
+        """What is resampled, in the plural: prompt groups where they are known, else mini-batches."""
+        return "mini-batches" if self.prompt_B is None else "prompt groups"
+
+    @cached_property
+    def cluster_B(self) -> npt.NDArray[np.int64]:
+        """What is resampled as a whole, numbered from 0: prompt groups, else mini-batches."""
+        own_B = self.batch_B if self.prompt_B is None else self.prompt_B
+        clusters = int(own_B.max(initial=-1)) + 1
+        return own_B if clusters <= _MOST_CLUSTERS else own_B * _MOST_CLUSTERS // clusters
+
+    def by_cluster(self, values_B: Array | None = None) -> Array:
+        """Sums by cluster and bin, [C, J], of the values, or the number of responses."""
+        clusters, bins = (int(index_B.max(initial=-1)) + 1 for index_B in (self.cluster_B, self.bin_B))
+        sums = np.bincount(self.cluster_B * bins + self.bin_B, values_B, clusters * bins)
+        return sums.reshape(clusters, bins).astype(np.float64)
+
+    def error(self, accepted: str | Array = "outside", resamples: int = 1000) -> LengthReweightingError:
+        """The LRE of what is accepted of each: in a view, of the loss that made these rows, or as given, [B].
+
+        See :func:`fspo.fairness.lre.length_reweighting_error`; over clusters. There must be a response.
+        """
+        accepted_B = self.accepted_B(accepted) if isinstance(accepted, str) else accepted.astype(np.float64)
+        return length_reweighting_error(self.by_cluster(accepted_B), self.by_cluster(), resamples=resamples)
+
+    # ---------------------------------------------------------------- of a run
+
+    def could_clip(self) -> bool:
+        """Whether there was anything to clip: some S is not 0, and some advantage."""
+        return bool(self.s_B.any()) and not bool((self.advantage_B == 0).all())
+
+    def sigma(self) -> float:
+        """sigma_hat: standard deviation of (S - mu L) / sqrt(L) about its mean, mu = sum(S) / sum(L).
+
+        Returns:
+            nats per square root of a token; nan for no response.
+        """
+        if len(self) == 0:
+            return float("nan")
+        mu = self.s_B.sum() / self.length_B.sum()
+        return float(np.std((self.s_B - mu * self.length_B) / np.sqrt(self.length_B)))
 
     def state_dict(self) -> dict[str, Any]:
         """The columns, for a checkpoint."""
@@ -289,21 +277,6 @@ class Responses:
             )
         return cls(**state)
 
-    def could_clip(self) -> bool:
-        """Whether there was anything to clip: some S is not 0, and some advantage."""
-        return bool(self.s_B.any()) and not bool((self.advantage_B == 0).all())
-
-    def sigma(self) -> float:
-        """sigma_hat: standard deviation of (S - mu L) / sqrt(L) about its mean, mu = sum(S) / sum(L).
-
-        Returns:
-            nats per square root of a token; nan for no response.
-        """
-        if len(self) == 0:
-            return float("nan")
-        mu = self.s_B.sum() / self.length_B.sum()
-        return float(np.std((self.s_B - mu * self.length_B) / np.sqrt(self.length_B)))
-
 
 def rows_of(output: SequenceLossOutput) -> dict[str, Array]:
     """What a loss made of a mini-batch as columns of the table (:data:`fspo.table.SCHEMA`), without padding."""
@@ -318,53 +291,16 @@ def rows_of(output: SequenceLossOutput) -> dict[str, Array]:
     return {name: value[output.valid_B].detach().double().cpu().numpy() for name, value in columns.items()}
 
 
-def _again(rows: Mapping[str, Any], n: int) -> npt.NDArray[np.bool_]:
-    """Whether the mini-batch of each row belongs to a later epoch over its rollout batch.
-
-    An epoch is a part of the mini-batches of a step that has the same pairs of L and A as each other part, in most
-    steps: S is not known of every row, and most loops do not number responses. A step whose last mini-batch is not
-    there yet does not count. Too few different pairs could be equal by chance: such responses count as one epoch.
-    """
-    first_B = np.zeros(n, np.bool_)
-    if n == 0 or any(name not in rows for name in ("L", "A", "update")):
-        return first_B
-    column = {name: np.nan_to_num(np.asarray(rows[name], np.float64), nan=-1.0) for name in ("L", "A", "update")}
-    place = [np.asarray(rows[name], np.float64) for name in ("seed", "step") if name in rows]
-    step_B, update_B = _numbered(place) if place else np.zeros(n, np.int64), column["update"].astype(np.int64)
-    start_S = np.full(int(step_B.max()) + 1, update_B.max())
-    np.minimum.at(start_S, step_B, update_B)
-    update_B = update_B - start_S[step_B]  # some loops count on from step to step
-    updates = int(update_B.max()) + 1
-    pair_B = column["L"].astype(np.int64).astype(np.uint64) + column["A"].view(np.uint64)
-    if updates == 1 or len(np.unique(pair_B[:: 1 + n // 4096])) <= _FEW_PAIRS:
-        return first_B
-    # The sum of hashes does not depend on the order of the responses.
-    hash_B = (pair_B ^ (pair_B >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    hash_B = (hash_B ^ (hash_B >> np.uint64(32))) * np.uint64(0x94D049BB133111EB)
-    sums_SU = np.zeros((len(start_S), updates), np.uint64)
-    np.add.at(sums_SU, (step_B, update_B), hash_B)
-    whole_SU = sums_SU[np.unique(step_B[update_B == updates - 1])]
-    for epochs in range(updates, 1, -1):
-        if updates % epochs == 0:
-            part_SE = whole_SU.reshape(len(whole_SU), epochs, -1).sum(-1)
-            if (part_SE == part_SE[:, :1]).all(-1).mean() > _MOST_STEPS:
-                return np.asarray(update_B * epochs >= updates)
-    return first_B
-
-
 def _numbered(keys: Sequence[Array]) -> npt.NDArray[np.int64]:
-    """The number, from 0, of each row's combination of keys, in their order."""
+    """The number, from 0, of each row's combination of keys, which are whole numbers, in their order."""
     numbers = np.zeros(len(keys[0]), dtype=np.int64)
     for key in keys:
-        values, index = np.unique(key, return_inverse=True)
-        numbers = np.unique(numbers * max(1, len(values)) + index.reshape(-1), return_inverse=True)[1].reshape(-1)
+        from_0 = key.astype(np.int64) - int(key.min(initial=0))
+        numbers = numbers * (from_0.max(initial=0) + 1) + from_0
+        if numbers.max(initial=0) < 4 * len(numbers):  # as a sort does it, but faster
+            seen = np.zeros(numbers.max(initial=0) + 1, np.int64)
+            seen[numbers] = 1
+            numbers = (np.cumsum(seen) - 1)[numbers]
+        else:
+            numbers = np.unique(numbers, return_inverse=True)[1].reshape(-1)
     return numbers
-
-
-def _sums(
-    row_B: npt.NDArray[np.int64], column_B: npt.NDArray[np.int64], values_B: Array, columns: int | None = None
-) -> Array:
-    """Sums of values by row and column of a table."""
-    rows = int(row_B.max()) + 1 if len(row_B) else 0
-    width = (int(column_B.max()) + 1 if len(column_B) else 0) if columns is None else columns
-    return np.bincount(row_B * width + column_B, values_B, rows * width).reshape(rows, width).astype(np.float64)

@@ -15,8 +15,7 @@ steps=() command='' lost='' cancelled=no # process ids of srun, Ray's first; whi
 job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}" job="${job:-$SLURM_JOB_ID}" # as scontrol takes it
 export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
 [[ -f $FSPO_ROOT/slurm/node.sh ]] || fail "run sbatch in the repository's root, or export FSPO_ROOT=/path/to/it"
-# Absolute: a container takes no other path as a mount.
-FSPO_RUN_DIR="$(realpath -ms -- "${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}")"
+FSPO_RUN_DIR="$(realpath -ms -- "${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}")" # absolute: it is mounted
 again="submit the job again with FSPO_RUN_DIR=$FSPO_RUN_DIR: it goes on from its last checkpoint"
 export FSPO_RUN_DIR FSPO_LOG_DIR="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restart-$restart"
 # The command saves and ends once the first file is there. It removes the second, which has a line for each start of the
@@ -53,8 +52,7 @@ case "${FSPO_CONTAINER:+${FSPO_CONTAINER_RUNTIME:-apptainer}}" in
     *) fail "FSPO_CONTAINER_RUNTIME=$FSPO_CONTAINER_RUNTIME: choose apptainer, singularity or pyxis" ;;
 esac
 
-# In the background. --overlap: the steps share the job's cores, memory and GPUs.
-start_step() { # NAME COUNT ARGUMENT-OF-node.sh...
+start_step() { # NAME COUNT ARGUMENT-OF-node.sh..., in the background; --overlap: steps share cores, memory and GPUs
     srun --overlap --job-name="fspo_$1" --nodes="$2" --ntasks="$2" --ntasks-per-node=1 --kill-on-bad-exit=1 \
         --nodelist="$(IFS=, && echo "${nodes[*]:0:$2}")" --output="$FSPO_LOG_DIR/$1.log" "${container_srun[@]}" \
         "${container_command[@]}" bash "$FSPO_ROOT/slurm/node.sh" "${@:3}" \

@@ -3,8 +3,8 @@
 set -euo pipefail
 export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
 [[ -z ${SLURM_ARRAY_TASK_ID:-} || -n ${FSPO_RUN_DIR:-} ]] || {
-    echo "error: each task of an array would train the same run in a folder of its own: to continue one run in a chain of" \
-        "tasks, export FSPO_RUN_DIR=/path/to/it; to compare algorithms and seeds, submit slurm/compare.sh" >&2
+    echo "error: each task of an array would train the same run: to continue one in a chain of tasks, export" \
+        "FSPO_RUN_DIR=/path/to/it; to compare algorithms and seeds, submit slurm/compare.sh" >&2
     exit 2
 }
 export FSPO_RUN_DIR="${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}" # the same after a requeue

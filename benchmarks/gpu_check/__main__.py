@@ -2,7 +2,7 @@
 
 Each step runs in a process of its own, with a log, a time and a verdict; one that fails does not stop the others. What
 has passed on this machine with this torch is not repeated unless ``--again`` names it. The first two need torch,
-transformers and psutil alone. ``--device cpu`` runs all but `learn` in sizes that two CPU cores manage.
+transformers and psutil alone. ``--device cpu`` runs the same steps in sizes that two CPU cores manage.
 
 Results are one file, OUT/results.json. ``--write`` runs nothing: it takes this file, of whatever machine, into
 ``benchmarks/gpu_check/results.json``, from which the documentation's table is made; steps that such a machine ran
@@ -40,8 +40,8 @@ STEPS = {
     "learn": "the demo's task, learned",
 }
 LIMIT_S = 1800
-#: Weights that a step writes, up to 28 GB at 8B's width; they go when it ends, however it ends.
-WEIGHTS: Final = {"smoke": "smoke", "preemption": "preemption"}
+#: Steps that write weights, up to 28 GB at 8B's width; they go when it ends, however it ends.
+WEIGHTS: Final = ("smoke", "preemption")
 #: Packages may lie in folders of their own.
 PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 NOT_RUN: Final = "not run"
@@ -200,8 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             record["steps"][step] = row
             write_json(results, record)  # before its weights go: an end of the loan in these seconds would cost the row
         finally:
-            if step in WEIGHTS:
-                shutil.rmtree(folder / WEIGHTS[step], ignore_errors=True)
+            for weights in folder.glob(f"{step}/global_step_*") if step in WEIGHTS else ():
+                shutil.rmtree(weights, ignore_errors=True)
         said = [row.get("reason"), *(f"{name}: {shown(value)}" for name, value in row["numbers"].items())]
         print(f"{step}: {row['verdict']} ({row['seconds']:.0f} s): {'; '.join(filter(None, said))}", flush=True)
     return int(any(row["verdict"] == "failed" for row in record["steps"].values()))

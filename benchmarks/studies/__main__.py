@@ -1,13 +1,9 @@
-"""``python -m benchmarks.studies figures``: the figures of the documentation, from benchmarks/study.
-
-``python -m benchmarks.studies demo RUN``: that of the demo, from a run of it.
-"""
+"""``python -m benchmarks.studies figures``: the figures of the documentation, from benchmarks/study."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from benchmarks.studies import figures
 
@@ -17,12 +13,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("figures", help="the figures")
-    commands.add_parser("demo", help="the demo's figure").add_argument("folder", type=Path, help="a run of the demo")
-    asked = parser.parse_args()
-    if asked.command == "figures":
-        figures.draw()
-    else:
-        figures.draw_demo(asked.folder)
+    parser.parse_args()
+    figures.draw()
     return 0
 
 

@@ -22,12 +22,9 @@ from fspo.audit import read_audit
 from fspo.clip import ACCEPT, needed_scale, scale_for, scaled
 from fspo.conclusion import even_band, exponent_of, within_mini_batches
 from fspo.diagnostics import band_edges, removed
-from fspo.fairness.lre import Array, merge_bins
+from fspo.fairness.lre import Array
 from fspo.losses import ALGORITHMS
 from fspo.report.figures import STYLE, algo_looks, draw_clip_by_length
-from fspo.report.groups import LengthProfile, length_profile
-from fspo.report.runs import load_run
-from fspo.report.summary import draw_run
 from fspo.responses import Responses
 
 IMAGES: Final = Path(__file__).resolve().parents[2] / "docs/images"
@@ -56,16 +53,17 @@ _DARK: Final = {
 
 def clip_by_length(axes: Axes, responses: Responses) -> None:
     """Share of the responses outside each band, by length, at the clip values with which 85% lie inside."""
-    starts, band = responses.starts(), even_band(responses)
+    band = even_band(responses)
     assert band is not None, "85% of S are 0"
-    length_J = responses.by_bin(responses.length_B, starts) / responses.by_bin(np.ones_like(responses.s_B), starts)
-    profiles = {
-        BANDS[name]: LengthProfile(length_J, band.errors[ALGORITHMS[loss].exponent])
-        for name, loss in ALGORITHM_OF.items()
-    }
+    (length_J,) = responses.means(responses.length_B)
+    profiles = {BANDS[name]: (length_J, band.errors[ALGORITHMS[loss].exponent]) for name, loss in ALGORITHM_OF.items()}
     draw_clip_by_length(axes, profiles, LOOKS)
-    axes.set_ylabel("share of responses outside the band")
-    axes.set_title("How often each band clips, by response length")
+    even = {"color": rcParams["text.color"]}
+    axes.axhline(1 - ACCEPT, linewidth=1.2, linestyle=":", **even)
+    axes.annotate("even", (1, 1 - ACCEPT), (-2, 3), axes.get_yaxis_transform(), "offset points", ha="right", **even)
+    axes.legend(axes.containers, [*BANDS.values()], loc="upper left", bbox_to_anchor=(0, -0.16))
+    axes.set_ylabel("share of responses clipped")
+    axes.set_title(f"Responses clipped, by length: {1 - ACCEPT:.0%} of all by each band")
 
 
 def bands_of(responses: Responses, length_N: Array) -> dict[str, tuple[Array, Array]]:
@@ -136,15 +134,14 @@ def precisions(axes: Axes) -> None:
 
 def removed_by_sign(figure: Figure, responses: Responses) -> None:
     """Share of the gradients that a band removes, by length and sign of A, at the clip values of :func:`bands_of`."""
-    starts = responses.starts()
-    length_J = responses.by_bin(responses.length_B, starts) / merge_bins(responses.count_K, starts)
+    (length_J,) = responses.means(responses.length_B)
     for above, axes in zip((False, True), figure.subplots(1, 2, sharey=True), strict=True):
         for name, loss in ALGORITHM_OF.items():
             needed_B = needed_scale(responses.s_B, responses.length_B, ALGORITHMS[loss])
             under_band = responses.judged_by(scaled(ALGORITHMS[loss], scale_for(needed_B)))
             sign_B = (responses.advantage_B > 0 if above else responses.advantage_B < 0).astype(float)
-            removed_J = responses.by_bin(removed(under_band)[0 if above else 1], starts)
-            axes.plot(length_J, removed_J / responses.by_bin(sign_B, starts), label=BANDS[name], **LOOKS[BANDS[name]])
+            removed_J = responses.by_bin(removed(under_band)[0 if above else 1])
+            axes.plot(length_J, removed_J / responses.by_bin(sign_B), label=BANDS[name], **LOOKS[BANDS[name]])
         axes.set(xscale="log", xlabel="response length L (tokens)", ylim=(0, None))
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_title("A > 0: right responses" if above else "A < 0: wrong responses")
@@ -157,14 +154,6 @@ def save(figure: Figure, path: Path) -> None:
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
     Image.open(drawn).quantize(method=Image.Quantize.FASTOCTREE).save(path, optimize=True)
-
-
-def draw_demo(folder: Path) -> None:
-    """Write the figure of a run of the demo, which docs/index.md shows, as ``run.png`` and dark."""
-    run = load_run(folder)
-    for suffix, colours in (("", {}), ("-dark", _DARK)):
-        with style.context([*STYLE, {"savefig.dpi": 100}, colours]):
-            save(draw_run(run, length_profile([run])), IMAGES / f"demo{suffix}.png")
 
 
 def draw() -> None:

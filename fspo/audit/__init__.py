@@ -12,9 +12,9 @@ Each rank that sees sequences of its own writes files of its own (:mod:`fspo.tab
 ``python -m fspo.audit FOLDER`` prints what they say.
 """
 
-from fspo.audit.description import describe, live_metrics
-from fspo.audit.reading import AuditRecords, read_audit
+from fspo.audit.read import AuditRecords, read_audit
 from fspo.audit.recording import Audit, MiniBatchRows, from_packed, minibatch_numbers
+from fspo.audit.show import describe, live_metrics
 
 __all__ = [
     "Audit",

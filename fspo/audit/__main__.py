@@ -1,25 +1,19 @@
-"""``python -m fspo.audit FOLDER``: tables by length, and what follows from them."""
+"""``python -m fspo.audit FOLDER``: what the clip does by length, and what follows."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 
-from fspo.audit.description import NO_LIMIT, describe
 from fspo.audit.expected import USAGE, expected
-from fspo.audit.reading import read_audit
+from fspo.audit.read import read_audit
+from fspo.audit.show import NO_LIMIT, describe
 from fspo.clip import ACCEPT
-from fspo.conclusion import Override
 from fspo.files import piped
+from fspo.responses import VIEWS
 from fspo.types import SequenceLossSettings
-
-
-def installed_override() -> Override | None:
-    """The function of the first entry point ``fspo.overrides``; None if no installed package has one."""
-    return next((point.load() for point in entry_points(group="fspo.overrides")), None)
 
 
 def band_of(word: str) -> SequenceLossSettings:
@@ -40,11 +34,8 @@ def band_of(word: str) -> SequenceLossSettings:
 
 def _expected(words: Sequence[str]) -> int:
     """``python -m fspo.audit expected``; status 2 for a wrong call."""
-    if words in (["--help"], ["-h"]):
-        print(USAGE)
-        return 0
     try:
-        print(expected(words))
+        print(USAGE if words in (["--help"], ["-h"]) else expected(words))
     except ValueError as error:
         print(f"error: {error}\n{USAGE}", file=sys.stderr)
         return 2
@@ -56,23 +47,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["expected"]:
         return _expected(words[1:])
-    parser = argparse.ArgumentParser(prog="python -m fspo.audit", description="Tables by length, and what follows.")
-    parser.add_argument("folder", type=Path, help="what FSPO_AUDIT named, a run folder, or a parquet file of S and L")
-    parser.add_argument("--run", default="", help="one of several starts in the folder; the newest by default")
-    parser.add_argument(
-        "--accept", type=float, help=f"share that is to lie inside (default: the run's own, or {ACCEPT})"
-    )
-    parser.add_argument(
-        "--band",
-        type=band_of,
-        action="append",
-        default=[],
-        metavar="EXPONENT,LOW,HIGH",
-        help="what another band or mask keeps of these responses by length: -LOW <= S / L^EXPONENT <= HIGH in nats "
-        "(inf: no limit); may be repeated",
-    )
-    every = "mini-batches before which no weight had moved count, too: pi_old is the rollout engine's policy"
-    parser.add_argument("--every-mini-batch", action="store_true", help=every)
+    parser = argparse.ArgumentParser(prog="python -m fspo.audit", description=(__doc__ or "").partition(": ")[2])
+    option = parser.add_argument
+    option("folder", type=Path, help="what FSPO_AUDIT named, a run folder, or a parquet file of S and L")
+    option("--run", default="", help="one of several starts in the folder; the newest by default")
+    option("--accept", type=float, help=f"share that is to be accepted (default: the run's own, or {ACCEPT})")
+    band = "one column more: -LOW <= S / L^EXPONENT <= HIGH in nats (inf: no limit); may be repeated"
+    option("--band", type=band_of, action="append", default=[], metavar="EXPONENT,LOW,HIGH", help=band)
+    option("--view", choices=[*VIEWS], default="outside", help="what counts: S outside a band, or a removed gradient")
+    every = "count mini-batches before which no weight had moved, too: the old log-probabilities are the engine's"
+    option("--every-mini-batch", action="store_true", help=f"{every}; for records that do not say so themselves")
     chosen = parser.parse_args(words)
     if chosen.accept is not None and not 0 < chosen.accept < 1:
         parser.error(f"--accept {chosen.accept:g}: must lie between 0 and 1, such as 0.85")
@@ -86,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{'warning' if readable else 'error'}: {problem}", file=sys.stderr)
     if not readable:
         return 2
-    print(describe(records, chosen.accept, installed_override(), chosen.band))
+    print(describe(records, chosen.accept, chosen.band, chosen.view))
     return 1 if records.problems else 0
 
 

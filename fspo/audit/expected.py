@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from scipy.special import ndtr  # type: ignore[import-untyped]
@@ -26,11 +26,12 @@ python -m fspo.audit expected sigma=0.03 lengths=[1000,4000]   what each band cl
 python -m fspo.audit expected removed=0.15 minibatches=4 lengths=[4000]   the sigma at which a band removes so much
     removed: share of the gradients, as pg_clipfrac has it; minibatches: of a rollout batch, the first of which
     removes nothing where pi_old is recomputed; leave it out where every mini-batch counts (pi_old is the engine's)"""
-#: Of the sigmas tried.
-_NARROWEST, _WIDEST = 1e-7, 10.0
+_KNOWN: Final = ("sigma", "removed", "minibatches", "lengths")
+#: The sigmas tried: two digits are given.
+_SIGMAS: Final = np.geomspace(1e-7, 10, 2000)
 
 
-def shares_outside(sigma: float, lengths: Sequence[float], settings: SequenceLossSettings, moves: bool = True) -> Array:
+def shares_outside(sigma: float, lengths: Sequence[float], settings: SequenceLossSettings) -> Array:
     """Share of the responses of each length whose S is outside the band.
 
     With mean m, deviation s and the normal distribution Phi it is Phi((lower - m) / s) + Phi((m - upper) / s).
@@ -39,37 +40,13 @@ def shares_outside(sigma: float, lengths: Sequence[float], settings: SequenceLos
         sigma: nats per square root of a token.
         lengths: L of each group, tokens.
         settings: Of the loss; its drift, if any, is taken as measured.
-        moves: Whether the mean of S is -s^2 / 2, as of a policy that moves, or 0, as of rounding.
     """
     length_N = np.asarray(lengths, dtype=np.float64)
-    spread_N = sigma * np.sqrt(length_N)
-    mean_N = -(spread_N**2) / 2 * moves
-    centre_N = mean_N if settings.drift == "kl" else np.zeros_like(mean_N)
-    half_N = length_N**settings.exponent
-    lower_N, upper_N = centre_N - settings.c_low * half_N, centre_N + settings.c_high * half_N
-    return np.asarray(ndtr((lower_N - mean_N) / spread_N) + ndtr((mean_N - upper_N) / spread_N))
-
-
-def sigma_for(removed: float, lengths: Sequence[float], settings: SequenceLossSettings) -> tuple[float, float]:
-    """The smallest sigma at which a band removes this share of the responses, nats per square root, and the share.
-
-    If no sigma from 1e-7 to 10 removes so much, the one that removes the most.
-    """
-
-    def of(sigma: float) -> float:
-        return float(shares_outside(sigma, lengths, settings).mean()) / 2
-
-    tried = np.geomspace(_NARROWEST, _WIDEST, 81).tolist()
-    shares = [of(sigma) for sigma in tried]
-    first = next((i for i, share in enumerate(shares) if share >= removed), None)
-    if first is None:
-        most = int(np.argmax(shares))
-        return tried[most], shares[most]
-    low, high = tried[max(first - 1, 0)], tried[first]
-    for _ in range(20):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if of(middle) < removed else (low, middle)
-    return high, of(high)
+    spread_N, half_N = sigma * np.sqrt(length_N), length_N**settings.exponent
+    mean_N = -(spread_N**2) / 2
+    centre_N = mean_N if settings.drift == "kl" else 0.0
+    below_N = ndtr((centre_N - settings.c_low * half_N - mean_N) / spread_N)
+    return np.asarray(below_N + ndtr((mean_N - centre_N - settings.c_high * half_N) / spread_N))
 
 
 def _clip_values(settings: SequenceLossSettings) -> str:
@@ -82,7 +59,7 @@ def _table(sigma: float, lengths: Sequence[float]) -> str:
     rows = []
     for name, loss in BANDS.items():
         outside_N = shares_outside(sigma, lengths, ALGORITHMS[loss])
-        lre = f"{plain_lre(1 - outside_N, np.ones_like(outside_N))[0]:.3f}" if len(lengths) > 1 else "-"
+        lre = f"{plain_lre(1 - outside_N, np.ones_like(outside_N)):.3f}" if len(lengths) > 1 else "-"
         shares = [f"{share:.1%}, {share / 2:.1%}" for share in outside_N.tolist()]
         rows.append([name, _clip_values(ALGORITHMS[loss]), *shares, lre])
     return markdown_table(heads, rows)
@@ -100,13 +77,16 @@ def _sigmas(removed: float, minibatches: float, lengths: Sequence[float]) -> str
         says += f" over all mini-batches, {moved:.1%} of those after the first"
     rows = []
     for name, loss in BANDS.items():
-        sigma, share = sigma_for(moved, lengths, ALGORITHMS[loss])
-        value = f"{sigma:.2g}" if share >= moved else f"none up to {_WIDEST:g}: at most {share:.1%}, at {sigma:.2g}"
+        shares = np.array([shares_outside(sigma, lengths, ALGORITHMS[loss]).mean() / 2 for sigma in _SIGMAS])
+        first = int((shares >= moved).argmax()) if (shares >= moved).any() else int(shares.argmax())
+        value = f"{_SIGMAS[first]:.2g}"
+        if shares[first] < moved:
+            value = f"none up to {_SIGMAS[-1]:g}: at most {shares[first]:.1%}, at {value}"
         rows.append([name, _clip_values(ALGORITHMS[loss]), value])
     return f"{says}\n\n{markdown_table(['band', 'c_low, c_high', 'sigma'], rows)}"
 
 
-def _number(name: str, value: object, low: float, high: float) -> float:
+def _number(name: str, value: Any, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
         raise ValueError(f"{name}={value}: must be a number between {low:g} and {high:g}")
     return float(value)
@@ -118,30 +98,25 @@ def expected(words: Sequence[str]) -> str:
     Raises:
         ValueError: For a word that is none, or a value out of range; the message names key, value and remedy.
     """
-    known = ("sigma", "removed", "minibatches", "lengths")
-    values: dict[str, object] = {}
+    values: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
-        if not equals or key not in known:
-            raise ValueError(f"{word}: not one of {', '.join(known)} with a value{did_you_mean(key, known)}")
+        if not equals or key not in _KNOWN:
+            raise ValueError(f"{word}: not one of {', '.join(_KNOWN)} with a value{did_you_mean(key, _KNOWN)}")
         try:
             values[key] = ast.literal_eval(text)
         except (SyntaxError, ValueError):
             values[key] = text
-    if ("sigma" in values) == ("removed" in values) or "lengths" not in values:
+    if ("sigma" in values) == ("removed" in values) or values.get("lengths", ()) == ():
         remedy = "of recorded responses: python -m fspo.audit FOLDER"
         raise ValueError(f"lengths= and one of sigma= and removed= are needed; {remedy}")
-    lengths = values["lengths"]
-    listed = list(lengths) if isinstance(lengths, list | tuple) else [lengths]  # lengths=250,1000
-    numbers = [_number("lengths", length, 1 - 1e-9, 2**31) for length in listed]
-    if not numbers:
+    listed = values["lengths"] if isinstance(values["lengths"], list | tuple) else [values["lengths"]]
+    lengths = [_number("lengths", length, 1 - 1e-9, 2**31) for length in listed]
+    if not lengths:
         raise ValueError("lengths=[]: give at least one length in tokens")
-    minibatches = math.inf  # every one counts
-    if (given := values.get("minibatches")) is not None:
-        minibatches = _number("minibatches", given, 0, 1e6)
-        if "removed" not in values or minibatches < 2 or minibatches % 1:
-            remedy = "the first removes nothing where pi_old is recomputed; leave it out where each counts"
-            raise ValueError(f"minibatches={given}: an integer of at least 2, beside removed=; {remedy}")
+    minibatches = values.get("minibatches", math.inf)  # without: every one counts
+    if "minibatches" in values and (_number("minibatches", minibatches, 1, 1e6) % 1 or "removed" not in values):
+        raise ValueError(f"minibatches={minibatches}: an integer of at least 2, beside removed=")
     if "sigma" in values:
-        return _table(_number("sigma", values["sigma"], 0, 10), numbers)
-    return _sigmas(_number("removed", values["removed"], 0, 1), minibatches, numbers)
+        return _table(_number("sigma", values["sigma"], 0, 10), lengths)
+    return _sigmas(_number("removed", values["removed"], 0, 1), minibatches, lengths)

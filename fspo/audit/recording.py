@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from fspo.acceptance import judge
 from fspo.files import check_folder
@@ -25,7 +26,7 @@ _NO_ROWS: Rows = {"S": np.empty(0, np.float32), "L": np.empty(0, np.int64), "A":
 class MiniBatchRows(NamedTuple):
     """One mini-batch of a rank: its number (:func:`minibatch_numbers`), and columns of :data:`fspo.table.SCHEMA`.
 
-    The columns are those of :class:`fspo.table.Table`. A response that is left out has a row, too; its S is NaN.
+    A response that is left out has a row, too; its S is NaN.
     """
 
     number: int
@@ -77,23 +78,21 @@ class Audit:
     ) -> None:
         if rule is not None and rule.needs_state:
             raise ValueError(
-                f"rule= has a band that is measured during training (drift={rule.drift!r}), and an "
-                "audit measures none. Give a fixed rule such as ALGORITHMS['fspo'], or no rule and "
-                "add(..., output=) with what your loss returned"
+                f"rule= has a band that is measured during training (drift={rule.drift!r}), and an audit measures "
+                "none. Give a fixed rule such as ALGORITHMS['fspo'], or no rule and add(..., output=) with what your "
+                "loss returned"
             )
         self._folder = None if folder is None else Path(folder)
         if self._folder is not None:
             check_folder(self._folder)
         self._ended = False  # by an error of the disk
-        self._came_again = False
+        self._came_again = self._warned = False
         self._whose: dict[str, Any] = {"run": run or uuid.uuid4().hex[:12], "rank": rank, "ranks": ranks}
         self._writer: TableWriter | None = None
-        self.loss, self._precision = loss, precision
-        self._rule, self._more = rule, dict(meta or {})
-        self._knows_acceptance = self._own_mask = False
+        self.loss, self._rule, self._meta = loss, rule, {"precision": precision, **(meta or {})}
+        self._what_is_kept = "unknown"
         self._step = -1
         self._moves: list[bool] = []
-        self._warned = False
         #: Columns of the micro-batches of the mini-batch in progress.
         self._parts: list[Rows] = []
 
@@ -107,37 +106,45 @@ class Audit:
         """Whether the rows go to a table."""
         return self._folder is not None
 
-    def begin_step(self, step: int) -> None:
-        """Count the mini-batches of this rollout batch from now on, unless they are already being counted."""
-        if step != self._step:
-            self._step, self._moves = step, []
-
     @property
     def index(self) -> int:
         """Mini-batches of the rollout batch that have ended: the index of the one in progress."""
         return len(self._moves)
 
+    def begin_step(self, step: int) -> None:
+        """Begin a rollout batch, unless its mini-batches are being counted already: what an interrupted one has left
+        is dropped.
+        """
+        if step != self._step:
+            self._step, self._moves = step, []
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget the mini-batch in progress; the next one begins."""
+        self._parts = []
+
     def add(
         self,
-        log_prob_BT: torch.Tensor,
-        old_log_prob_BT: torch.Tensor,
-        mask_BT: torch.Tensor,
-        advantages_BT: torch.Tensor,
+        log_prob_BT: Any,
+        old_log_prob_BT: Any,
+        mask_BT: Any,
+        advantages_BT: Any,
         output: SequenceLossOutput | None = None,
-        truncated_B: torch.Tensor | None = None,
-        row_B: torch.Tensor | None = None,
-        rollout_weight_BT: torch.Tensor | None = None,
+        truncated_B: Any = None,
+        row_B: Any = None,
+        rollout_weight_BT: Any = None,
         *,
-        kept: torch.Tensor | None = None,
-        weight: torch.Tensor | None = None,
+        kept: Any = None,
+        weight: Any = None,
     ) -> None:
         """Add one micro-batch to the mini-batch in progress.
 
-        A response with a log-probability that is not finite is left out: its row has no S.
+        A response with a log-probability that is not finite is left out: its row has no S. Values of [B, T] may be a
+        tensor, an array, a jagged nested tensor, or a list with one of 1 dimension for each response; packed ones come
+        in by :func:`from_packed`.
 
         Args:
-            log_prob_BT, old_log_prob_BT: log pi and log pi_old of the response tokens, nats; packed ones come in by
-                :func:`from_packed`.
+            log_prob_BT, old_log_prob_BT: log pi and log pi_old of the response tokens, nats.
             mask_BT: Nonzero on the response tokens; a row without any is padding.
             advantages_BT: A, [B, T], whose mean over the tokens of a sequence counts; or [B] or [B, 1].
             output: The loss's own output, if it says what the loss accepts and removes.
@@ -151,53 +158,48 @@ class Audit:
             weight: Weight that a loss or a correction gives each response, in the same shapes; only with ``kept``.
 
         Raises:
+            TypeError: If values are none of these.
             ValueError: If shapes differ, ``kept`` lies outside [0, 1], stands beside a rule or an ``output``, or
                 ``weight`` stands without ``kept``.
         """
         with torch.no_grad():
-            if log_prob_BT.dim() == 2 and advantages_BT.shape in ((len(log_prob_BT),), (len(log_prob_BT), 1)):
-                advantages_BT = advantages_BT.view(-1, 1).expand(log_prob_BT.shape)
-            check_shapes(log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT, None)
-            arguments = {"kept": kept, "weight": weight}
-            own = {name: _by_response(name, x, mask_BT) for name, x in arguments.items() if x is not None}
-            if "weight" in own and kept is None:
+            names = ("log_prob_BT", "old_log_prob_BT", "mask_BT", "advantages_BT")
+            given = (log_prob_BT, old_log_prob_BT, mask_BT, advantages_BT)
+            new_BT, old_BT, mask_BT, a_BT = (_tensor(*named) for named in zip(names, given, strict=True))
+            if new_BT.dim() == 2 and a_BT.shape in ((len(new_BT),), (len(new_BT), 1)):
+                a_BT = a_BT.view(-1, 1).expand(new_BT.shape)
+            check_shapes(new_BT, old_BT, a_BT, mask_BT, None)
+            if weight is not None and kept is None:
                 raise ValueError("weight= without kept=: give kept=torch.ones(B), too, if nothing is masked")
-            if own and (output is not None or self._rule is not None):
+            if kept is not None and (output is not None or self._rule is not None):
                 raise ValueError("kept=: the rule of the audit or output= says already what is kept; leave one out")
-            known = output is not None or self._rule is not None or kept is not None
-            self._knows_acceptance |= known
-            self._own_mask |= kept is not None
-            tensors = (log_prob_BT.detach(), old_log_prob_BT, advantages_BT, mask_BT)
+            known = output is not None or self._rule is not None
             if output is None:
-                output = judge(*tensors, self._rule)
+                output = judge(new_BT, old_BT, a_BT, mask_BT, self._rule)
             columns = {"S": output.log_ratio_B, "A": output.advantage_B, "valid": output.valid_B}
             if kept is not None:
-                columns |= {"inside": own["kept"], "weight": torch.ones_like(own["kept"])} | own
+                self._what_is_kept = "own"
+                columns["inside"] = columns["kept"] = _by_response("kept", kept, mask_BT)
+                one = torch.ones(len(mask_BT))
+                columns["weight"] = one if weight is None else _by_response("weight", weight, mask_BT)
             elif known:
+                self._what_is_kept = "known"
                 columns |= {"inside": output.accepted_B, "weight": output.weight_B}
                 columns["kept"] = 1.0 - output.clipped_high_B.double() - output.clipped_low_B.double()
-            columns |= {"truncated": truncated_B} if truncated_B is not None else {}
-            columns |= {"row": row_B} if row_B is not None else {}
+            more = {"truncated": truncated_B, "row": row_B}
+            columns |= {name: _tensor(name, values) for name, values in more.items() if values is not None}
             if rollout_weight_BT is not None:
-                kept_BT = mask_BT.to(torch.bool)
-                total_B = rollout_weight_BT.double().masked_fill(~kept_BT, 0.0).sum(-1)
-                columns["rollout_weight"] = total_B / kept_BT.sum(-1).clamp(min=1)
+                columns["rollout_weight"] = _by_response("rollout_weight", rollout_weight_BT, mask_BT)
             columns["L"] = mask_BT.to(torch.bool).sum(-1)
             # One stacked copy, because one transfer per column would cost as many synchronisations per micro-batch.
-            device = log_prob_BT.device
-            stacked_CB = torch.stack([column.detach().to(device, torch.float64) for column in columns.values()])
+            stacked_CB = torch.stack([column.detach().to(new_BT.device, torch.float64) for column in columns.values()])
             rows = dict(zip(columns, stacked_CB.cpu().numpy(), strict=True))
         is_response_B = rows["L"] > 0
         left_out_B = ~(np.isfinite(rows["S"]) & (rows.pop("valid") > 0))
-        for name, values in rows.items():
-            if name not in ("L", "A", "row", "truncated"):
-                values[left_out_B] = np.nan
+        for name in rows.keys() - {"L", "A", "row", "truncated"}:
+            rows[name][left_out_B] = np.nan
         kinds = {name: np.int64 if is_whole_number(name) else np.float32 for name in rows}
         self._parts.append({name: values[is_response_B].astype(kinds[name]) for name, values in rows.items()})
-
-    def clear(self) -> None:
-        """Forget the mini-batch in progress; the next one begins."""
-        self._parts = []
 
     def end_mini_batch(self, step: int, moves: bool = True) -> MiniBatchRows:
         """Write the mini-batch in progress, if there is a folder, and begin the next one.
@@ -207,30 +209,27 @@ class Audit:
             moves: Whether its optimizer step moves the weights (not where the learning rate is 0).
 
         Returns:
-            Its number, which is 0 if readers leave it out, and its rows.
+            Its number, which is 0 if no weight had moved before it, and its rows.
         """
-        step = int(step)  # a tensor or an integer of numpy, too
+        step, parts = int(step), self._parts  # a tensor or an integer of numpy, too
         self.begin_step(step)
-        update = len(self._moves)
-        self._moves.append(moves)
-        number = minibatch_numbers(self._moves)[-1]
-        rows = join_rows([_NO_ROWS, *self._parts])
         self.clear()
+        self._moves.append(moves)
+        rows = join_rows([_NO_ROWS, *parts])
         if (left_out := int(np.isnan(rows["S"]).sum())) and not self._warned:
             self._warned = True
             print(f"fspo.audit: step {step}: {left_out_words(left_out)}", file=sys.stderr, flush=True)
-        place = {"step": step, "update": update, "minibatch": number}
+        place = {"step": step, "update": len(self._moves) - 1, "minibatch": minibatch_numbers(self._moves)[-1]}
         if self._folder is not None and not self._ended:
             self._write(self._folder, dict[str, Any](place) | dict(rows))
         everywhere = {name: np.full(len(rows["S"]), value, np.int64) for name, value in place.items()}
-        return MiniBatchRows(number, everywhere | rows)
+        return MiniBatchRows(place["minibatch"], everywhere | rows)
 
     def _write(self, folder: Path, rows: Mapping[str, Any]) -> None:
         """Append to the table; the record ends, and not the training, where the disk takes no more."""
         try:
             if self._writer is None:
-                rule = ("own" if self._own_mask else "known") if self._knows_acceptance else "unknown"
-                meta = {"loss": self.loss, "rule": rule, "precision": self._precision, **self._more}
+                meta = {"loss": self.loss, "rule": self._what_is_kept, **self._meta}
                 self._writer = TableWriter(folder, meta, **self._whose)
             if self._writer.append(rows) and not self._came_again:
                 self._came_again = True
@@ -247,14 +246,33 @@ class Audit:
         self._writer, self._ended = None, True
 
 
-def _by_response(name: str, values: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+def _tensor(name: str, values: Any) -> torch.Tensor:
+    """A tensor of a tensor, an array, a jagged tensor, or a list with one of 1 dimension for each response."""
+    if isinstance(values, torch.Tensor) and not values.is_nested:
+        return values.detach()
+    try:
+        if isinstance(values, torch.Tensor):
+            values = values.detach().unbind()
+        if isinstance(values, Sequence) and any(np.ndim(value) for value in values):
+            rows = [_tensor(name, value) for value in values]
+            if all(row.dim() == 1 for row in rows):
+                return pad_sequence(rows, batch_first=True)
+        tensor: torch.Tensor = torch.from_numpy(np.array(values))
+        return tensor
+    except (TypeError, ValueError, RuntimeError) as error:
+        takes = "a tensor or an array, [B, T], a jagged nested tensor, or a list with a tensor [T] for each response"
+        raise TypeError(f"{name} is a {type(values).__name__}, and add takes {takes} ({error})") from None
+
+
+def _by_response(name: str, values: Any, mask_BT: torch.Tensor) -> torch.Tensor:
     """[B] of [B], [B, 1] or [B, T]: the mean over the tokens of the mask."""
+    values = _tensor(name, values)
     if values.shape in ((len(mask_BT),), (len(mask_BT), 1)):
         values = values.reshape(-1, 1).expand(mask_BT.shape)
     if values.shape != mask_BT.shape:
         raise ValueError(f"{name}= has shape {tuple(values.shape)}: give [B] or [B, T], as {tuple(mask_BT.shape)}")
     inside_BT = mask_BT.to(torch.bool)
-    mean_B = values.detach().double().masked_fill(~inside_BT, 0.0).sum(-1) / inside_BT.sum(-1).clamp(min=1)
+    mean_B: torch.Tensor = values.double().masked_fill(~inside_BT, 0.0).sum(-1) / inside_BT.sum(-1).clamp(min=1)
     if name == "kept" and bool(((mean_B < 0) | (mean_B > 1)).any()):
         raise ValueError(
             f"kept= has a mean of {float(mean_B.min()):.4g} to {float(mean_B.max()):.4g}: must be in [0, 1]"
@@ -274,16 +292,16 @@ def from_packed(values: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
     Raises:
         ValueError: If the two do not belong together.
     """
-    ends, values_T = cu_seqlens.to(values.device, torch.int64), values.reshape(-1)
-    length_B = ends.diff()
-    if ends.dim() != 1 or len(ends) == 0 or ends[0] != 0 or ends[-1] != len(values_T) or bool((length_B < 0).any()):
+    ends, values_T = cu_seqlens.to(torch.int64), values.reshape(-1)
+    if ends.dim() != 1 or len(ends) == 0 or ends[0] != 0 or ends[-1] != len(values_T) or bool((ends.diff() < 0).any()):
         raise ValueError(
             f"cu_seqlens={ends.flatten()[:5].tolist()}... of {ends.numel()}: must rise from 0 to the number of values, "
             f"{len(values_T)}; cut padding at the end of the pack off both"
         )
-    inside_BT = torch.arange(int(length_B.max()) if len(length_B) else 0, device=values.device) < length_B[:, None]
-    return values_T.new_zeros(inside_BT.shape).masked_scatter(inside_BT, values_T)
+    sequences = torch.split(values_T, ends.diff().tolist())
+    return pad_sequence(list(sequences), batch_first=True) if sequences else values_T.new_zeros(0, 0)
 
 
 def left_out_words(count: int) -> str:
+    """That so many responses are left out."""
     return f"{count} response{'s' * (count != 1)} with a log-probability that is not finite left out"

@@ -1,18 +1,18 @@
-"""Length fairness: the Length Reweighting Error and its sampling noise, intervals, and bins of nearly equal mass.
+"""The Length Reweighting Error with its interval, the one bootstrap behind every interval, and bins of length.
 
-The paper names a Length Reweighting Error, but its formula was not available. Its definitions here are this
-project's; docs/lre.md explains them. With p_b the share of bin b, a_b its acceptance rate and
-abar = sum_b p_b a_b the overall acceptance rate:
+The paper names a Length Reweighting Error, but its formula was not available. Its definition here is this project's;
+docs/fairness.md explains it. With p_b the share of length bin b, a_b its acceptance rate and abar the rate of all::
 
-    LRE = sum_b p_b |a_b / abar - 1|        LRE_max = max_b |a_b / abar - 1|
+    LRE = sum_b p_b |a_b / abar - 1|
 
-LRE averages absolute values, so sampling noise biases it upward: eight bins of 600 sequences with a flat rate of 0.85
-give a mean LRE of 0.013. Every estimate therefore comes with a noise floor, a debiased value and an interval.
+Absolute values make sampling noise add to it: eight bins of 600 responses with a flat rate of 0.85 give a mean LRE of
+0.013. Every estimate therefore has a noise floor, a value without the noise, and an interval.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
@@ -22,15 +22,24 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
+BINS: Final = 8
+"""Bins of length, of equal mass, unless somebody asks for another number."""
+MIN_CLUSTERS: Final = 8
+"""With fewer, the spread between them is too uncertain for an interval."""
+#: Where a bin of length may begin: at each length to 17, then in eighths of an octave.
+_BORDERS: Final = np.unique([*range(1, 18), *np.rint(2.0 ** np.arange(4, 40, 1 / 8))]).astype(np.int64)
+#: Rates this close to 1 count as 1: the share of a weight that a loss keeps carries rounding.
+_ROUNDING: Final = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with its confidence interval.
+    """An estimate with its 95% interval.
 
     Attributes:
         value: The estimate.
         low, high: Ends of the interval; nan where the data give none.
-        n: Number of independent units behind it: seeds, problems or mini-batches, as the function that made it says.
+        n: Number of independent units behind it: seeds, problems or clusters, as the function that made it says.
     """
 
     value: float
@@ -50,7 +59,7 @@ class Interval:
 
 
 def lre_in_words(value: float, low: float, high: float) -> str:
-    """A debiased LRE with its 95% interval; ``< high`` where the interval reaches 0, which excludes no even clip.
+    """A debiased LRE with its interval; ``< high`` where the interval reaches 0, which excludes no even clip.
 
     The debiased value is cut at 0, so that without its interval noise would read as perfect evenness.
     """
@@ -73,6 +82,15 @@ def wilson_interval(rate: npt.ArrayLike, n: npt.ArrayLike) -> tuple[Array, Array
     return np.clip(centre - half, 0.0, 1.0), np.clip(centre + half, 0.0, 1.0)
 
 
+# ---------------------------------------------------------------- the one bootstrap: whole clusters, a fixed seed
+
+
+def drawn_clusters(clusters: int, resamples: int = 1000) -> Array:
+    """How often each of so many clusters is drawn in each resample, [R, C]."""
+    draws = np.random.default_rng(0).multinomial(clusters, np.full(clusters, 1 / clusters), resamples)
+    return draws.astype(np.float64)
+
+
 def percentile_ends(drawn_R: npt.ArrayLike, n: int) -> tuple[float, float]:
     """Ends of the 95% interval of a statistic, from its values over resamples of ``n`` independent units.
 
@@ -92,43 +110,40 @@ def percentile_ends(drawn_R: npt.ArrayLike, n: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def equal_mass_starts(total_K: npt.ArrayLike, n_bins: int = 8) -> npt.NDArray[np.int64]:
-    """Where each of at most ``n_bins`` merged bins of nearly equal mass starts. Defined here.
+def cluster_interval(statistic: Callable[..., float], sums: Sequence[Array]) -> Interval:
+    """A statistic of sums by bin, [J] each, with its interval by resampled clusters; ``sums`` are [C, J] each."""
+    clusters, size = sums[0].shape
+    flat_CX = np.concatenate(sums, axis=1)
 
-    Fine bins are never split. Merged bin j ends at the fine-bin border whose cumulative mass is nearest to j / n_bins
-    of the whole. Equal lengths therefore stay together. Where one fine bin holds more than 1 / n_bins of the mass, the
-    result has fewer than ``n_bins`` bins, of unequal mass.
+    def of(sums_X: Array) -> float:
+        return statistic(*sums_X.reshape(-1, size))
 
-    Args:
-        total_K: Sequences per fine bin, in order of length; zeros allowed.
-        n_bins: Number of merged bins wanted.
+    drawn_R = [of(sums_X) for sums_X in drawn_clusters(clusters) @ flat_CX]
+    return Interval(of(flat_CX.sum(0)), *percentile_ends(drawn_R, clusters), clusters)
 
-    Returns:
-        int64 [J], 1 <= J <= n_bins: index of the first fine bin of each merged bin, starting with 0. Every merged bin
-        holds at least one sequence. Without any sequence there is one bin.
+
+# ---------------------------------------------------------------- bins of length
+
+
+def bin_starts(length_B: npt.ArrayLike, bins: int = BINS) -> npt.NDArray[np.int64]:
+    """Where each of at most ``bins`` bins of nearly equal mass begins, in tokens, int64 [J]. Defined here.
+
+    Bin j ends at the border (every length to 17, then eighths of an octave) before which the share of the responses is
+    nearest to j / bins, so that equal lengths stay together. Where many have one length there are fewer bins.
     """
-    total = np.asarray(total_K, dtype=np.float64)
-    cumulative = np.concatenate([[0.0], np.cumsum(total)])
-    mass = cumulative[-1]
-    if mass == 0:
-        return np.zeros(1, dtype=np.int64)
-    starts = [0]
-    for j in range(1, n_bins):
-        border = int(np.abs(cumulative - mass * j / n_bins).argmin())
-        if cumulative[border] > cumulative[starts[-1]] and cumulative[border] < mass:
-            starts.append(border)
-    return np.asarray(starts, dtype=np.int64)
+    count = np.bincount(np.searchsorted(_BORDERS, length_B, side="right") - 1)
+    used = np.flatnonzero(count)
+    reached = np.concatenate([[0], np.cumsum(count[used])])
+    first = {int(np.abs(reached - reached[-1] * j / bins).argmin()) for j in range(bins)} - {len(used)}
+    return _BORDERS[used[sorted(first)]] if len(used) else _BORDERS[:1]
 
 
-def merge_bins(values: npt.ArrayLike, starts: npt.NDArray[np.int64]) -> Array:
-    """Sum fine bins (last axis) into the merged bins that begin at ``starts``."""
-    return np.add.reduceat(np.asarray(values, dtype=np.float64), starts, axis=-1)
+def bin_of(length_B: npt.ArrayLike, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Number of the bin of each length, by :func:`bin_starts`; shorter ones are in the first."""
+    return np.maximum(np.searchsorted(starts, length_B, side="right") - 1, 0)
 
 
-MIN_CLUSTERS: Final = 8
-"""With fewer mini-batches the spread between them is too uncertain, and binomial noise is used instead."""
-#: Rates this close to 1 count as 1: the share of a weight that a loss keeps carries rounding.
-_ROUNDING: Final = 1e-6
+# ---------------------------------------------------------------- the error
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +151,18 @@ class LengthReweightingError:
     """Result of :func:`length_reweighting_error`. All rates and errors are plain ratios (no unit).
 
     Attributes:
-        lre: Plug-in LRE, biased upward by noise.
-        lre_max: Largest |a_b / abar - 1| over the bins that hold sequences; biased upward too.
-        debiased: LRE with the share that noise explains taken out, and its 95% interval; ``n`` is the number of
-            mini-batches from which the noise was estimated, 0 where binomial noise was assumed.
-        noise_variance: Variance of the deviations a_b / abar - 1 that noise explains, weighted by p_b.
-        noise_floor: Mean LRE that flat rates would give with these counts.
+        lre: The error as it is, biased upward by noise.
+        debiased: The error without what noise explains, and its 95% interval; ``n`` is the number of clusters. With
+            fewer than MIN_CLUSTERS of them nothing is taken out, and there is no interval.
+        noise_floor: Mean error that flat rates of independent responses would give with these counts.
         rate: Overall acceptance abar.
         rate_K: Acceptance by bin (nan in empty bins).
-        rate_low_K, rate_high_K: Interval of the acceptance by bin: Wilson's, or the cluster bootstrap's ends where they
-            lie further out. A bin in which all were accepted still gets an interval.
+        rate_low_K, rate_high_K: Interval of the acceptance by bin: Wilson's, or the bootstrap's ends where they lie
+            further out. A bin in which all were accepted still gets an interval.
     """
 
     lre: float
-    lre_max: float
     debiased: Interval
-    noise_variance: float
     noise_floor: float
     rate: float
     rate_K: Array
@@ -163,6 +174,11 @@ class LengthReweightingError:
         """:func:`is_informative` of its rate."""
         return is_informative(self.rate)
 
+    @property
+    def words(self) -> str:
+        """:func:`lre_in_words`; ``-`` where nothing was accepted or nothing clipped."""
+        return lre_in_words(self.debiased.value, self.debiased.low, self.debiased.high) if self.is_informative else "-"
+
 
 def is_informative(rate: float) -> bool:
     """Whether an LRE at this overall acceptance means anything: nothing accepted leaves it undefined, nothing clipped
@@ -171,122 +187,77 @@ def is_informative(rate: float) -> bool:
     return 0 < rate < 1 - _ROUNDING
 
 
-def plain_lre(accepted: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Array, Array]:
-    """LRE and LRE_max without any correction, along the last axis. Defined here.
+def plain_lre(accepted: npt.ArrayLike, total: npt.ArrayLike) -> Array:
+    """LRE without any correction, along the last axis, of accepted and all responses by bin, [..., K].
 
-    Args:
-        accepted, total: Accepted and all sequences by bin, [..., K]. Empty bins do not count.
-
-    Returns:
-        (lre, lre_max), each [...]; nan where nothing was accepted or there is no sequence.
+    Empty bins do not count; nan where nothing was accepted or there is no response.
     """
-    a, t = np.asarray(accepted, dtype=np.float64), np.asarray(total, dtype=np.float64)
-    share, deviation = _share_and_deviation(a, t)
-    return np.asarray(np.sum(share * np.abs(deviation), axis=-1)), np.asarray(np.max(np.abs(deviation), axis=-1))
-
-
-def debiased_lre(accepted: Array, total: Array, noise_variance: float) -> Array:
-    """LRE with noise taken out, along the last axis: ``lre * sqrt(max(0, 1 - noise_variance / sum p d^2))``.
-
-    The formula of :func:`length_reweighting_error`, which measures the noise, for resampling.
-    """
-    share, deviation = _share_and_deviation(accepted, total)
-    return np.asarray(np.sum(share * np.abs(deviation), axis=-1) * _shrink(deviation, share, noise_variance))
+    share, deviation = _share_and_deviation(np.asarray(accepted, np.float64), np.asarray(total, np.float64))
+    return np.asarray(np.sum(share * np.abs(deviation), axis=-1))
 
 
 def length_reweighting_error(
-    accepted: npt.ArrayLike,
-    total: npt.ArrayLike,
-    *,
-    resamples: int = 1000,
-    seed: int = 0,
+    accepted: npt.ArrayLike, total: npt.ArrayLike, *, resamples: int = 1000
 ) -> LengthReweightingError:
-    """LRE of acceptance counts by bin, its noise floor, a debiased value and a confidence interval. Defined here.
+    """LRE of acceptance counts by bin, with its noise floor, a debiased value and an interval. Defined here.
 
-    The sequences of one mini-batch share the policy's shift. So the noise is estimated by resampling whole mini-batches
-    (cluster bootstrap) where there are counts of at least MIN_CLUSTERS of them. Otherwise it is the binomial noise of
-    independent sequences, which is usually too small.
+    The responses of one cluster (a prompt group, or a mini-batch) are no independent draws, so whole clusters are
+    resampled.
 
-    * ``noise_floor``: mean LRE over simulated data sets with the flat rate abar and the same counts.
     * ``debiased``: with d_b = a_b / abar - 1 and s_b the standard error of d_b,
       ``lre * sqrt(max(0, 1 - sum_b p_b s_b**2 / sum_b p_b d_b**2))``. It is never negative. Where rates are exactly
       flat, about a quarter of the noise floor remains.
-    * its interval: percentiles of the debiased value over resamples, which are drawn around deviations shrunk by the
-      same factor. Otherwise the noise of the data would count twice.
+    * its interval: of the debiased value over resamples, which are drawn around deviations shrunk by the same factor.
+      Otherwise the noise of the data would count twice.
 
     Args:
-        accepted: Accepted sequences by bin, [K] or by mini-batch [M, K].
-        total: All sequences by bin, same shape.
-        resamples: Number of bootstrap resamples and simulated data sets.
-        seed: Of the random numbers; equal arguments give equal results.
+        accepted: Accepted responses by bin, [K], or by cluster and bin, [C, K].
+        total: All responses, of the same shape.
+        resamples: Number of resamples, and of simulated data sets behind the noise floor.
 
     Returns:
-        The estimate. Where nothing was accepted, or there is no sequence, LRE is undefined and nan.
+        The estimate. Where nothing was accepted, or there is no response, LRE is undefined and nan.
 
     Raises:
-        ValueError: If shapes differ, a value is negative or not finite, or accepted exceeds total.
+        ValueError: If shapes differ.
     """
-    acc_MK, tot_MK = _validated(accepted, total)
-    rng = np.random.default_rng(seed)
-    acc_K, tot_K = acc_MK.sum(0), tot_MK.sum(0)
-    filled = tot_K > 0
-    rate_K = np.divide(acc_K, tot_K, out=np.full_like(tot_K, np.nan), where=filled)
-    whole = tot_K.sum()
-    if whole == 0 or acc_K.sum() == 0:
-        nan, nan_K = float("nan"), np.full_like(tot_K, np.nan)
-        rate = 0.0 if whole else nan
-        return LengthReweightingError(nan, nan, Interval(nan, nan, nan, 0), nan, nan, rate, rate_K, nan_K, nan_K)
-    rate = acc_K.sum() / whole
+    acc_CK, tot_CK = (np.atleast_2d(np.asarray(counts, dtype=np.float64)) for counts in (accepted, total))
+    if acc_CK.shape != tot_CK.shape or acc_CK.size == 0:
+        raise ValueError(f"accepted {acc_CK.shape} and total {tot_CK.shape} must have one shape, [K] or [clusters, K]")
+    acc_K, tot_K = acc_CK.sum(0), tot_CK.sum(0)
+    nan, nan_K = float("nan"), np.full_like(tot_K, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate_K, rate = acc_K / tot_K, float(acc_K.sum() / tot_K.sum())
+    if not rate > 0:
+        return LengthReweightingError(nan, Interval(nan, nan, nan, 0), nan, rate, rate_K, nan_K, nan_K)
     share_K, d_K = _share_and_deviation(acc_K, tot_K)
-    lre, lre_max = (float(x) for x in plain_lre(acc_K, tot_K))
+    lre = float(plain_lre(acc_K, tot_K))
+    flat_RK = np.random.default_rng(0).binomial(tot_K.astype(np.int64), min(rate, 1.0), (resamples, len(tot_K)))
+    floor = float(np.nan_to_num(plain_lre(flat_RK, tot_K)).mean())
+    low_K, high_K = wilson_interval(np.minimum(rate_K, 1.0), tot_K)
+    clusters = int((tot_CK.sum(1) > 0).sum())
+    if clusters < MIN_CLUSTERS:
+        return LengthReweightingError(lre, Interval(lre, nan, nan, clusters), floor, rate, rate_K, low_K, high_K)
+    drawn_RC = drawn_clusters(len(acc_CK), resamples)
+    acc_RK, tot_RK = drawn_RC @ acc_CK, drawn_RC @ tot_CK
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ends = np.nanpercentile(acc_RK / tot_RK, [2.5, 97.5], axis=0) if (tot_K > 0).all() else (rate_K, rate_K)
+    d_RK = np.nan_to_num(_share_and_deviation(acc_RK, tot_RK)[1])
+    # A bootstrap over C clusters understates the variance by (C - 1) / C.
+    noise_RK = (d_RK - d_RK.mean(0)) * math.sqrt(clusters / (clusters - 1))
+    noise = float(share_K @ noise_RK.var(0))
 
-    def draws(rate_K: Array | float) -> Array:
-        """Accepted by bin, [resamples, K], with independent sequences."""
-        return rng.binomial(tot_K.astype(np.int64), rate_K, (resamples, len(tot_K))).astype(np.float64)
+    def shrunk(d_K: Array) -> Array:
+        square = (d_K**2) @ share_K
+        kept = 1 - np.divide(noise, square, out=np.ones_like(square), where=square > noise)
+        return np.asarray((np.abs(d_K) @ share_K) * np.sqrt(kept))
 
-    flat_lre = np.nan_to_num(plain_lre(draws(rate), tot_K)[0])
-    clusters = int((tot_MK.sum(1) > 0).sum())
-    if clusters >= MIN_CLUSTERS:
-        drawn_RM = rng.multinomial(len(tot_MK), np.full(len(tot_MK), 1.0 / len(tot_MK)), resamples).astype(np.float64)
-        boot_acc, boot_tot = drawn_RM @ acc_MK, drawn_RM @ tot_MK
-        # A bootstrap over M clusters understates the variance by (M - 1) / M.
-        stretch = float(np.sqrt(clusters / (clusters - 1)))
-    else:
-        clusters, stretch = 0, 1.0
-        boot_acc = draws(np.nan_to_num(rate_K))
-        boot_tot = np.broadcast_to(tot_K, boot_acc.shape)
-    boot_d = np.nan_to_num(_share_and_deviation(boot_acc, boot_tot)[1])
-    noise_RK = np.where(filled, (boot_d - boot_d.mean(0)) * stretch, 0.0)
-    noise_var = float(share_K @ np.var(noise_RK, axis=0))
-    shrink = float(_shrink(d_K, share_K, noise_var))
-    debiased = float(lre * shrink)
-    world_RK = d_K * shrink + noise_RK
-    world = (np.abs(world_RK) @ share_K) * _shrink(world_RK, share_K, noise_var)
-    low, high = (float(end) for end in np.percentile(world, [2.5, 97.5]))
-    rate_low_K, rate_high_K = _rate_interval(rate_K, tot_K, boot_acc, boot_tot)
-    return LengthReweightingError(
-        lre=lre,
-        lre_max=lre_max,
-        debiased=Interval(debiased, min(low, debiased), max(high, debiased), clusters),
-        noise_variance=noise_var,
-        noise_floor=float(np.mean(flat_lre)),
-        rate=float(rate),
-        rate_K=rate_K,
-        rate_low_K=rate_low_K,
-        rate_high_K=rate_high_K,
-    )
-
-
-def _validated(accepted: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Array, Array]:
-    acc, tot = np.asarray(accepted, dtype=np.float64), np.asarray(total, dtype=np.float64)
-    if acc.shape != tot.shape or acc.ndim not in (1, 2) or acc.size == 0:
-        raise ValueError(f"accepted {acc.shape} and total {tot.shape} must have one shape, [K] or [mini-batches, K]")
-    if not (np.isfinite(acc).all() and np.isfinite(tot).all() and (acc >= 0).all() and (tot >= 0).all()):
-        raise ValueError("accepted and total must be finite and >= 0")
-    # Shares of a weight add up to their total only to rounding.
-    if (acc > tot * (1 + 1e-9)).any():
-        raise ValueError("accepted exceeds total in at least one bin")
-    return np.atleast_2d(np.minimum(acc, tot)), np.atleast_2d(tot)
+    value = float(shrunk(d_K))
+    factor = value / lre if lre > 0 else 0.0
+    low, high = percentile_ends(shrunk(d_K * factor + noise_RK), clusters)
+    debiased = Interval(value, min(low, value), max(high, value), clusters)
+    low_K, high_K = np.fmin(low_K, ends[0]), np.fmax(high_K, ends[1])
+    return LengthReweightingError(lre, debiased, floor, rate, rate_K, low_K, high_K)
 
 
 def _share_and_deviation(accepted: Array, total: Array) -> tuple[Array, Array]:
@@ -295,19 +266,3 @@ def _share_and_deviation(accepted: Array, total: Array) -> tuple[Array, Array]:
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = accepted.sum(-1, keepdims=True) / whole
         return total / whole, np.asarray(np.where(total > 0, accepted / total, rate) / rate - 1.0)
-
-
-def _shrink(deviation: Array, share: Array, noise_var: float) -> Array:
-    observed = (share * deviation**2).sum(-1)
-    explained = np.divide(noise_var, observed, out=np.ones_like(observed), where=observed > noise_var)
-    return np.asarray(np.sqrt(1.0 - explained))
-
-
-def _rate_interval(rate_K: Array, n_K: Array, acc_RK: Array, tot_RK: Array) -> tuple[Array, Array]:
-    low_K, high_K = wilson_interval(rate_K, n_K)
-    for k in np.flatnonzero(~np.isnan(rate_K)):
-        seen_R = tot_RK[:, k] > 0
-        if seen_R.any():
-            low, high = np.percentile(acc_RK[seen_R, k] / tot_RK[seen_R, k], [2.5, 97.5])
-            low_K[k], high_K[k] = min(low_K[k], low), max(high_K[k], high)
-    return low_K, high_K

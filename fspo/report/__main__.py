@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fspo.files import piped
-from fspo.reading import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,25 +18,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}: python -m fspo.report needs pip install 'fspo[report]'", file=sys.stderr)
         return 2
     parser = argparse.ArgumentParser(prog="python -m fspo.report", description="Report on training runs.")
-    parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="run folders, a folder with grid.json, audits, parquet"
-    )
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for report.html and figures/")
-    parser.add_argument("--title", help="title of the page (default: the algorithms and the days)")
+    what = "folders of runs, or with runs below them; audits; parquet files of S, L and A"
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=what)
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for report.html, summary.json")
     options = parser.parse_args(arguments)
     try:
-        report = build_report(options.runs, options.out, title=options.title)
+        report = build_report(options.runs, options.out)
     except OSError as error:
-        print(printable(f"error: --out {options.out}: {error}"), file=sys.stderr)
+        print(f"error: --out {options.out}: {error}", file=sys.stderr)
         return 2
     except NothingReadError as error:
-        print(*map(printable, str(error).splitlines()), sep="\n", file=sys.stderr)
-        print("error: no run could be read, and nothing is written: give folders of runs or audits", file=sys.stderr)
+        print(f"{error}\nerror: no run could be read, and nothing is written", file=sys.stderr)
         return 2
-    for problem in report.problems:
-        print(printable(problem), file=sys.stderr)
-    print(printable(f"{report.runs} run{'s' * (report.runs != 1)}, {report.missing} not run: {report.page}"))
-    return 0 if report.runs else 2
+    print(*report.problems, sep="\n", end="\n" * bool(report.problems), file=sys.stderr)
+    print(f"{report.runs} run{'s' * (report.runs != 1)}: {report.page}")
+    return 0
 
 
 if __name__ == "__main__":

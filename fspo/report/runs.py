@@ -1,51 +1,41 @@
-"""Reading run folders (docs/runs.md). Missing and broken parts are named by file and line; the rest is used."""
+"""The runs of a report: read from folders of runs, audits and parquet files, and grouped by algorithm.
+
+What is missing or cannot be read is named; the rest is used.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
+import yaml  # type: ignore[import-untyped]
 
-from fspo.audit.description import NOT_MOVED
-from fspo.audit.reading import accept_of, counts, of_before, read_audit, settings_of
-from fspo.losses import ALGORITHMS, BANDS, resolve_settings
-from fspo.reading import ANYTHING, NULL, NUMBER, check_fields, is_below, mapping_of, read_yaml, wrong_fields
-from fspo.records import (
-    CONFIG_FILE,
-    GRID_FILE,
-    INFO_FILE,
-    METRICS_FILE,
-    STEP_FILES,
-    PlannedRun,
-    planned_runs,
-    read_info,
-    read_steps,
-)
+from fspo.audit.read import AuditRecords, read_audit
+from fspo.audit.show import NOT_MOVED
+from fspo.fairness.lre import Array, LengthReweightingError
+from fspo.losses import ALGORITHMS, BANDS, LOSSES
+from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, read_info, read_steps
 from fspo.responses import Responses
-from fspo.table import FOLDER, holds_table, read_table
-from fspo.types import SequenceLossSettings
+from fspo.table import FOLDER
 
-Array = npt.NDArray[np.float64]
-
-#: Columns of a run's table that a report reads.
-_COLUMNS: Final = ("minibatch", "L", "inside", "kept", "truncated")
-LOSS_KEY: Final = "actor_rollout_ref.actor.policy_loss"
+#: What differs between any two runs, and says nothing of their results.
+_OF_THE_RUN: Final = re.compile(r"seed|ray_kwargs|experiment_name|project_name|resume|(^|[._])dir$")
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One run folder, as far as it could be read.
+    """One run, as far as it could be read.
 
     Attributes:
-        path: The folder.
+        path: Its folder, or file.
         info: run.json, empty if missing or broken.
         steps: Metrics by step, in order. Where a step was logged twice (after a resume), the later line counts.
+        records: Its responses, and what an audit says of them.
         responses: Those of mini-batches before which a weight had moved.
         problems: What could not be read, each with file and line.
     """
@@ -53,13 +43,14 @@ class Run:
     path: Path
     info: dict[str, Any] = field(default_factory=dict)
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
-    responses: Responses = field(default_factory=lambda: Responses.join([]))
+    records: AuditRecords = field(default_factory=AuditRecords)
+    responses: Responses = field(default_factory=lambda: Responses.of_rows({}))
     problems: list[str] = field(default_factory=list)
 
     @property
     def algo(self) -> str:
-        """The algorithm, or the folder's name where run.json does not say."""
-        return str(self.info.get("algo", self.path.name))
+        """The algorithm, else the loss, or the folder's name where nothing says."""
+        return str(self.info.get("algo") or self.records.loss or self.path.name)
 
     @property
     def seed(self) -> int | None:
@@ -68,16 +59,8 @@ class Run:
 
     @property
     def clip_values(self) -> str:
-        """``measured`` on the run's own responses or ``published``, which is that of a record without the key; of older
-        runs also ``matched`` on a pilot run's.
-        """
+        """``measured`` on the run's own responses, else ``published``."""
         return str(self.info.get("clip_values", "published"))
-
-    @property
-    def name(self) -> str:
-        """Algorithm and seed, and where its clip values come from unless it has measured them."""
-        origin = "" if self.clip_values == "measured" else f", {self.clip_values} clip values"
-        return f"{self.algo}, seed {self.seed}{origin}"
 
     @property
     def status(self) -> str:
@@ -89,30 +72,18 @@ class Run:
         """The last step that left a trace."""
         return max([*self.steps, int(self.responses.step_B.max(initial=0))])
 
-    @property
-    def accept(self) -> float:
-        """Share of its responses for which the run has measured its clip values; the usual one if it has not."""
-        return accept_of(self.info)
-
-    @property
-    def loss_settings(self) -> SequenceLossSettings | None:
-        """See :func:`fspo.audit.reading.settings_of`."""
-        return settings_of(self.info)
-
     def settings(self) -> dict[str, Any]:
         """Every setting by its key, from config.yaml; only those of the loss, from run.json, where that is missing."""
-        path, loss, problem = self.path / CONFIG_FILE, self.loss_settings, ""
-        config: dict[str, Any] = {}
+        path = self.path / CONFIG_FILE
         try:
-            config = read_yaml(path) if path.exists() else {}
-        except (OSError, ValueError) as error:
-            problem = f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})"
-        if problem and problem not in self.problems:  # read several times
-            self.problems.append(problem)
-        return dict(_leaves(config)) | dict(_leaves({LOSS_KEY: dataclasses.asdict(loss) if loss else {}}))
+            if path.is_file():
+                return dict(_leaves(yaml.safe_load(path.read_text(encoding="utf-8")) or {}))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            self.problems.append(f"{path}: cannot be read ({' '.join(str(error).split())[:200]})")
+        return dict(_leaves({"actor_rollout_ref.actor.policy_loss": self.info.get("loss", {})}))
 
-    def series(self, *names: str) -> tuple[npt.NDArray[np.int64], Array]:
-        """Steps and values of the first of these metrics that was logged at all."""
+    def series(self, *names: str) -> tuple[np.ndarray, Array]:
+        """Steps and values of the first of these metrics that the run has logged."""
         name = next((name for name in names if any(name in values for values in self.steps.values())), "")
         steps = [step for step, values in self.steps.items() if name in values]
         return np.array(steps, np.int64), np.array([self.steps[step][name] for step in steps], np.float64)
@@ -130,65 +101,72 @@ class Run:
         return count if isinstance(count, int) and count > 0 else None
 
 
+@dataclass(slots=True, eq=False)
+class Group:
+    """The runs of one algorithm, by seed."""
+
+    name: str
+    runs: list[Run] = field(default_factory=list)
+    responses: Responses = field(init=False)
+    _errors: dict[str, LengthReweightingError] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.runs.sort(key=lambda run: (run.seed is None, run.seed or 0, str(run.path)))
+        self.responses = Responses.join([run.responses for run in self.runs])
+
+    def error(self, view: str) -> LengthReweightingError | None:
+        """The LRE of all its runs together; None where it is not known what the loss accepts."""
+        if not self.responses.rule_known:
+            return None
+        if view not in self._errors:
+            self._errors[view] = self.responses.error(view)
+        return self._errors[view]
+
+
 def load_runs(path: Path) -> list[Run]:
-    """Read a run folder, an audit's folder, or a parquet file of responses; what could not be read is in ``problems``.
+    """Read a run's folder, a folder with runs below it, an audit's, or a parquet file of responses.
 
     A file's responses are judged by each of the bands with a published clip value.
     """
-    if path.suffix != ".parquet" and path.is_dir() and not holds_table(path):
-        return [load_run(path)]
+    if any((path / name).is_file() for name in (INFO_FILE, METRICS_FILE)):
+        return [_load_run(path)]
     records = read_audit(path)
-    problems = [*records.problems, *(f"{path}: {note}" for note in records.notes())]
-    moved = records.responses.moved()
-    if path.suffix == ".parquet":
-        # No folder: a file holds nothing else of a run.
-        runs = []
-        for name, loss in BANDS.items() if len(moved) else ():
-            settings = {"loss_mode": loss} | dataclasses.asdict(ALGORITHMS[loss])
-            judged = moved.judged_by(ALGORITHMS[loss])
-            runs.append(Run(path.with_suffix(""), {"algo": name, "loss": settings}, responses=judged))
-        return runs or [Run(path, problems=problems)]
-    if len(records.responses) and not len(moved):
-        problems.append(f"{path}: {NOT_MOVED}")
-    if len(moved) and not moved.rule_known:
-        problems.append(f"{path}: of the loss {records.loss} no rule is known: python -m fspo.audit shows S by L")
-        moved = Responses.join([])
-    return [Run(path, {"algo": records.loss or path.name}, responses=moved, problems=problems)]
+    if not len(records.responses) and path.is_dir() and (below := sorted(path.rglob(INFO_FILE))):
+        folders = {file.parent for file in below}  # what lies in a run's folder is no run of its own
+        return [_load_run(file.parent) for file in below if folders.isdisjoint(file.parent.parents)]
+    run = Run(path, records=records, problems=list(records.problems))
+    _take_responses(run)
+    if path.suffix != ".parquet" or not len(run.responses):
+        return [run]
+    judged = {name: run.responses.judged_by(ALGORITHMS[loss]) for name, loss in BANDS.items()}
+    return [
+        dataclasses.replace(run, info={"algo": name}, responses=responses, problems=run.problems if first else [])
+        for name, responses in judged.items()
+        for first in [name == next(iter(judged))]
+    ]
 
 
-def load_run(path: Path) -> Run:
-    """Read one run folder: what could be read, with ``problems`` naming the rest."""
+def _load_run(path: Path) -> Run:
     run = Run(path)
-    files = [path / name for name in (INFO_FILE, CONFIG_FILE, *STEP_FILES, FOLDER)]
-    if foreign := [file for file in files if not is_below(file, path)]:
-        # In a folder of somebody else's: the page would show files of the reader's own.
-        run.problems += [
-            f"{file}: a link that leads out of the run's folder; nothing of it is read" for file in foreign
-        ]
-        return run
-    run.info = read_info(path, run.problems)
-    for number, step, metrics in read_steps(path / METRICS_FILE, run.problems, _metrics):
-        wrong = wrong_fields(metrics, dict.fromkeys(metrics, NUMBER | NULL))
-        run.problems += [f"{path / METRICS_FILE}:{number}: {name} {sentence}" for name, sentence in wrong.items()]
+    run.info = {"algo": path.name, **read_info(path, run.problems)}
+    for _, step, metrics in read_steps(path / METRICS_FILE, run.problems, lambda line: dict(line["metrics"])):
         # Validation and training of one step may come on two lines; null means undefined.
-        values = {name: value for name, value in metrics.items() if value is not None and name not in wrong}
+        values = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         run.steps[step] = run.steps.get(step, {}) | values
     run.steps = dict(sorted(run.steps.items()))
-    try:
-        resolve_settings(run.info.get("loss", {}))
-    except (TypeError, ValueError) as error:
-        run.problems.append(f"{path / INFO_FILE}: loss: {error}")
-    if (old := of_before(path)) is not None:
-        run.problems.append(old)
-    if os.path.lexists(path / FOLDER):
-        table = read_table(path / FOLDER, columns=_COLUMNS)
-        run.problems += table.problems
-        run.responses = Responses.of_rows(table.columns, counts(table.meta, False)).moved()
+    if (path / FOLDER).exists():
+        run.records = read_audit(path)
+        run.problems = list(dict.fromkeys([*run.problems, *run.records.problems]))
+        _take_responses(run)
     return run
 
 
-def _metrics(line: dict[str, Any]) -> dict[str, Any]:
-    return dict(check_fields(line, {"metrics": mapping_of(ANYTHING)}, needed=("metrics",))["metrics"])
+def _take_responses(run: Run) -> None:
+    """The responses of the records that count, with what a reader has to know of them."""
+    run.responses = run.records.responses.moved()
+    run.problems += [f"{run.path}: {note}" for note in run.records.notes()]
+    if len(run.records.responses) and not len(run.responses):
+        run.problems.append(f"{run.path}: {NOT_MOVED}")
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -199,24 +177,31 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def expand_paths(paths: list[Path]) -> tuple[list[Path], dict[Path, PlannedRun], list[str]]:
-    """Folders of runs to read, the runs of planned grids by the folder where each is expected, and problems.
+def group_runs(runs: Sequence[Run], problems: list[str]) -> list[Group]:
+    """By algorithm (and where clip values come from, if an algorithm has both): ours in their order, then the rest.
 
-    A folder with grid.json is replaced by the runs that are planned there; any other path is taken as a run.
+    Two runs of one group with one seed are not two samples: the one given last counts, and the other is named.
     """
-    folders: list[Path] = []
-    planned: dict[Path, PlannedRun] = {}
-    problems: list[str] = []
-    for path in paths:
-        if not (path / GRID_FILE).is_file():
-            folders.append(path)
-            continue
-        runs = {path / run.path: run for run in planned_runs(path, problems)}
-        if outside := [folder for folder in runs if not is_below(folder, path)]:
-            problems.append(
-                f"{path / GRID_FILE}: {', '.join(map(str, outside))}: not below the grid's folder, and not read"
-            )
-            runs = {folder: run for folder, run in runs.items() if folder not in outside}
-        planned |= runs
-        folders += [folder for folder in runs if folder.is_dir()]
-    return list(dict.fromkeys(folders)), planned, problems
+    origins = {algo: {run.clip_values for run in runs if run.algo == algo} for algo in {run.algo for run in runs}}
+    named: dict[str, dict[object, Run]] = {}
+    for run in runs:
+        name = run.algo if len(origins[run.algo]) == 1 else f"{run.algo}, {run.clip_values}"
+        group = named.setdefault(name, {})
+        key = run.path if run.seed is None else run.seed
+        if key in group:
+            problems.append(f"{group[key].path}: left out: {run.path} is a run of {name} with the same seed {run.seed}")
+        group[key] = run
+    rank = {loss.algo: place for place, loss in enumerate(LOSSES.values())}
+    groups = [Group(name, list(of.values())) for name, of in named.items()]
+    return sorted(groups, key=lambda group: (rank.get(group.runs[0].algo, len(rank)), group.name))
+
+
+def differing_settings(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """The settings that are not the same in all runs, each with its values in each group."""
+    by_group = [[run.settings() for run in group.runs] for group in groups]
+    differing = {}
+    for key in dict.fromkeys(key for settings in by_group for one in settings for key in one):
+        values = [dict.fromkeys(str(one.get(key, "not set")) for one in settings) for settings in by_group]
+        if len({value for of_group in values for value in of_group}) > 1 and not _OF_THE_RUN.search(key):
+            differing[key] = [" or ".join(of_group) for of_group in values]
+    return differing

@@ -260,7 +260,7 @@ def _rewards(config: DictConfig) -> Iterator[str]:
     for group in _OLD_REWARD_GROUPS:
         for key, value in leaves(OmegaConf.to_container(config.get(group) or OmegaConf.create()), group):
             if value is not None:
-                yield f"{key}={value}: nothing in verl 0.9.1 reads it; give it below reward. (docs/data-and-rewards.md)"
+                yield f"{key}={value}: nothing in verl 0.9.1 reads it; give it below reward. (docs/data.md)"
     reward = config.reward
     settings, own = dict(reward.get("reward_kwargs") or {}), str(reward.custom_reward_function.path)
     if (settings.get("overlong_buffer_cfg") or {}).get("enable") is False:
@@ -271,7 +271,7 @@ def _rewards(config: DictConfig) -> Iterator[str]:
         yield (
             f"{keys}: this recipe's reward manager reads none of them; leave them out. A penalty for length is "
             f"+{where}.reward_kwargs.overlong_buffer=TOKENS +{where}.reward_kwargs.max_response_length=TOKENS "
-            "(docs/data-and-rewards.md)"
+            "(docs/data.md)"
         )
     model = reward.reward_model
     if model.enable and not model.model_path:

@@ -77,10 +77,9 @@ def _rows(config: DictConfig) -> int | None:
 def _examples(config: DictConfig) -> list[tuple[str, Any]]:
     """A row of each data source, with its place."""
     if "train" in splits_to_write(config):
-        from recipe.math.data.offline_task import distinct, row_of
+        from recipe.math.data.offline_task import rows
 
-        task = config.data.offline_task
-        return [("row 0", row_of(0, distinct(1, task.seed, "train")[0]))]
+        return [("row 0", rows(1, config.data.offline_task.seed, "train")[0])]
     return rows_to_try(config, 1)
 
 

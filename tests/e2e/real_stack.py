@@ -75,7 +75,7 @@ def compare(folder: Path, losses: list[str], *words: str) -> subprocess.Complete
     grid = ("seed=5", f"algo={','.join(losses)}", "algorithm.adv_estimator=grpo", "trainer.default_local_dir=grid")
     command = [sys.executable, "-m", "recipe.fspo.main", "-m", *grid]
     return subprocess.run(
-        [*command, *words], capture_output=True, text=True, timeout=2 * LATER, cwd=folder, env=user_environment()
+        command, capture_output=True, text=True, timeout=2 * LATER, cwd=folder, env=user_environment()
     )
 
 

@@ -47,6 +47,7 @@ SchedulerParameters=bf_interval=1,sched_interval=2
 SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=90
+MinJobAge=7200
 EnforcePartLimits=ALL
 MailProg=/bin/true
 NodeName=DEFAULT CPUs=64 RealMemory=16000 Gres=gpu:1

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from columns import all_rows
-from real_stack import LATER, REPOSITORY, SMALL, compare, compared, measured, own_groups
+from real_stack import LATER, REPOSITORY, SMALL, Starter, compare, compared, measured, own_groups
 
 from fspo.records import complete_lines, read_info
+from fspo.report.build import build_report
 
-PAGE = (REPOSITORY / "docs/extending.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3 * LATER)]
 
 
@@ -37,7 +38,7 @@ def first_mini_batch(folder: Path) -> set[frozenset[str]]:
     return possible
 
 
-def test_a_comparison_trains_both_losses_under_the_same_conditions_and_once(tmp_path: Path) -> None:
+def test_a_comparison_trains_both_losses_under_the_same_conditions_and_once(start: Starter, tmp_path: Path) -> None:
     for name, language in (("my_loss.py", "python"), ("conf/algo/fspo_power.yaml", "yaml")):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (block, *_) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.M | re.S)
@@ -48,12 +49,19 @@ def test_a_comparison_trains_both_losses_under_the_same_conditions_and_once(tmp_
         "trainer.rollout_data_dir=${trainer.default_local_dir}/rollouts",
         "fspo.skip_zero_advantage=false",  # every mini-batch has an S
     )  # fmt: skip
+    gspo, power = (compared(tmp_path, loss) for loss in losses)
+    alone = start(
+        power, f"--config-dir={tmp_path}/conf", "seed=5", "algo=fspo_power", "algorithm.adv_estimator=grpo", *words[1:]
+    )
+    alone.ends_with(0)
+    assert read_info(power)["status"] == "finished" and not gspo.exists()
+    began = read_info(power)["starts"]
     rest = compare(tmp_path, losses, *words)
     assert rest.returncode == 0, rest.stdout[-2000:] + rest.stderr[-2000:]
     again = compare(tmp_path, losses, *words)
     assert again.returncode == 0, again.stdout[-2000:] + again.stderr[-2000:]
-    assert [text.stdout.count("starting Ray") for text in (rest, again)] == [2, 0]
-    gspo, power = (compared(tmp_path, loss) for loss in losses)
+    assert [text.stdout.count("finished before") for text in (rest, again)] == [1, 2]
+    assert read_info(power)["starts"] == began
 
     assert [read_info(folder)["loss"]["loss_mode"] for folder in (gspo, power)] == ["seq_gspo", "fspo_power"]
     for step in (1, 2):
@@ -70,3 +78,4 @@ def test_a_comparison_trains_both_losses_under_the_same_conditions_and_once(tmp_
     lengths = all_rows(power)
     assert measured(power)["loss_divided_by"] == pytest.approx(lengths["L"][lengths["step"] == 1].mean())
     assert "loss_divided_by" not in measured(gspo), "GSPO's is a mean"
+    assert "fspo_power" in build_report([tmp_path / "grid"], tmp_path / "report").page.read_text()

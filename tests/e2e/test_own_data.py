@@ -1,4 +1,4 @@
-"""A user's own data and reward: the example of docs/data-and-rewards.md."""
+"""A user's own data and reward: the example of docs/data.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from real_stack import LATER, REPOSITORY, SMALL, Starter, latest_step
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2 * LATER)]
-PAGE = (REPOSITORY / "docs/data-and-rewards.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs/data.md").read_text(encoding="utf-8")
 
 
 def test_the_example_trains_and_validates(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ EVEN = {"demo": (0.37, 0.18), "two_words": (0.32, 0.33), "long_in_bf16": (0.51, 
 @pytest.mark.parametrize("name", EVEN)
 def test_the_most_even_band_of_a_recorded_run_stays(name: str) -> None:
     responses = recording(name)
-    for view, exponent in zip(("symmetric", "active"), EVEN[name], strict=True):
+    for view, exponent in zip(("outside", "removed"), EVEN[name], strict=True):
         band = even_band(responses, view=view)
         assert band is not None and band.exponent.value == pytest.approx(exponent, abs=0.03)
         assert band.exponent.low - 0.01 <= exponent <= band.exponent.high + 0.01
@@ -149,7 +149,7 @@ def test_the_spread_and_the_even_band_have_the_drawn_exponent(exponent: float, s
     responses = Responses.of_rows(drawn(exponent, sigma))
     spread = exponent_of(responses)
     assert spread.value == pytest.approx(exponent, abs=0.03) and 0.015 < spread.high - spread.low < 0.05
-    for view in ("symmetric", "active"):
+    for view in ("outside", "removed"):
         band = even_band(responses, view=view)
         assert band is not None and band.exponent.value == pytest.approx(exponent, abs=0.16)
 

@@ -44,10 +44,10 @@ OmegaConf.load = staticmethod(load)
 
 @pytest.fixture
 def own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder, entered, with the loss that docs/extending.md lets its reader write."""
+    """A folder, entered, with the loss that docs/architecture.md lets its reader write."""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-    page = (Path(__file__).resolve().parents[2] / "docs/extending.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs/architecture.md").read_text(encoding="utf-8")
     folder = tmp_path / "mine"
     for name, language in (("my_loss.py", "python"), ("conf/algo/fspo_power.yaml", "yaml")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

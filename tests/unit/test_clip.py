@@ -13,11 +13,9 @@ import torch
 from batches import random_batch
 from messages import unpadded
 
-from fspo.audit import Audit, describe, read_audit
 from fspo.audit.expected import expected, shares_outside
 from fspo.clip import (
     BATCHES,
-    FEWEST_GROUPS,
     FIXED_AFTER,
     ClipMeasurement,
     clipped_cosine,
@@ -28,7 +26,6 @@ from fspo.clip import (
 )
 from fspo.losses import ALGORITHMS, BANDS, judged, sequence_policy_loss
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
-from recipe.fspo.overrides import override
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASURED = ("fspo", "fspo_v1", "seq_gspo", "seq_rloo", "luspo")
@@ -195,62 +192,6 @@ def test_it_refuses_the_state_of_another_share_and_responses_that_did_not_move()
     assert measurement.add(np.zeros(50), 2) is None and measurement.values == [] and measurement.open
     with pytest.raises(ValueError, match=r"accept=0\.85.*accept=0\.9"):
         ClipMeasurement(ALGORITHMS["fspo"], 0.9).load_state_dict(measurement.state_dict())
-
-
-@pytest.mark.parametrize(
-    ("loss", "band", "keys"),
-    [
-        ("fspo", "fspo", ("policy_loss.exponent", "policy_loss.c_low", "policy_loss.c_high")),
-        ("seq_gspo", "seq_gspo", ("policy_loss.exponent", "policy_loss.c_low", "policy_loss.c_high")),
-        ("seq_rloo", "seq_rloo", ("policy_loss.exponent", "policy_loss.c_low", "policy_loss.c_high")),
-        ("luspo", "luspo", ("policy_loss.exponent", "policy_loss.c_low", "policy_loss.c_high")),
-        ("gspo", "seq_gspo", ("clip_ratio_low", "clip_ratio_high")),  # verl's
-        (
-            "vanilla",
-            "fspo",
-            (
-                *("policy_loss.loss_mode", "policy_loss.exponent", "policy_loss.c_low", "policy_loss.c_high"),
-                "policy_loss.grad_multiplier",
-            ),
-        ),
-    ],
-)
-def test_an_audit_prints_the_override_with_the_values(
-    tmp_path: Path, loss: str, band: str, keys: tuple[str, ...]
-) -> None:
-    s, length, _ = responses(400)
-    new = torch.zeros(len(s), 400, dtype=torch.float64)
-    mask = torch.arange(400) < torch.tensor(length)[:, None]
-    new[mask] = torch.tensor(s / length).repeat_interleave(torch.tensor(length))
-    audit = Audit(tmp_path, loss=loss)
-    for mini_batch in range(1 + FEWEST_GROUPS):
-        rows = slice(max(0, mini_batch - 1), None, FEWEST_GROUPS)
-        audit.add(new[rows] * (mini_batch > 0), 0 * new[rows], mask[rows], torch.ones_like(new[rows]))
-        audit.end_mini_batch(1)
-    lines = describe(read_audit(tmp_path), override=override).splitlines()
-    at = {
-        name: index
-        for index, line in enumerate(lines)
-        for name in ALGORITHMS
-        if line.startswith("- 85% of these") and f"inside {name}'s band" in line
-    }
-
-    def settings_at(index: int) -> dict[str, str]:
-        words = (word.lstrip("+").removeprefix("actor_rollout_ref.actor.") for word in lines[index + 1].split())
-        return dict(word.split("=") for word in words)
-
-    settings = settings_at(at[band])
-    assert set(settings) - {"policy_loss._target_"} == set(keys)
-    low, high = (float(value) for key, value in settings.items() if key.endswith(("_low", "_high")))
-    values = dataclasses.replace(ALGORITHMS[band], c_low=low, c_high=high)
-    assert share_inside(s, length, values) == pytest.approx(0.85, abs=0.01), "three digits"
-    assert set(at) == {band, "fspo"}
-    if loss != "fspo":
-        instead = settings_at(at["fspo"])
-        # FSPO's loss in place of the audited one: the factor makes up for a sum over tokens in place of means.
-        assert instead["policy_loss.loss_mode"] == "fspo"
-        factor = float(instead.get("policy_loss.grad_multiplier", 1))
-        assert factor == pytest.approx(1 if loss in ("seq_rloo", "luspo") else 1 / np.mean(length), rel=0.05)
 
 
 def cell(text: str, band: str) -> float:

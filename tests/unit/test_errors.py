@@ -35,13 +35,15 @@ class Both(Wrapped, ExplainedError):
 def test_a_failed_run_says_why_and_keeps_the_rest_in_its_log(tmp_path: Path) -> None:
     log = tmp_path / "launcher.log"
     engine = death(Ended(Process("vLLM engine", 12)), None)
-    ours = str(explained(Both(Both(ExplainedError("the gradient norm is nan"))), log, engine, None))
+    nan = Both(Both(ExplainedError("the gradient norm is nan")))
+    assert explained(nan, log, engine, None).of_process, "what a worker says after a death comes of the death"
+    ours = str(explained(nan, log, None, None))
     assert ours.splitlines() == ["the gradient norm is nan", f"the whole error: {log}"]
     died = str(explained(Wrapped(None), log, engine, None))
     assert died.splitlines()[0] == "the vLLM engine (process 12) died"
     other = str(explained(Wrapped(None), log, None, None))
     assert "Wrapped" in other and "line 39" in other and "line 20" not in other
-    assert log.read_text().count("line 0\n") == 3
+    assert log.read_text().count("line 0\n") == 4
     unwritable = str(explained(Wrapped(None), tmp_path, engine, None))
     assert unwritable == died.replace(str(log), str(tmp_path))
 

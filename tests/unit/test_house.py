@@ -30,9 +30,9 @@ LAYERS: dict[str, set[str]] = {
 MAY: dict[str, tuple[str, ...]] = {
     "recipe.runner": (
         *("fspo.files", "fspo.reading", "fspo.records", "fspo.row_files", "fspo.table"),
-        *("fspo.when_imported", "fspo.wording"),
+        "fspo.when_imported",
     ),
-    "recipe.math": (*("fspo.fairness.bootstrap", "fspo.fairness.lre", "fspo.files", "fspo.markdown", "fspo.wording"),),
+    "recipe.math": ("fspo.fairness.bootstrap", "fspo.fairness.lre", "fspo.files", "fspo.markdown"),
 }
 #: The modules of the library that know a trainer; nothing in it imports them.
 OPTIONAL = ("fspo.trl", "fspo.verl")

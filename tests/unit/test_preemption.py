@@ -190,7 +190,7 @@ def test_a_command_with_the_signals_blocked_takes_none() -> None:
 
 
 def test_the_launcher_of_the_page_stops_and_submits_again(tmp_path: Path) -> None:
-    page = (SLURM.parent / "docs" / "extending.md").read_text()
+    page = (SLURM.parent / "docs" / "architecture.md").read_text()
     (script,) = re.findall(r"```text\n(#!/bin/bash\n.*?)```", page, re.S)
     assert len(script.splitlines()) <= 15
     (tmp_path / "mine.sh").write_text(script)

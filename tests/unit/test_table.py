@@ -1,14 +1,15 @@
-"""The table of responses survives kills at any point, replaces steps done again, and joins ranks."""
+"""The table of responses survives kills at any point, replaces steps done again, and joins ranks.
+
+tests/promises/test_rows.py kills processes and damages files.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import random
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import fspo.table
 from fspo.table import FOLDER, SCHEMA, TableWriter, join_rows, read_table
 
 META = {"loss": "fspo", "rule": "known", "precision": "fp32"}
+Place = tuple[int, int]
 
 
 def rows(step: int, update: int = 0, count: int = 3, rank: int = 0) -> dict[str, Any]:
@@ -40,127 +42,106 @@ def writer(folder: Path, run: str = "a", **options: Any) -> TableWriter:
     return TableWriter(folder, META, **{"run": run, **options})
 
 
-def counts(folder: Path, **options: Any) -> dict[tuple[int, int], int]:
-    """Rows of each (step, update), all of which must be as they were written, for read_table and for pandas."""
-    columns = read_table(folder, **options).columns
-    if not columns:
-        return {}
-    np.testing.assert_array_equal(columns["A"], 1000.0 * columns["step"] + columns["update"])
-    keys, numbers = np.unique(np.stack([columns["step"], columns["update"]]), axis=1, return_counts=True)
-    return dict(zip(zip(*keys.tolist(), strict=True), numbers.tolist(), strict=True))
+def numbers(frame: pd.DataFrame) -> dict[Place, int]:
+    """Rows of each (step, update), all of which must be as they were written."""
+    np.testing.assert_array_equal(frame["A"], 1000.0 * frame["step"] + frame["update"])
+    return {(int(s), int(u)): int(n) for (s, u), n in frame.value_counts(["step", "update"]).items()}
 
 
-def test_what_was_written_is_read_back_by_read_table_and_pandas(tmp_path: Path) -> None:
-    table = writer(tmp_path / FOLDER)
-    for step in range(1, 4):
-        for update in range(2):
-            assert not table.append(rows(step, update) | {"truncated": np.array([0, 1, np.nan])})
-    table.sync()
-    read = read_table(tmp_path)  # a run folder
-    assert (len(read), read.left_out, read.problems, read.last) == (18, 0, [], (3, 1))
-    assert (read.run, read.others, read.ranks, read.expected, read.meta["loss"]) == ("a", [], [0], 1, "fspo")
-    np.testing.assert_allclose(read.columns["S"][:3], [0.1, 0.2, 0.3], rtol=1e-6)
-    np.testing.assert_array_equal(read.columns["truncated"][:3], [0, 1, np.nan])
-    assert read.columns["prompt"][:3].tolist() == [0, 1, 0] and np.isnan(read.columns["weight"]).all()
-    frame = pd.read_parquet(tmp_path / FOLDER)
-    assert len(frame) == 18 and list(frame.columns) == list(read.columns) == SCHEMA.names
-    newer = read_table(tmp_path, columns=["inside"], after=(2, 0))
-    assert set(newer.columns) == {"step", "update", "S", "A", "inside"} and len(newer) == 9
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few rows fill a file."""
+    monkeypatch.setattr(fspo.table, "_FILE_ROWS", 6)
 
 
-#: Appends until it is killed, at a call of os.replace or os.unlink too. It says what it has appended.
-CHILD = """
-import os, random, sys
-from pathlib import Path
-import fspo.table
-from test_table import rows, writer
+class Killed(BaseException):
+    """Nothing cleans up after it: files can neither be renamed nor removed any more."""
 
-folder, first, dies, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-fspo.table._FILE_ROWS = 12
-half = random.Random(seed).random() < 0.5
 
-def counted(function, calls=[0]):
-    def call(*args, **kwargs):
-        calls[0] += 1
-        if calls[0] == dies:
-            try:
-                if half:
-                    function(*args, **kwargs)
-            finally:
-                os._exit(9)
-        return function(*args, **kwargs)
+def dying(function: Any, left: list[int], half: bool) -> Any:
+    def call(*args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0 and half:
+            function(*args, **options)
+        if left[0] <= 0:
+            raise Killed
+        return function(*args, **options)
+
     return call
-
-os.replace, os.unlink = counted(os.replace), counted(os.unlink)
-table = writer(folder, first_step=first)
-for step in range(first, first + 200):
-    for update in range(2):
-        table.append(rows(step, update, 1 + (step + update) % 4))
-        print(step, update, flush=True)
-"""
-
-
-def test_a_kill_at_any_point_and_a_resume_leave_each_row_once(tmp_path: Path) -> None:
-    """A start that goes back to step k keeps the rows before k as they were, and drops those from k on."""
-    draws = random.Random(1)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    step, kept = 1, dict[tuple[int, int], int]()
-    for start in range(12):
-        dies = draws.choice([1, 2, 3, draws.randint(4, 60)])
-        command = [sys.executable, "-c", CHILD, str(tmp_path), str(step), str(dies), str(start)]
-        child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
-        assert child.returncode == 9, child.stderr
-        said = [tuple(map(int, line.split())) for line in child.stdout.splitlines()]
-        expected = kept | {(s, u): 1 + (s + u) % 4 for s, u in said}
-        now = counts(tmp_path)
-        # One more may have been written and not said; a start that was killed while it went back has dropped less.
-        beyond = now.keys() - expected.keys()
-        assert expected.items() <= now.items() and (len(beyond) <= 1 or not said)
-        step = max(1, max((s for s, _ in now), default=1) - draws.randint(0, 2))
-        kept = {key: number for key, number in now.items() if key[0] < step}
-    writer(tmp_path, first_step=step)
-    assert counts(tmp_path) == kept and len(pd.read_parquet(tmp_path)) == sum(kept.values())
 
 
 class Tables(RuleBasedStateMachine):
-    """Two ranks append in turn, fall behind, are opened again and go back, beside a plain list of what is there."""
+    """Two ranks append in turn, fall behind, are killed, opened again and go back, beside a list of what is there."""
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.written: list[dict[tuple[int, int], int]] = [{}, {}]
+        self.written: list[dict[Place, int]] = [{}, {}]
         self.writers = [writer(self.folder, rank=rank, ranks=2) for rank in range(2)]
         self.first_step = [0, 0]
 
+    def last(self, rank: int) -> Place:
+        return max(self.written[rank], default=(0, -1))
+
+    def before(self, rank: int, step: int) -> dict[Place, int]:
+        return {place: count for place, count in self.written[rank].items() if place[0] < step}
+
+    def there(self, rank: int) -> dict[Place, int]:
+        files = [*self.folder.glob(f"responses-a-0000{rank}-*.parquet")]
+        return numbers(pd.concat([pd.read_parquet(file) for file in files])) if files else {}
+
     @rule(rank=st.integers(0, 1), count=st.integers(0, 5), new_step=st.booleans())
     def append(self, rank: int, count: int, new_step: bool) -> None:
-        step, update = max(self.written[rank], default=(0, -1))
+        step, update = self.last(rank)
         place = max((step + 1, 0) if new_step else (step, update + 1), (self.first_step[rank], 0))
         self.writers[rank].append(rows(*place, count, rank))
         self.written[rank][place] = count
 
     @rule(rank=st.integers(0, 1), back=st.integers(0, 3))
     def do_a_step_again(self, rank: int, back: int) -> None:
-        step = max(max(self.written[rank], default=(0, 0))[0] - back, self.first_step[rank])
+        step = max(self.last(rank)[0] - back, self.first_step[rank])
         again = any(place[0] >= step for place in self.written[rank])
         assert self.writers[rank].append(rows(step, 0, 2, rank)) is again
-        self.written[rank] = {k: n for k, n in self.written[rank].items() if k[0] < step} | {(step, 0): 2}
+        self.written[rank] = self.before(rank, step) | {(step, 0): 2}
 
     @rule(rank=st.integers(0, 1), back=st.integers(0, 3))
     def resume(self, rank: int, back: int) -> None:
-        step = max(max(self.written[rank], default=(0, 0))[0] - back, 0)
+        step = max(self.last(rank)[0] - back, 0)
         self.writers[rank] = writer(self.folder, rank=rank, ranks=2, first_step=step)
-        self.first_step[rank] = step
-        self.written[rank] = {k: n for k, n in self.written[rank].items() if k[0] < step}
+        self.first_step[rank], self.written[rank] = step, self.before(rank, step)
+
+    @rule(rank=st.integers(0, 1), back=st.integers(-1, 3), calls=st.integers(0, 4), half=st.booleans())
+    def die(self, rank: int, back: int, calls: int, half: bool) -> None:
+        """While a mini-batch is appended or a step is done again, before or after a file is renamed or removed."""
+        before, place = self.written[rank], (max(self.last(rank)[0] - back, self.first_step[rank]), 0)
+        left = [calls]
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("replace", "unlink"):
+                patch.setattr(os, name, dying(getattr(os, name), left, half))
+            with contextlib.suppress(Killed):
+                self.writers[rank].append(rows(*place, 2, rank))
+        now = self.there(rank)
+        before, kept = ({p: n for p, n in one.items() if n} for one in (before, self.before(rank, place[0])))
+        assert kept.items() <= now.items() <= {*before.items(), (place, 2)}, "each row is there once, and as it was"
+        missing = [p for p in before if p not in now]
+        assert place in now or not missing or min(missing) > max(now, default=(-1, 0)), "a beginning of what there was"
+        self.written[rank] = now
+        self.resume(rank, 0)
+
+    @invariant()
+    def each_rank_has_its_own_once(self) -> None:
+        for rank, written in enumerate(self.written):
+            assert self.there(rank) == {place: count for place, count in written.items() if count}
 
     @invariant()
     def what_both_ranks_have_is_there_once(self) -> None:
         if not all(self.written):
             return
-        last = min(max(one) for one in self.written)
-        keys = {key for one in self.written for key in one if key <= last}
-        expected = {key: n for key in keys if (n := sum(one.get(key, 0) for one in self.written))}
-        assert counts(self.folder) == expected
+        read = read_table(self.folder)
+        assert read.last is not None and read.last >= min(map(self.last, (0, 1)))
+        places = {place for one in self.written for place in one if place <= read.last}
+        expected = {place: n for place in places if (n := sum(one.get(place, 0) for one in self.written))}
+        assert numbers(pd.DataFrame(read.columns)) == expected
 
     def teardown(self) -> None:
         shutil.rmtree(self.folder)
@@ -170,29 +151,47 @@ TestTables = Tables.TestCase
 TestTables.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
 
 
-@pytest.fixture(autouse=True)
-def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few rows fill a file."""
-    monkeypatch.setattr(fspo.table, "_FILE_ROWS", 12)
+@pytest.mark.parametrize("calls", range(1, 6))
+def test_a_kill_while_it_goes_back_leaves_a_beginning(
+    calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = writer(tmp_path)
+    for step in range(1, 10):
+        table.append(rows(step))
+    left = [calls]
+    for name in ("replace", "unlink"):
+        monkeypatch.setattr(os, name, dying(getattr(os, name), left, half=True))
+    with contextlib.suppress(Killed):
+        writer(tmp_path, first_step=2)
+    steps = sorted(pd.read_parquet(tmp_path)["step"].unique())
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) < 9
 
 
-def test_ranks_are_joined_by_row_and_one_that_lags_is_named(tmp_path: Path) -> None:
-    tables = [writer(tmp_path, rank=rank, ranks=8) for rank in range(8)]
-    for step in (1, 2):
-        for rank in reversed(range(8)):
-            tables[rank].append(rows(step, rank=rank))
-    for table in tables[:7]:
-        table.append(rows(3))
-    read = read_table(tmp_path)
-    assert read.columns["row"].tolist() == [*range(24), *range(24)] and not read.problems  # the last may be running
-    for table in tables[:7]:
-        table.append(rows(4))
-    read = read_table(tmp_path)
-    assert len(read) == 48 and len(read.problems) == 1 and "rank 7" in read.problems[0]
-    for path in tmp_path.glob("*-00007-*"):
-        path.unlink()
-    read = read_table(tmp_path)
-    assert len(read) == 4 * 21 and "7 wrote nothing" in read.problems[0]
+def test_columns_and_rows_that_are_asked_for_are_read_and_what_is_not_known_is_nan(tmp_path: Path) -> None:
+    table = writer(tmp_path / FOLDER)
+    for step in range(1, 4):
+        for update in range(2):
+            assert not table.append(rows(step, update) | {"truncated": np.array([0, 1, np.nan])})
+    table.sync()
+    read = read_table(tmp_path)  # a run folder
+    assert (len(read), read.left_out, read.problems, read.last) == (18, 0, [], (3, 1))
+    assert (read.run, read.others, read.ranks, read.expected, read.meta["loss"]) == ("a", [], [0], 1, "fspo")
+    np.testing.assert_array_equal(read.columns["truncated"][:3], [0, 1, np.nan])
+    assert read.columns["prompt"][:3].tolist() == [0, 1, 0] and np.isnan(read.columns["weight"]).all()
+    frame = pd.read_parquet(tmp_path / FOLDER)
+    assert len(frame) == 18 and list(frame.columns) == list(read.columns) == SCHEMA.names
+    newer = read_table(tmp_path, columns=["inside"], after=(2, 0))
+    assert set(newer.columns) == {"step", "update", "S", "A", "inside"} and len(newer) == 9
+
+
+def test_a_rank_that_lags_by_more_than_a_step_or_wrote_nothing_is_named(tmp_path: Path) -> None:
+    tables = [writer(tmp_path, rank=rank, ranks=3) for rank in range(2)]
+    for table, last in zip(tables, (4, 2), strict=True):
+        for step in range(1, last + 1):
+            table.append(rows(step))
+    lags, nothing = sorted(read_table(tmp_path).problems, key=lambda text: "wrote nothing" in text)
+    assert "rank 1 " in lags and "2 wrote nothing" in nothing
+    assert "none" in read_table(tmp_path, run="none").problems[0]
 
 
 def test_responses_without_S_are_counted_but_for_skipped_ones(tmp_path: Path) -> None:
@@ -204,29 +203,13 @@ def test_responses_without_S_are_counted_but_for_skipped_ones(tmp_path: Path) ->
         assert (len(read), read.left_out) == (1, left_out) and pd.read_parquet(folder)["S"].isna().sum() == 2
 
 
-def test_other_starts_are_left_alone_and_named(tmp_path: Path) -> None:
-    for run, count in (("older", 2), ("newer", 4)):
-        writer(tmp_path, run).append(rows(1, count=count))
-        for path in tmp_path.glob("*older*"):
-            os.utime(path, (1, 1))
-    read = read_table(tmp_path)
-    assert (read.run, read.others, len(read)) == ("newer", ["older"], 4)
-    assert len(read_table(tmp_path, run="older")) == 2
-    assert "older" in read_table(tmp_path, run="none").problems[0]
-
-
-def test_a_damaged_file_is_named_and_set_aside_by_a_resume(tmp_path: Path) -> None:
-    table = writer(tmp_path)
-    for step in range(1, 9):
-        table.append(rows(step))
-    newest = max(tmp_path.iterdir())
-    newest.write_bytes(newest.read_bytes()[:-50])
-    read = read_table(tmp_path)
-    assert read.columns["step"].max() == 4 and newest.name in read.problems[0]
-    table = writer(tmp_path, first_step=9)
-    table.append(rows(9))
-    assert sorted(counts(tmp_path)) == [*((step, 0) for step in range(1, 5)), (9, 0)]
-    assert newest.with_name(f"{newest.name}.damaged").exists() and not read_table(tmp_path).problems
+def test_a_damaged_file_is_set_aside_by_a_resume(tmp_path: Path) -> None:
+    writer(tmp_path).append(rows(1))
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-50])
+    writer(tmp_path, first_step=9).append(rows(9))
+    assert numbers(pd.DataFrame(read_table(tmp_path).columns)) == {(9, 0): 3}
+    assert file.with_name(f"{file.name}.damaged").exists() and not read_table(tmp_path).problems
 
 
 def test_a_disk_without_room_leaves_the_table_as_it_was(tmp_path: Path) -> None:
@@ -240,9 +223,9 @@ def test_a_disk_without_room_leaves_the_table_as_it_was(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    assert counts(tmp_path) == {(1, 0): 3} and len(list(tmp_path.iterdir())) == 1
+    assert numbers(pd.read_parquet(tmp_path)) == {(1, 0): 3} and len(list(tmp_path.iterdir())) == 1
     table.append(rows(2))
-    assert counts(tmp_path) == {(1, 0): 3, (2, 0): 3}
+    assert numbers(pd.read_parquet(tmp_path)) == {(1, 0): 3, (2, 0): 3}
 
 
 def test_two_writers_of_one_rank_do_not_lose_rows_in_silence(tmp_path: Path) -> None:
@@ -254,9 +237,8 @@ def test_two_writers_of_one_rank_do_not_lose_rows_in_silence(tmp_path: Path) -> 
 
 
 def test_what_is_no_row_or_run_is_refused(tmp_path: Path) -> None:
-    table = writer(tmp_path)
     with pytest.raises(KeyError, match="colour"):
-        table.append(rows(1) | {"colour": 1})
+        writer(tmp_path).append(rows(1) | {"colour": 1})
     with pytest.raises(ValueError, match="a/b"):
         writer(tmp_path, "a/b")
     assert not list(tmp_path.iterdir())

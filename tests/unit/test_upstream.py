@@ -43,9 +43,6 @@ _TRACKING = "verl.utils.tracking"
 #: attribute that the module assigns, and what it is used for. ``(a, b)``: parameters that must be among those of the
 #: function; ``as x``: our file names it so, and not by the last part of its name.
 NAMES: dict[str, dict[str, str]] = {
-    "recipe/runner/launch/train.py": {
-        "verl.trainer.main_ppo:run_ppo(config, task_runner_class)": PUBLIC,
-    },
     "recipe/runner/hooks.py": {
         f"{_BASE}:PPOTrainer.init|on_init_end|on_train_begin|on_step_begin|on_step_end": PUBLIC,
         f"{_BASE}:PPOTrainer.on_sample_begin|on_sample_end|on_validate_begin|on_validate_end": PUBLIC,

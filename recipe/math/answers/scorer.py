@@ -152,4 +152,4 @@ class _Worker:
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(OSError), process:  # which closes its pipes and waits
-                process.kill()  # its child follows by PR_SET_PDEATHSIG
+                process.kill()  # its child ends with its input

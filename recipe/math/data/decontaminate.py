@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fspo.wording import tokens
 from recipe.math.data.sources import Problem
+from recipe.math.wording import tokens
 
 NGRAM = 13
 BOILERPLATE = 10

@@ -121,29 +121,31 @@ def score_answer(text: str, ground_truth: str) -> float:
     return float(_INTEGER.fullmatch(answer) is not None and answer.lstrip("0") == truth.lstrip("0"))
 
 
+def rows(count: int, seed: int, split: Split) -> list[dict[str, Any]]:
+    """Different problems of one split in verl's schema. Raises ValueError as :func:`distinct`."""
+    return [
+        {
+            "data_source": DATA_SOURCE,
+            "prompt": [{"role": "user", "content": problem.question}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": problem.answer},
+            "extra_info": {"index": index, "split": split},
+        }
+        for index, problem in enumerate(distinct(count, seed, split))
+    ]
+
+
 def write_dataset(
     folder: str | Path, n_train: int, n_test: int, seed: int, splits: Sequence[Split] = SPLITS
 ) -> dict[Split, Path]:
-    """Write different problems to ``train.parquet`` and ``test.parquet`` (or one) in ``folder``, in verl's schema.
+    """Write :func:`rows` to ``train.parquet`` and ``test.parquet`` (or one) in ``folder``.
 
     Raises:
         ValueError: as :func:`distinct`.
         FileExistsError: there is a file of that name that this package has not written.
     """
     counts = {"train": n_train, "test": n_test}
-    problems = {split: distinct(counts[split], seed, split) for split in splits}
-    paths = {split: Path(folder) / f"{split}.parquet" for split in splits}
-    for split, path in paths.items():
-        write_rows([row_of(index, problem) for index, problem in enumerate(problems[split])], path)
-    return paths
-
-
-def row_of(index: int, problem: Division) -> dict[str, Any]:
-    """A problem as a row in verl's data schema."""
-    return {
-        "data_source": DATA_SOURCE,
-        "prompt": [{"role": "user", "content": problem.question}],
-        "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": problem.answer},
-        "extra_info": {"index": index, "split": problem.split},
-    }
+    written = {Path(folder) / f"{split}.parquet": rows(counts[split], seed, split) for split in splits}
+    for path, problems in written.items():
+        write_rows(problems, path)
+    return dict(zip(splits, written, strict=True))

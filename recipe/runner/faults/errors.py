@@ -58,13 +58,6 @@ def death(ended: Ended, phase: Phase | None, memory: str | None = None) -> Failu
     return Failure(f"{process} {how}{during(phase)}{f': {why}' if why else ''}{log}", process)
 
 
-def reason_of(error: BaseException) -> BaseException:
-    """What a task raised: Ray wraps it, once for each process on its way, in classes that derive from it."""
-    while isinstance(inner := getattr(error, "cause", None), BaseException):
-        error = inner
-    return error
-
-
 def explained(error: BaseException, log: Path, failure: Failure | None, phase: Phase | None) -> TrainingFailed:
     """What a person needs of an error that came out of Ray: the failure behind it, or its last lines.
 
@@ -72,7 +65,11 @@ def explained(error: BaseException, log: Path, failure: Failure | None, phase: P
     """
     with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:  # the disk may be full
         traceback.print_exception(error, file=file)
-    if isinstance(reason := reason_of(error), ExplainedError):
+    reason = error  # Ray wraps what a task raised, once for each process on its way, in classes that derive from it
+    while isinstance(inner := getattr(reason, "cause", None), BaseException):
+        reason = inner
+    died = failure is not None and failure.process is not None  # then what a worker says comes of the death
+    if isinstance(reason, ExplainedError) and not died:
         return TrainingFailed(f"{reason}\nthe whole error: {log}")
     # upstream: ray._private.worker:_global_node
     # upstream: ray._private.node:Node.get_logs_dir_path

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from recipe.runner.faults.errors import ExplainedError, Failure, TrainingFailed, death, explained, reason_of
+from recipe.runner.faults.errors import Failure, TrainingFailed, death, explained
 from recipe.runner.faults.hang import HangLimit, stopped_of
 from recipe.runner.faults.phase import Phase, during, read_phase
 from recipe.runner.faults.processes import (
@@ -116,7 +116,7 @@ class Supervisor(threading.Thread):
         """What a person needs of an error of Ray; a process that is stopped may be behind one without a failure."""
         phase = self._phase()
         for _ in range(int(_SEEN_S / 0.1)):
-            if self.failure is None and not isinstance(reason_of(error), ExplainedError):
+            if self.failure is None:
                 time.sleep(0.1)
         if stopped := next((process for process in self.processes if is_stopped(process.pid)), None):
             self.report(Failure(f"{stopped} is stopped, so that the run failed{during(phase)}"))

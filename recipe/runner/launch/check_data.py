@@ -16,7 +16,7 @@ from recipe.runner.launch.problems import MachineProblem
 from recipe.runner.launch.settings import DATA, files_of
 
 #: How files are made, and which columns they have.
-_PAGE: Final = "docs/data-and-rewards.md"
+_PAGE: Final = "docs/data.md"
 #: Rows that are looked at; of many data sets the first are of one source.
 _ROWS: Final = 1024
 

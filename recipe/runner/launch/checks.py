@@ -248,7 +248,7 @@ def length_problems(config: DictConfig, max_positions: object) -> Iterator[str]:
             )
 
 
-# ---------------------------------------------------------------- settings by themselves (docs/what-works.md)
+# ---------------------------------------------------------------- settings by themselves (docs/settings.md)
 
 
 def engine_problems(config: DictConfig) -> Iterator[str]:

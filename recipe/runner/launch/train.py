@@ -54,6 +54,7 @@ class _KeptTaskRunner:
 
     def remote(self) -> Any:
         """Start the actor."""
+        # upstream: verl.trainer.main_ppo:run_ppo(config, task_runner_class)
         self.handle = TaskRunnerV1.options(num_cpus=1, **self._options).remote()
         return self.handle
 

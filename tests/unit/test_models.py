@@ -1,0 +1,62 @@
+"""The model that the package carries, and SmolLM2's data (``python -m benchmarks.models``)."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from benchmarks.models.char_tokenizer import build_tokenizer
+from benchmarks.models.demo_model import CHECKSUMS, CONTEXT, Recipe, accuracy, careless, checksums, shipped_model, train
+from recipe.math.data.offline_task import VOCABULARY, distinct
+
+#: Around the shipped model (0.355 and 0.475) and six other seeds of its recipe (0.28 to 0.56). A machine that rounds
+#: otherwise is like another seed.
+SAMPLED_ACCURACY, GREEDY_ACCURACY = (0.25, 0.6), (0.35, 0.65)
+
+
+def test_the_shipped_files_have_their_checksums() -> None:
+    lines = (shipped_model() / CHECKSUMS).read_text().splitlines()
+    assert {name: digest for digest, name in (line.split("  ") for line in lines)} == checksums(shipped_model())
+
+
+def test_the_shipped_tokenizer_knows_every_problem() -> None:
+    shipped, built = AutoTokenizer.from_pretrained(shipped_model()), build_tokenizer(VOCABULARY, CONTEXT)
+    assert shipped.get_vocab() == built.get_vocab() and shipped.chat_template == built.chat_template
+    for problem in map(careless, distinct(300, 1, "train")):
+        text = f"{problem.question}={problem.working}"
+        assert shipped.decode(shipped.encode(text)) == text and shipped.unk_token_id not in shipped.encode(text)
+        assert problem.working not in [problem.slip(place) for place in problem.slips]
+
+
+def test_the_recipe_of_the_model_can_be_repeated() -> None:
+    tiny = Recipe(skill_steps=2, habit_steps=2, batch_size=4, pool=8, hidden_size=32, heads=1, kv_heads=1, layers=1)
+    (model, tokenizer, losses), (again, _, same) = train(tiny), train(tiny)
+    assert losses == same
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name])
+    assert accuracy(model, tokenizer, distinct(4, 0, "test"), 1.0) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_the_recipe_still_gives_a_like_model() -> None:
+    model, tokenizer, losses = train(Recipe())
+    assert losses["skill"] < 0.05
+    problems = distinct(200, 0, "test")
+    for temperature, (low, high) in ((1.0, SAMPLED_ACCURACY), (0.0, GREEDY_ACCURACY)):
+        assert low < accuracy(model, tokenizer, problems, temperature) < high
+
+
+@pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="needs `make smollm2`")
+def test_no_problem_of_smollm2_is_there_twice(tmp_path: Path) -> None:
+    from benchmarks.models.smollm2 import write_data
+
+    write_data(tmp_path, n_train=8, n_test=4, seed=1)
+    train, test = (pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "test"))
+    assert len({row["prompt"][0]["content"] for row in train + test}) == 12
