@@ -32,7 +32,7 @@ MAY: dict[str, tuple[str, ...]] = {
         *("fspo.files", "fspo.reading", "fspo.records", "fspo.row_files", "fspo.table"),
         "fspo.when_imported",
     ),
-    "recipe.math": (*("fspo.fairness.bootstrap", "fspo.files", "fspo.markdown"),),
+    "recipe.math": ("fspo.fairness.bootstrap", "fspo.fairness.lre", "fspo.files", "fspo.markdown"),
 }
 #: The modules of the library that know a trainer; nothing in it imports them.
 OPTIONAL = ("fspo.trl", "fspo.verl")
