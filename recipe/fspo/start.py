@@ -86,6 +86,7 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
         if repaired is not None and not elsewhere:
             start.notes.append(str(integrity.repair_tracker(trainer, contents)))
         resume.choose_checkpoint(trainer, settings)
+        end_of_turn.keep_stop_tokens(config, settings)
     start.checkpoint = integrity.resumed_from(trainer)
     if settings is not None and repaired is not None and trainer.resume_mode == "auto":
         start.checkpoint = repaired[1]

@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
 
 from recipe.runner.launch import run_folder
-from recipe.runner.launch.end_of_turn import FILE, SETTING, add_stop_token, end_of_turn
+from recipe.runner.launch.end_of_turn import FILE, SETTING, add_stop_token, end_of_turn, keep_stop_tokens
 from recipe.runner.launch.problems import MachineProblem, Refused
 
 _EACH, _END = "{% for m in messages %}", "{% endfor %}"
@@ -263,6 +263,9 @@ def test_a_run_keeps_its_stop_tokens(model: MakeModel, tmp_path: Path) -> None:
     words = (f"trainer.default_local_dir={run}", f"actor_rollout_ref.model.path={path}")
     config = here(composed(*words))
     assert add_stop_token(config, False)[0] == [EOS, END] and OmegaConf.select(config, SETTING) == str(run)
+    again = here(composed(*words))
+    keep_stop_tokens(again, OmegaConf.to_container(config))  # type: ignore[arg-type]
+    assert OmegaConf.select(again, SETTING) == str(run)
     folder_with(path, eos_token_id=[EOS, END])
     earlier = here(composed(*words))
     assert add_stop_token(earlier, True) == ([], "") and OmegaConf.select(earlier, SETTING) is None

@@ -48,7 +48,7 @@ def mini_batches_of_ranks(ranks: int) -> list[list[list[int]]]:
         trainer = RunnerTrainer(composed("trainer.default_local_dir=/nowhere", batch, *sizes))
     trainer.tokenizer = SimpleNamespace(eos_token_id=0)
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
-    tags = [{"seq_len": length} for length in lengths()]
+    tags = [{"seq_len": length, "response_len": length} for length in lengths()]
     metrics: dict[str, Any] = {}
     batch = trainer._balance_batch(KVBatchMeta([str(row) for row in range(len(tags))], tags), metrics)
     assert metrics["global_seqlen/balanced_max"] < 1.02 * metrics["global_seqlen/mean"]

@@ -131,7 +131,7 @@ def test_a_first_signal_saves_and_a_second_ends_at_once(tmp_path: Path, number: 
         process.send_signal(number)
         assert process.wait(30) == 128 + number
         assert "saving after the step in progress" in process.stderr.read()
-    assert not is_alive(child) and not (tmp_path / "private").exists()
+    wait_until(lambda: not is_alive(child) and not (tmp_path / "private").exists())
 
 
 @pytest.mark.parametrize("phase", ["imports", "start-up", "first weight sync"])

@@ -10,7 +10,7 @@ model invents, and rewards and lengths are of all that. Such a run gets a file o
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
@@ -52,6 +52,15 @@ def add_stop_token(config: DictConfig, begun: bool, elsewhere: bool = False) -> 
     OmegaConf.update(config, SETTING, config.trainer.default_local_dir, force_add=True)
     file = f"{config.trainer.default_local_dir}/{FILE}"
     return [*present, token], f"{note}: token {token} is added in {file}, for training and validation"
+
+
+def keep_stop_tokens(config: DictConfig, settings: Mapping[str, Any]) -> None:
+    """Take the file of stop tokens of a run with these settings, if the command names none; in place."""
+    of_run: Any = settings
+    for name in SETTING.split("."):
+        of_run = of_run.get(name) if isinstance(of_run, Mapping) else None
+    if of_run is not None and OmegaConf.select(config, SETTING) is None:
+        OmegaConf.update(config, SETTING, of_run, force_add=True)
 
 
 def _missing_stop(config: DictConfig, elsewhere: bool) -> tuple[list[int], int | None, str]:
