@@ -57,13 +57,13 @@ def problems(config: DictConfig) -> list[str]:
     if not wrong and is_by_sequence(config):
         try:
             policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
-        except ValueError as error:  # recipe-C2
+        except ValueError as error:
             wrong.append(str(error))
     return wrong or [problem for rule in RULES for problem in rule(config)]
 
 
 def notes(config: DictConfig) -> list[str]:
-    """What a right command should know: recipe-C7, C11, C17."""
+    """What a right command should know."""
     said = []
     correction = config.algorithm.get("rollout_correction") or {}
     bypass = _starts_from_the_rollout(config)
@@ -105,7 +105,7 @@ def _never_clips(config: DictConfig) -> bool:
 
 
 def _loss(config: DictConfig) -> Iterator[str]:
-    """recipe-C1, and its class; recipe-C3; recipe-C13."""
+    """A loss that nobody registers or measures, its class, and clip values of verl's that it does not read."""
     actor, policy_loss = config.actor_rollout_ref.actor, config.actor_rollout_ref.actor.policy_loss
     if problem := loss_problem(config):
         yield problem
@@ -124,7 +124,7 @@ def _loss(config: DictConfig) -> Iterator[str]:
 
 
 def _clip_values(config: DictConfig) -> Iterator[str]:
-    """recipe-C12: clip values that are those of another exponent, or of another loss."""
+    """Clip values that are those of another exponent, or of another loss."""
     actor, length = config.actor_rollout_ref.actor, config.data.max_response_length
     loss_mode, settings = actor.policy_loss.loss_mode, policy_loss_settings(actor.policy_loss)
     values: dict[str, tuple[float | None, float]] = {}
@@ -159,7 +159,7 @@ def _skipping(config: DictConfig) -> Iterator[str]:
 
 
 def _advantages(config: DictConfig) -> Iterator[str]:
-    """recipe-C4, C5."""
+    """Groups of one response, and advantages that differ within a response."""
     algorithm, n = config.algorithm, config.actor_rollout_ref.rollout.n
     estimator = str(algorithm.adv_estimator)
     if estimator in GROUP_ESTIMATORS and n < 2:
@@ -178,7 +178,7 @@ def _advantages(config: DictConfig) -> Iterator[str]:
 
 
 def _corrections(config: DictConfig) -> Iterator[str]:
-    """recipe-C6, C9."""
+    """Corrections of single tokens, and log-probabilities of vLLM that nobody asks it for."""
     correction = config.algorithm.get("rollout_correction") or {}
     weights, rules = correction.get("rollout_is"), correction.get("rollout_rs")
     if "seq_sqrt" in str(rules):
@@ -198,7 +198,7 @@ def _corrections(config: DictConfig) -> Iterator[str]:
 
 
 def _sampling(config: DictConfig) -> Iterator[str]:
-    """recipe-C8, C16, C17: what is sampled is not what the ratios are of."""
+    """What is sampled is not what the ratios are of."""
     rollout = config.actor_rollout_ref.rollout
     # Truncated sampling: the log-probabilities are those of another distribution (trl#6789).
     if truncated := [
@@ -228,7 +228,7 @@ def _sampling(config: DictConfig) -> Iterator[str]:
 
 
 def _rounding(config: DictConfig) -> Iterator[str]:
-    """recipe-C10: 1e-3 per token of spurious drift dwarfs a band of 3e-4 (verl#6280)."""
+    """Different packs: 1e-3 per token of spurious drift dwarfs a band of 3e-4 (verl#6280)."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     unit = "max_token_len" if actor.use_dynamic_bsz else "micro_batch_size"
     new, old = f"ppo_{unit}_per_gpu", f"log_prob_{unit}_per_gpu"
@@ -243,7 +243,7 @@ def _rounding(config: DictConfig) -> Iterator[str]:
 
 
 def _lora(config: DictConfig) -> Iterator[str]:
-    """recipe-C15, verl#7495: its transfer to other devices leaves the adapter out."""
+    """A LoRA in separate_async, verl#7495: its transfer to other devices leaves the adapter out."""
     model, trainer = config.actor_rollout_ref.model, config.trainer
     separate = trainer.use_v1 and str(trainer.v1.trainer_mode).endswith("separate_async")
     lora = next((name for name in ("lora_adapter_path", "lora_rank") if model.get(name)), None)
@@ -256,7 +256,7 @@ def _lora(config: DictConfig) -> Iterator[str]:
 
 
 def _rewards(config: DictConfig) -> Iterator[str]:
-    """recipe-C18, C19: settings of a reward that nothing reads, so that the run trains on another one in silence."""
+    """Settings of a reward that nothing reads, so that the run trains on another one in silence."""
     for group in _OLD_REWARD_GROUPS:
         for key, value in leaves(OmegaConf.to_container(config.get(group) or OmegaConf.create()), group):
             if value is not None:
@@ -284,7 +284,7 @@ def _rewards(config: DictConfig) -> Iterator[str]:
 
 
 def _tools(config: DictConfig) -> Iterator[str]:
-    """recipe-C20: tools where every response has one turn, in which none is called."""
+    """Tools where every response has one turn, in which none is called."""
     agent = f"{ROLLOUT}.agent"
     keys = [f"{ROLLOUT}.multi_turn.{name}" for name in ("tool_config_path", "function_tool_path")]
     given = [key for key in keys if OmegaConf.select(config, key)]
@@ -314,7 +314,7 @@ def _rows_name_loops(config: DictConfig) -> bool:
 
 
 def _folder(config: DictConfig) -> Iterator[str]:
-    """recipe-C14: two trainings in one table."""
+    """Two trainings in one table."""
     trainer = config.trainer
     folder = Path(str(trainer.default_local_dir))
     begins = trainer.resume_mode == "disable" or not (folder / TRACKER_FILE).exists()

@@ -155,7 +155,7 @@ def test_a_reward_that_raises_is_told_before_a_run(place: Path) -> None:
 
 @pytest.mark.promise(11)
 def test_a_penalty_that_nothing_reads_is_refused(place: Path) -> None:
-    """recipe-C18, in the words of DAPO's script."""
+    """In the words of DAPO's script."""
     penalty = "+reward.reward_kwargs.overlong_buffer_cfg"
     assert refused(tried(place, f"{penalty}.enable=true {penalty}.len=512"), "overlong_buffer_cfg")
 
@@ -228,7 +228,7 @@ def test_verl_s_own_command_gets_as_far_as_ray(words: str, place: Path) -> None:
 
 @pytest.mark.promise(11)
 def test_verl_s_clip_range_beside_our_loss_is_refused(place: Path) -> None:
-    """recipe-C13, where only the loss is ours."""
+    """Where only the loss is ours."""
     ended = plain(place, f"{ACTOR}.clip_ratio_high=0.28 trainer.v1.trainer_mode=sync")
     assert refused(Ended(2, ended.out, re.sub(r"Error executing.*", "", ended.error)), "clip_ratio_high=0.28")
 

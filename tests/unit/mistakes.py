@@ -22,7 +22,7 @@ PLAIN: Final = (
 
 Row = tuple[str, ...]
 BOTH: Final[dict[str, tuple[Row, ...]]] = {
-    "the loss (recipe-C1, C2, C12, C13)": (
+    "the loss": (
         (f"{LOSS}.loss_mode=nobody", "loss_mode=nobody ", "external_lib", "seq_gspo"),
         (f"{MODEL}.external_lib=nowhere", "external_lib=nowhere ", "nowhere"),
         (f"++{LOSS}.exponent=3", f"{LOSS}.exponent=3"),
@@ -33,7 +33,7 @@ BOTH: Final[dict[str, tuple[Row, ...]]] = {
         (f"{ACTOR}.clip_ratio_high=0.28", "clip_ratio_high=0.28 ", "loss_mode=fspo", "c_low"),
         (f"{ACTOR}.clip_ratio=0.0003", "clip_ratio=0.0003 "),
     ),
-    "advantages and corrections (recipe-C4, C5, C6, C9)": (
+    "advantages and corrections": (
         (f"{ROLLOUT}.n=1", "adv_estimator=grpo ", "rollout.n=1", "2 or more"),
         ("algorithm.adv_estimator=gae", "adv_estimator=gae ", "grpo"),
         ("algorithm.adv_estimator=reinforce_plus_plus algorithm.gamma=0.9", "=reinforce_plus_plus ", "gamma=0.9"),
@@ -42,7 +42,7 @@ BOTH: Final[dict[str, tuple[Row, ...]]] = {
         (f"{CORRECTION}.rollout_is=sequence {ROLLOUT}.calculate_log_probs=false", "calculate_log_probs=false: "),
         (f"{CORRECTION}.bypass_mode=true {ROLLOUT}.calculate_log_probs=false", "log_probs=false: ", "bypass_mode"),
     ),
-    "sampling and rounding (recipe-C8, C10, C16, C17)": (
+    "sampling and rounding": (
         (f"{ROLLOUT}.top_p=0.9", "rollout.top_p=0.9 ", "top_p=1"),
         (f"{ROLLOUT}.top_k=50", "rollout.top_k=50 ", "top_k=-1"),
         (f"{ACTOR}.ppo_max_token_len_per_gpu=1000 {ROLLOUT}.log_prob_max_token_len_per_gpu=9000", "=1000 ", "=9000"),
@@ -50,7 +50,7 @@ BOTH: Final[dict[str, tuple[Row, ...]]] = {
         (f"{ROLLOUT}.temperature=0.009", "temperature=0.009 ", "0.01"),
         (f"{ROLLOUT}.temperature=0.6 ++{ROLLOUT}.logprobs_mode=raw_logprobs", "raw_logprobs ", "processed_logprobs"),
     ),
-    "weights, rewards, tools (recipe-C15, C18, C19, C20)": (
+    "weights, rewards, tools": (
         (
             f"trainer.v1.trainer_mode=fspo_separate_async {MODEL}.lora_rank=8",
             *("lora_rank=8 ", "lora.merge=true", "colocate_async"),
@@ -59,7 +59,7 @@ BOTH: Final[dict[str, tuple[Row, ...]]] = {
         ("custom_reward_function.path=mine.py", "custom_reward_function.path=mine.py: ", "reward."),
         (f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml {DATA}", "tools.yaml: ", "default_agent_loop=tool_agent"),
     ),
-    "types (runner-C5)": (
+    "types": (
         (f"{ACTOR}.use_kl_loss=Flase", "use_kl_loss=Flase ", "boolean"),
         (f"{ROLLOUT}.n=2.5", "rollout.n=2.5 ", "integer"),
         (f"{OPTIM}.lr=abc", "lr=abc ", "number"),
@@ -69,14 +69,14 @@ BOTH: Final[dict[str, tuple[Row, ...]]] = {
     ),
 }
 MAIN: Final[dict[str, tuple[Row, ...]]] = {
-    "sizes (runner-B7)": (
+    "sizes": (
         ("data.train_batch_size=30", "train_batch_size=30 ", "ppo_mini_batch_size=8"),
         (f"trainer.n_gpus_per_node=4 {ACTOR}.fsdp_config.fsdp_size=3", "n_gpus_per_node=4 ", "fsdp_size=3"),
         ("data.max_response_length=600", "= 616 ", "max_position_embeddings = 512", "shorten"),
         (f"{ROLLOUT}.max_model_len=128", "= 272 ", "max_model_len = 128"),
         (f"{ROLLOUT}.tensor_model_parallel_size=3", "parallel_size=3 ", "heads"),
     ),
-    "engines, packages, names (runner-B5, B6, B8, B11, B12)": (
+    "engines, packages, names": (
         (f"{ROLLOUT}.name=sglang", "rollout.name=sglang ", "vllm"),
         ("reward.reward_manager.source=register reward.reward_manager.name=niave", "name=niave ", "naive"),
         ("algorithm.adv_estimator=foo", "adv_estimator=foo ", "grpo"),
@@ -86,7 +86,7 @@ MAIN: Final[dict[str, tuple[Row, ...]]] = {
         (f"{ROLLOUT}.agent.agent_loop_config_path=/no/such", "agent_loop_config_path=/no/such ", "correct"),
         ("trainer.logger=[wnadb]", "wnadb", "wandb"),
     ),
-    "lost work, wrong numbers (runner-B9, B10)": (
+    "lost work, wrong numbers": (
         (f"{ACTOR}.checkpoint.async_save=true", "async_save=true ", "false"),
         ("trainer.max_actor_ckpt_to_keep=1", "max_actor_ckpt_to_keep=1 ", "2 or more"),
         ("trainer.resume_from_path=/x/global_step_1", "global_step_1 ", "resume_mode=resume_path"),
@@ -98,7 +98,7 @@ MAIN: Final[dict[str, tuple[Row, ...]]] = {
         (f"{OPTIM}.lr_warmup_steps=10 {OPTIM}.lr_warmup_steps_ratio=0.05", "steps_ratio=0.05 ", "-1"),
         (f"{OPTIM}.min_lr_ratio=0.1", "min_lr_ratio=0.1 ", "cosine"),
     ),
-    "model, data, reward (runner-B2, B3, B4)": (
+    "model, data, reward": (
         (f"{MODEL}.path=/no/such/model", "model.path='/no/such/model' ", "config.json"),
         (f"{MODEL}.path=", f"{MODEL}.path=", "variable of the shell"),
         ("data.val_files=broken.parquet", "data.val_files: ", "broken.parquet"),

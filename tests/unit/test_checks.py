@@ -101,14 +101,14 @@ def test_nothing_of_ours_is_not_looked_at() -> None:
 
 @pytest.mark.parametrize("loss", ["fspo_v1"])
 def test_a_band_that_verls_own_trainer_cannot_measure_is_refused(loss: str) -> None:
-    """recipe-C3."""
+    """Where nothing measures its drift."""
     words = (f"{LOSS}.loss_mode={loss}", "trainer.v1.trainer_mode=sync")
     assert unlike(method.problems(of_verl(*words)), ("", f"loss_mode={loss} ", "trainer_mode=fspo")) is None
     assert method.problems(of_verl(words[0])) == []
 
 
 def test_two_trainings_in_one_table_are_refused(tmp_path: Path) -> None:
-    """recipe-C14."""
+    """A table of a training that is not resumed."""
     TableWriter(tmp_path / FOLDER, {}, run="run", first_step=1)
     (tmp_path / FOLDER).mkdir(exist_ok=True)
     config = of_verl(f"trainer.default_local_dir={tmp_path}")
@@ -133,7 +133,7 @@ ONE_UPDATE = f"{ACTOR}.ppo_mini_batch_size"
     ],
 )
 def test_notes(words: tuple[str, ...], says: tuple[str, ...]) -> None:
-    """recipe-C7, C11, C17, whichever command."""
+    """Whichever command."""
     notes = method.notes(of_verl(*words))
     assert len(notes) == bool(says) and all(part in note for note in notes for part in says)
 
