@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +14,7 @@ from recipe.runner.launch.check_reward import scores_of_the_usual_forms
 from recipe.runner.launch.settings import DATA, files_of
 
 from fspo.audit.expected import shares_outside
+from fspo.records import read_info
 from fspo.types import SequenceLossSettings
 
 if TYPE_CHECKING:
@@ -29,11 +31,7 @@ def said(start: Start) -> Iterator[str]:
     yield f"algorithm: {start.facts['algo']}, advantage {config.algorithm.adv_estimator}, loss {loss.loss_mode}"
     settings = policy_loss_settings(loss)
     if settings is not None:
-        is_measured, longest = config.fspo.clip_values == "measured", config.data.max_response_length
-        source = "measured on the first ten rollout batches, published ones" if is_measured else "kept"
-        values = f"c_low={settings.c_low:g} c_high={settings.c_high:g} nats per token^{settings.exponent:g}"
-        yield f"clip values: {source}: {values}"
-        yield f"these leave outside, at sigma {_SIGMA} nats per sqrt(token): {_outside(settings, longest)}"
+        yield from _clip_values(start, settings)
     batch, last = config.data.train_batch_size, last_step(config)
     rows = _rows(config)
     epochs = "" if not (rows and last) else f", {last * batch / rows:.2g} epochs"
@@ -55,6 +53,29 @@ def said(start: Start) -> Iterator[str]:
         yield f"note: {note}"
     yield f"folder: {config.trainer.default_local_dir}"
     yield "not checked here: " + ("; ".join(start.unsettled) or "memory, time, and what the workers load")
+
+
+def _clip_values(start: Start, settings: SequenceLossSettings) -> Iterator[str]:
+    """Where the clip values come from, and what they leave outside."""
+    config, whose = start.config, "these leave"
+    if config.fspo.clip_values == "measured":
+        folder = start.checkpoint.folder.parent if start.checkpoint else Path(config.trainer.default_local_dir)
+        measured = [values for values in read_info(folder).get("clip_values_measured", ()) if start.checkpoint]
+        if known := [values for values in measured if values["after_step"] <= start.step]:
+            settings = replace(settings, c_low=known[-1]["c_low"], c_high=known[-1]["c_high"])
+            yield f"clip values: {_values(settings)}, measured by the run up to step {known[-1]['after_step']}"
+        else:
+            inside = f"{config.fspo.accept:.0%} of the responses inside"
+            yield f"clip values: none at first, then measured on the first ten rollout batches, {inside}"
+            whose = f"the published {_values(settings)} would leave"
+    else:
+        yield f"clip values: {_values(settings)}, kept"
+    shares = _outside(settings, config.data.max_response_length)
+    yield f"at sigma {_SIGMA} nats per sqrt(token) {whose} outside: {shares}"
+
+
+def _values(settings: SequenceLossSettings) -> str:
+    return f"c_low={settings.c_low:g} c_high={settings.c_high:g} nats per token^{settings.exponent:g}"
 
 
 def _outside(settings: SequenceLossSettings, longest: int) -> str:
