@@ -157,7 +157,7 @@ class Start(starts.Start):
     @classmethod
     def trains(cls, run_dir: Path, *overrides: str, **environment: str) -> Start:
         """``python -m recipe.fspo.main`` with this run folder."""
-        return cls(run_dir, "recipe.fspo.main", f"trainer.default_local_dir={run_dir}", *overrides, **environment)
+        return cls(run_dir, "recipe.fspo.main", f"trainer.default_local_dir='{run_dir}'", *overrides, **environment)
 
     def wait(self, timeout: float = LATER) -> int:
         """Exit status; what the start printed is in the failure if the time is over."""

@@ -62,8 +62,9 @@ def test_a_mode_trains_is_ended_resumes_and_counts_every_response(
     assert sorted(logged) == [*range(1, steps + 1)]
     # Its turns end with another token than its eos: without the stop token all responses would be cut.
     assert min(metrics["response_length/clip_ratio"] for metrics in logged.values()) < 1
-    ends = complete_lines(folder / "ends.jsonl")
-    assert ends and {line["reason"] for line in ends} <= {"failed", "stale", "surplus"}
+    # What is dropped hangs on the times of generation and update; test_rows.py counts it.
+    ends = complete_lines(file) if (file := folder / "ends.jsonl").exists() else []
+    assert {line["reason"] for line in ends} <= {"failed", "stale", "surplus"}
     assert all(line["lengths"] and 0 < line["step"] <= steps for line in ends)
 
     rows = all_rows(folder)
