@@ -6,6 +6,7 @@ a rule has a public reference, the comment gives it (verl#N: issue or pull reque
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -53,7 +54,13 @@ def problems(config: DictConfig) -> list[str]:
     """
     if not (is_ours(config) or is_by_sequence(config)):
         return []
-    wrong = list(value_problems(config, {"fspo": FspoSettings}))
+    names = [field.name for field in dataclasses.fields(FspoSettings)]
+    wrong = [
+        f"fspo.{name}: there is no such setting; there are {', '.join(names)}"
+        for name in config.get("fspo") or {}
+        if name not in names
+    ]
+    wrong += value_problems(config, {"fspo": FspoSettings})
     if not wrong and is_by_sequence(config):
         try:
             policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
@@ -74,6 +81,8 @@ def notes(config: DictConfig) -> list[str]:
             f"{_CORRECTION}.rollout_rs=null keeps responses however old their weights are, and S is measured from "
             "newer ones: rollout_rs=seq_sqrt_k1 leaves them out (docs/async.md)"
         )
+    if bypass and corrects:
+        said.append(f"{_CORRECTION}.rollout_is and rollout_rs have no effect: with bypass_mode=true verl takes neither")
     # separate_async trains several batches between two transfers of the weights, and S starts from the first.
     if not mode.endswith("separate_async") and not bypass and _never_clips(config):
         mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ from omegaconf import DictConfig
 from recipe.fspo import CONF_DIR
 from recipe.fspo.start import Start, prepared
 from recipe.runner.checkpoints import integrity
-from recipe.runner.faults.preemption import ENDING, NOT_BEGUN, take_signals
+from recipe.runner.faults.preemption import ENDING, FAILED, NOT_BEGUN, take_signals
 from recipe.runner.faults.processes import own_run_id
 from recipe.runner.launch import machine, resume, secrets
 from recipe.runner.launch.problems import Refused
@@ -72,7 +73,7 @@ def main(words: Sequence[str]) -> int:
         os.environ["VERL_CONFIG"] = str(machine.verl_config())
         with tempfile.TemporaryDirectory() as unread:  # Hydra writes multirun.yaml there
             words = resume.with_words_of_the_run(words)
-            is_sweep = not {"-m", "--multirun"}.isdisjoint(words)
+            is_sweep = any(word in ("-m", "--multirun") or word.upper() == "HYDRA.MODE=MULTIRUN" for word in words)
             # Python's parser takes overrides side by side only.
             flags = [word for word in words if word in ("-m", "--multirun") or re.match("--[^=]+=", word)]
             sweep = [f"hydra.sweep.dir={unread}"] if is_sweep else []
@@ -120,9 +121,14 @@ def run(arm: Arm) -> int:
                 integrity.name_latest(start.checkpoint)  # it may be an earlier one
             begin(folder, start.written(), arm.words, start.facts, start.step, start.changed, start.stop_tokens)
             status = train(start.config)
-        if status == 0:
-            print(_conclusion(start.config), flush=True)
-        print(*_next_commands(start, finished=status == 0), sep="\n", flush=True)
+        try:
+            if status == 0:
+                print(_conclusion(start.config), flush=True)
+            print(*_next_commands(start, finished=status == 0), sep="\n", flush=True)
+        except OSError as error:  # a full disk, or nobody who reads: the training has ended as its status says
+            with contextlib.suppress(OSError):
+                print(f"error: the conclusion cannot be written: {error}", file=sys.stderr, flush=True)
+            return status or (FAILED if config.evaluate else 0)
         return status
 
 

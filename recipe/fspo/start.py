@@ -13,6 +13,7 @@ from typing import Any
 
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
+from recipe.fspo import TRAINER_MODES
 from recipe.runner.checkpoints import integrity
 from recipe.runner.faults.preemption import FAILED
 from recipe.runner.launch import end_of_turn, machine, resume, secrets
@@ -74,6 +75,13 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
     config, start = arm.config, Start(arm.config, arm.words)
     if wrong := list(value_problems(config, {"fspo": method.FspoSettings})):
         raise Refused(*wrong)
+    if literal := list(secrets.literal_problems(OmegaConf.to_container(config))):
+        raise Refused(*literal)  # alone: other sentences show the values
+    if not method.is_ours(config):
+        raise Refused(
+            f"trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}: recipe.fspo.main runs the trainers "
+            f"{', '.join(TRAINER_MODES)} (mode=sync, colocate_async, separate_async); for verl's own take its command"
+        )
     on_this_machine(config, elsewhere)
     start.references = secrets.references(config)
     OmegaConf.resolve(config)
@@ -81,11 +89,12 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
     contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
     refused = list(filter(None, [resume.foreign_files(folder)]))
     settings = resume.settings_of_the_run(folder)
+    if not (config.evaluate and trainer.resume_mode == "resume_path"):  # it scores the checkpoint that is named
+        resume.choose_checkpoint(trainer, settings)
     if settings is not None:
         repaired = integrity.tracker_repair(trainer, contents)
         if repaired is not None and not elsewhere:
             start.notes.append(str(integrity.repair_tracker(trainer, contents)))
-        resume.choose_checkpoint(trainer, settings)
         end_of_turn.keep_stop_tokens(config, settings)
     start.checkpoint = integrity.resumed_from(trainer)
     if settings is not None and repaired is not None and trainer.resume_mode == "auto":
@@ -93,6 +102,9 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
     refused += integrity.resume_problems(trainer, contents, start.checkpoint)
     if config.evaluate:
         resume.turn_into_evaluation(config, start.checkpoint)
+        refused += filter(None, [resume.foreign_files(Path(trainer.default_local_dir))])
+        if settings is not None:
+            start.notes.append(resume.evaluated_otherwise(config, settings, start.references))
     start.stop_tokens, note = end_of_turn.add_stop_token(config, settings is not None, elsewhere)
     (start.unsettled if isinstance(note, MachineProblem) else start.notes).append(note)
     start.notes += checks.notes(config)

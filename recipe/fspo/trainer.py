@@ -14,7 +14,7 @@ from typing import Any, Final
 import ray
 from omegaconf import DictConfig
 from recipe.fspo.checkpoint import STATE_FILE, load_state, save_state
-from recipe.fspo.config import GROUP_ESTIMATORS, complete_settings, facts_of
+from recipe.fspo.config import GROUP_ESTIMATORS, complete, complete_settings, facts_of
 from recipe.fspo.recorder import join_ranks
 from recipe.fspo.replay_buffer import ENDS_FILE, clear_trained, ordered
 from recipe.fspo.rollout_batch import for_workers, kl_to_start, number_rows, read_outcomes
@@ -55,6 +55,8 @@ class FSPOHooks(PPOTrainer):
     def __init__(self, config: DictConfig) -> None:
         PROGRESS.columns = COLUMNS
         complete_settings(config)
+        if config.fspo.clip_values is None:  # a script that has started Ray itself: verl's driver asked no plugin
+            complete(config)
         if "dry_run" not in config:  # recipe.fspo.main has this setting, and has written more
             note(self.folder, **facts_of(config))
         self._records = StepRecords(config, self.folder)

@@ -59,6 +59,8 @@ class RunnerHooks(PPOTrainer):
         self.folder = Path(config.trainer.default_local_dir).absolute()
         with open_dict(config):
             config.trainer.default_local_dir = str(self.folder)
+            if "dry_run" in config:  # of recipe.fspo.main, whose runs share their experiment's name
+                config.trainer.experiment_name = loggers.run_name(config)
             config.trainer.v1.trainer_mode = self.verl_mode  # verl takes its asynchronous branches for any but sync
         PROGRESS.write_to(self.folder)
         if (slots := server_slots.slots(config)) is not None:

@@ -291,11 +291,6 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
             "2 or more, or to null",
         ),
         (
-            config.trainer.resume_from_path and config.trainer.resume_mode != "resume_path",
-            f"trainer.resume_from_path={config.trainer.resume_from_path}",
-            f"has no effect with resume_mode={config.trainer.resume_mode}: give resume_mode=resume_path",
-        ),
-        (
             parts > 1 and attention not in (None, "flash_attention_2"),
             f"{_ACTOR}.ulysses_sequence_parallel_size={parts}",
             f"with attn_implementation={attention}: verl exchanges the parts of a sequence in flash attention only, "

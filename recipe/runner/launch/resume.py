@@ -16,7 +16,7 @@ from recipe.runner.checkpoints.integrity import TRACKER_FILE, Checkpoint, is_che
 from recipe.runner.faults.preemption import FAILED, PREEMPTED, STOP_FILE
 from recipe.runner.launch.problems import Refused
 from recipe.runner.launch.secrets import as_given, is_reference
-from recipe.runner.launch.settings import is_below, parsed, quoted
+from recipe.runner.launch.settings import is_below, quoted
 
 #: Files that a start replaces or appends to.
 _FILES: Final = (
@@ -46,6 +46,7 @@ _MAY_NOT: Final = ("trainer.balance_batch", "trainer.critic_warmup", "trainer.de
 _PER_START: Final = ("dry_run", "evaluate", "ray_kwargs", "run.allow_changed")
 #: The key of a run's folder.
 RUN: Final = "trainer.default_local_dir"
+_ROLLOUT: Final = "actor_rollout_ref.rollout"
 _LENGTH: Final = ("trainer.total_training_steps", "trainer.total_epochs")
 _STATUSES: Final = ("running", "finished", "failed", "preempted", "interrupted", "killed")
 _RESTORE: Final = f"restore it, or begin another run with another {RUN}"
@@ -95,7 +96,8 @@ def with_words_of_the_run(words: Sequence[str]) -> list[str]:
     named = [word for word in words if word.startswith("resume=")]
     if not named:
         return list(words)
-    folder = Path(str(parsed(named[-1:])[0].value())).expanduser().absolute()
+    text = named[-1].partition("=")[2]  # of a folder like seed=1,algo=fspo, too, which Hydra's grammar does not take
+    folder = Path(text.strip("'\"")).expanduser().absolute()
     problems = list[str]()
     info = read_info(folder, problems)
     if run_info(folder) is None or "overrides" not in info:
@@ -111,8 +113,8 @@ def with_words_of_the_run(words: Sequence[str]) -> list[str]:
 
 def comparable(words: Sequence[str]) -> list[str]:
     """The words of a command that decide what a run computes."""
-    left_out = ("hydra", *_PER_START, *_MAY_CHANGE)
-    return sorted(word for word in words if not is_below(_key(word), left_out) or is_below(_key(word), _MAY_NOT))
+    left_out, kept = ("hydra", *_PER_START, *_MAY_CHANGE), (*_MAY_NOT, *_LENGTH)
+    return sorted(word for word in words if not is_below(_key(word), left_out) or is_below(_key(word), kept))
 
 
 # ---------------------------------------------------------------- the folder
@@ -163,12 +165,18 @@ def choose_checkpoint(trainer: DictConfig, settings: Mapping[str, Any] | None) -
     Raises:
         Refused: for another run's checkpoint, or none, in a folder with results.
     """
+    first = (settings or {}).get("trainer", {}).get("resume_from_path")
+    path = trainer.resume_from_path
+    if path and trainer.resume_mode != "resume_path" and path != first:
+        raise Refused(
+            f"trainer.resume_from_path={path} has no effect with resume_mode={trainer.resume_mode}: give "
+            "resume_mode=resume_path"
+        )
     if settings is None or trainer.resume_mode == "auto":
         return
-    first, path = settings["trainer"].get("resume_from_path"), trainer.resume_from_path
     folder = Path(trainer.default_local_dir)
     if trainer.resume_mode == "resume_path" and path == first and (folder / TRACKER_FILE).exists():
-        trainer.resume_mode, trainer.resume_from_path = "auto", None
+        trainer.resume_mode = "auto"  # the path stays, so that the next start knows it again
     elif trainer.resume_mode == "disable" or not (path == first or is_checkpoint_of(trainer, path)):
         raise Refused(
             f"trainer.resume_mode={trainer.resume_mode} trainer.resume_from_path={path} would put another run's "
@@ -189,6 +197,24 @@ def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]
         yield key, old, new
 
 
+def _differing(
+    config: DictConfig, settings: Mapping[str, Any], references: Mapping[str, str]
+) -> list[tuple[str, Any, Any]]:
+    """Key, old and new value of each setting that differs from the run's, but for texts from the environment."""
+    new = as_given(OmegaConf.to_container(config, resolve=True), "", references)
+    return [change for change in _changes(settings, new) if not any(map(is_reference, change[1:]))]
+
+
+def evaluated_otherwise(config: DictConfig, settings: Mapping[str, Any], references: Mapping[str, str]) -> str:
+    """What an evaluation has otherwise than its run, beside what is asked of it and the machine; empty if nothing."""
+    asked = (*_MAY_CHANGE, "data.val_files", "data.val_batch_size", f"{_ROLLOUT}.val_kwargs")
+    changes = [change for change in _differing(config, settings, references) if not is_below(change[0], asked)]
+    if not changes:
+        return ""
+    told = "; ".join(f"{key} is {new!r}, in the run {old!r}" for key, old, new in changes)
+    return f"the evaluation has settings of its own (resume=FOLDER takes the run's): {told}"
+
+
 def changed_settings(
     config: DictConfig,
     settings: Mapping[str, Any],
@@ -203,9 +229,8 @@ def changed_settings(
     Raises:
         Refused: if one may not, and is not in ``run.allow_changed``.
     """
-    new = as_given(OmegaConf.to_container(config, resolve=True), "", references)
     differing = [change for change in also if change[1] != change[2]]
-    differing += [change for change in _changes(settings, new) if not any(map(is_reference, change[1:]))]
+    differing += _differing(config, settings, references)
     fixed, allowed = [*_MAY_NOT, *(_LENGTH if _schedule_has_a_length(config) else ())], config.run.allow_changed
 
     def may_change(key: str) -> bool:
