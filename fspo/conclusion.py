@@ -381,6 +381,8 @@ def conclude(
     alike = too_alike(responses)
     if (reason := too_few(responses)) is not None and reason != alike:
         return [reason]
+    # How a gradient grows with L is known of a loss of this package; that of verl's hangs on loss_agg_mode.
+    is_ours = settings is not None or str(loss) in ALGORITHMS
     settings = settings or ALGORITHMS.get(named_loss(str(loss)) or "")
     # A band that is measured, or none, has no exponent to keep.
     has_band = settings is not None and not settings.needs_state and min(settings.c_low, settings.c_high) > 0
@@ -406,7 +408,7 @@ def conclude(
                 lines.append(_in_verl(value, loss, float(responses.length_B.mean())))
     lines.append(_mean_line(responses))
     cosine = math.nan
-    if responses.rule_known and not own_mask:
+    if responses.rule_known and not own_mask and is_ours:
         columns = (responses.kept_B, responses.advantage_B, responses.weight_B, responses.length_B)
         cosine = clipped_cosine(*columns, settings.grad_scale if settings else "1/L")
     if math.isfinite(cosine):

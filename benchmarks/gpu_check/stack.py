@@ -67,7 +67,7 @@ SMALL_JOB = (
 #: reward; without differences within a group nothing would move.
 SMOKE = (
     *SMALL_JOB,
-    "+data.offline_task={n_train: 256, n_test: 64, seed: 0}",
+    '+data.offline_task={folder: "${trainer.default_local_dir}/data", n_train: 256, n_test: 64, seed: 0}',
     "data.train_batch_size=256",
     f"{_ACTOR}.ppo_mini_batch_size=64",
     f"{_ACTOR}.ulysses_sequence_parallel_size=${{trainer.n_gpus_per_node}}",
@@ -84,7 +84,7 @@ SMOKE = (
 #: The demo's run (conf/experiment/demo.yaml) on a GPU. Without compilation vLLM starts in half the time.
 LEARN = (
     *SMALL_JOB,
-    "+data.offline_task={n_train: 4096, n_test: 256, seed: 0}",
+    '+data.offline_task={folder: "${trainer.default_local_dir}/data", n_train: 4096, n_test: 256, seed: 0}',
     "data.train_batch_size=32",
     "actor_rollout_ref.model.path=pkg://recipe.math.data/assets/demo_model",
     "actor_rollout_ref.model.enable_gradient_checkpointing=false",

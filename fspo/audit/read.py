@@ -159,14 +159,16 @@ def _read_own(path: Path) -> Table:
     columns = columns_of(rows)
     if b"last" in (file.schema_arrow.metadata or {}):  # of a table of ours
         columns = {name: values[np.isfinite(columns["S"])] for name, values in columns.items()}
-    for name in ("S", "L"):
-        wrong_B = ~np.isfinite(columns[name]) | (columns[name] < 1 if name == "L" else False)
+    for name in ("S", "L", *(name for name in ("step", "minibatch", "update", "seed") if name in columns)):
+        wrong_B = ~np.isfinite(columns[name].astype(np.float64)) | (columns[name] < 1 if name == "L" else False)
         if wrong_B.any():
             what = (
                 f"column {name} has {int(wrong_B.sum())} values that cannot be, the first {columns[name][wrong_B][0]:g}"
             )
             raise ValueError(f"{what} (of {len(wrong_B)}): leave out the rows of these responses")
-    return Table(columns, run=path.stem, ranks=[0], expected=1, last=(0, 0))
+    meta = {name.decode(): value.decode() for name, value in (file.schema_arrow.metadata or {}).items()}
+    meta = {name: value for name, value in meta.items() if name in (EVERY_MINI_BATCH, "loss", "rule")}
+    return Table(columns, run=path.stem, ranks=[0], expected=1, last=(0, 0), meta=meta)
 
 
 def accept_of(info: Mapping[str, Any]) -> float:

@@ -21,9 +21,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what = "folders of runs, or with runs below them; audits; parquet files of S, L and A"
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=what)
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for report.html, summary.json")
+    every = "mini-batches before which no weight had moved count, too, where records do not say (python -m fspo.audit)"
+    parser.add_argument("--every-mini-batch", action="store_true", help=every)
     options = parser.parse_args(arguments)
     try:
-        report = build_report(options.runs, options.out)
+        report = build_report(options.runs, options.out, options.every_mini_batch)
     except OSError as error:
         print(f"error: --out {options.out}: {error}", file=sys.stderr)
         return 2

@@ -44,13 +44,14 @@ class NothingReadError(ValueError):
     """No run could be read; the text is a problem a line."""
 
 
-def build_report(paths: Sequence[Path], out: Path) -> Report:
+def build_report(paths: Sequence[Path], out: Path, every_mini_batch: bool = False) -> Report:
     """Write ``report.html`` (self-contained) and ``summary.json``.
 
     Args:
         paths: Folders of runs (docs/runs.md) or folders with some below, folders of an audit, parquet files of S, L and
             A. What cannot be read is named in the report.
         out: Folder for the files; made if needed. Each file is replaced whole.
+        every_mini_batch: As of :func:`fspo.audit.read_audit`.
 
     Returns:
         Where the page is, and what was wrong.
@@ -65,7 +66,7 @@ def build_report(paths: Sequence[Path], out: Path) -> Report:
     foreign += [summary] if summary.exists() and "verdicts" not in read_object(summary) else []
     if foreign:
         raise FileExistsError(f"{foreign[0]} exists and was not written by a report: give another folder, or move it")
-    loaded = [run for path in dict.fromkeys(paths) for run in load_runs(path)]
+    loaded = [run for path in dict.fromkeys(paths) for run in load_runs(path, every_mini_batch)]
     problems: list[str] = []
     runs = [run for run in loaded if run.steps or len(run.responses)]
     if not runs:

@@ -6,6 +6,7 @@ What is missing or cannot be read is named; the rest is used.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -123,17 +124,19 @@ class Group:
         return self._errors[view]
 
 
-def load_runs(path: Path) -> list[Run]:
+def load_runs(path: Path, every_mini_batch: bool = False) -> list[Run]:
     """Read a run's folder, a folder with runs below it, an audit's, or a parquet file of responses.
 
-    A file's responses are judged by each of the bands with a published clip value.
+    A file's responses are judged by each of the bands with a published clip value. ``every_mini_batch`` is that of
+    :func:`fspo.audit.read_audit`.
     """
     if any((path / name).is_file() for name in (INFO_FILE, METRICS_FILE)):
         return [_load_run(path)]
-    records = read_audit(path)
-    if not len(records.responses) and path.is_dir() and (below := sorted(path.rglob(INFO_FILE))):
-        folders = {file.parent for file in below}  # what lies in a run's folder is no run of its own
-        return [_load_run(file.parent) for file in below if folders.isdisjoint(file.parent.parents)]
+    records = read_audit(path, every_mini_batch=every_mini_batch)
+    folders = {file.parent for name in (INFO_FILE, METRICS_FILE) for file in path.rglob(name)}
+    if not len(records.responses) and folders:
+        # What lies in a run's folder is no run of its own.
+        return [_load_run(folder) for folder in sorted(folders) if folders.isdisjoint(folder.parents)]
     run = Run(path, records=records, problems=list(records.problems))
     _take_responses(run)
     if path.suffix != ".parquet" or not len(run.responses):
@@ -152,6 +155,9 @@ def _load_run(path: Path) -> Run:
     for _, step, metrics in read_steps(path / METRICS_FILE, run.problems, lambda line: dict(line["metrics"])):
         # Validation and training of one step may come on two lines; null means undefined.
         values = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+        if wrong := [name for name, value in values.items() if not math.isfinite(value)]:
+            run.problems.append(f"{path / METRICS_FILE}: step {step}: not finite, and left out: {', '.join(wrong)}")
+            values = {name: value for name, value in values.items() if name not in wrong}
         run.steps[step] = run.steps.get(step, {}) | values
     run.steps = dict(sorted(run.steps.items()))
     if (path / FOLDER).exists():

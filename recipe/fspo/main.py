@@ -107,7 +107,7 @@ def run(arm: Arm) -> int:
         return 0
     own_run_id()  # before anything is started: whatever is, inherits it
     ENDING.how_far = lambda: NOT_BEGUN
-    with machine.private_run(config), machine.forked_workers(config, _MODULES):
+    with machine.private_run(config) as private, machine.forked_workers(config, _MODULES):
         start = prepared(arm)
         # Here, beside the workers: verl must wait until the platform is exported.
         from recipe.runner.launch.run_folder import begin, locked
@@ -121,6 +121,7 @@ def run(arm: Arm) -> int:
                 integrity.name_latest(start.checkpoint)  # it may be an earlier one
             begin(folder, start.written(), arm.words, start.facts, start.step, start.changed, start.stop_tokens)
             status = train(start.config)
+            private.failed = (resume.run_info(folder) or {}).get("status") == "failed"
         try:
             if status == 0:
                 print(_conclusion(start.config), flush=True)

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -145,8 +146,15 @@ def ray_folder() -> Path | None:
     return _ray_folder
 
 
+@dataclass
+class PrivateRun:
+    """A run within :func:`private_run`; ``failed`` keeps the logs of its Ray."""
+
+    failed: bool = False
+
+
 @contextlib.contextmanager
-def private_run(config: DictConfig) -> Iterator[None]:
+def private_run(config: DictConfig) -> Iterator[PrivateRun]:
     """Within it, what the run starts shares nothing with other users of the machine. Enter it before Ray is imported.
 
     Compiled kernels are in the user's private folder. A Ray that the run starts has its files there, and a token of its
@@ -165,7 +173,7 @@ def private_run(config: DictConfig) -> Iterator[None]:
     variables = {**node.cache_environment(private), node.PRIVATE_VARIABLE: str(private)}
     if not starts_ray(config):
         with _environment(variables):
-            yield
+            yield PrivateRun()
         return
     variables["RAY_AUTH_MODE"] = mode = os.environ.get("RAY_AUTH_MODE") or "token"
     if mode.lower() == "token" and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
@@ -174,20 +182,21 @@ def private_run(config: DictConfig) -> Iterator[None]:
         variables |= {name: os.environ.get(name) or value for name, value in LOOPBACK_ENVIRONMENT.items()}
     folder = ENDING.folder = Path(tempfile.mkdtemp(prefix="", dir=private))
     variables["TMPDIR"] = os.environ.get("TMPDIR") or str(folder)  # sockets of vLLM, locks of verl
-    failed = True
+    run = PrivateRun()
     try:
         with _environment(variables):
             _ray_folder, _ray_parent = folder, (parent, setting)
-            yield
-        failed = False
+            yield run
     except Preempted:
-        failed = False
+        raise
+    except BaseException:
+        run.failed = True
         raise
     finally:
         _ray_folder = _ray_parent = ENDING.folder = None
         if (ray := sys.modules.get("ray")) is not None:
             ray.shutdown()
-        _remove(folder, keep_logs=failed)
+        _remove(folder, keep_logs=run.failed)
 
 
 @contextlib.contextmanager
