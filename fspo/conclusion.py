@@ -155,7 +155,8 @@ def _mean_line(responses: Responses) -> str:
     if not np.isfinite((share.value, share.low, share.high)).all():
         return "the mean of exp(S) says nothing: S hardly varies, or by hundreds of nats"
     verdict = _VERDICTS[movement_verdict(share)]
-    return f"the mean of exp(S) is {verdict}; share of rounding {_shown(share)} (movement 0, rounding 1)"
+    assumed = "(movement 0, rounding 1; one update a response)"  # without ``row`` epochs are not known
+    return f"the mean of exp(S) is {verdict}; share of rounding {_shown(share)} {assumed}"
 
 
 # ---------------------------------------------------------------- which band is even

@@ -30,10 +30,6 @@ EVERY_MINI_BATCH: Final = "every_mini_batch"
 """Entry of a table's metadata, ``yes`` or ``no``: whether mini-batches before which no weight had moved count. They do
 where pi_old is the rollout engine's policy."""
 
-#: Eight responses with rewards of 0 or 1 have 15 values of A, all of them often one L.
-_FEW_PAIRS: Final = 16
-#: In a few steps a row may be missing or damaged.
-_MOST_STEPS: Final = 0.5
 #: So many clusters are resampled at most, for the time that it takes: of more, neighbours are one cluster.
 _MOST_CLUSTERS: Final = 2000
 
@@ -55,8 +51,7 @@ class Responses:
         update_B: Index of the mini-batch within its rollout batch, int64.
         batch_B: Mini-batch, numbered from 0 over all steps, int64; the responses of a mini-batch share one policy.
         moved_B: Whether a weight had moved before its mini-batch, bool.
-        again_B: Whether an update was made on the same response before, in an earlier epoch, bool: by ``row``, or
-            without it by :func:`_again`.
+        again_B: Whether an update was made on the same response before, in an earlier epoch, bool; known by ``row``.
         prompt_B: Prompt group, numbered from 0, int64; None where a row has none.
     """
 
@@ -98,8 +93,6 @@ class Responses:
             response_B, first_B = _numbered([*place, row_B]), np.full(len(row_B), np.inf)
             np.minimum.at(first_B, response_B, in_step_B)
             again_B &= in_step_B > first_B[response_B]
-        else:
-            again_B = _again(rows, len(s_B))[known_B]
         prompt_B = None
         if "prompt" in rows:
             prompt_B = np.unique(np.asarray(rows["prompt"])[known_B], return_inverse=True)[1].reshape(-1)
@@ -296,40 +289,6 @@ def rows_of(output: SequenceLossOutput) -> dict[str, Array]:
         "weight": output.weight_B,
     }
     return {name: value[output.valid_B].detach().double().cpu().numpy() for name, value in columns.items()}
-
-
-def _again(rows: Mapping[str, Any], n: int) -> npt.NDArray[np.bool_]:
-    """Whether the mini-batch of each row belongs to a later epoch over its rollout batch, where no row has a number.
-
-    An epoch is a part of the mini-batches of a step that has the same pairs of L and A as each other part, in most
-    steps: S is not known of every row, and most loops do not number responses. A step whose last mini-batch is not
-    there yet does not count. Too few different pairs could be equal by chance: such responses count as one epoch.
-    """
-    first_B = np.zeros(n, np.bool_)
-    if n == 0 or any(name not in rows for name in ("L", "A", "update")):
-        return first_B
-    column = {name: np.nan_to_num(np.asarray(rows[name], np.float64), nan=-1.0) for name in ("L", "A", "update")}
-    place = [np.asarray(rows[name], np.float64) for name in ("seed", "step") if name in rows]
-    step_B, update_B = _numbered(place) if place else np.zeros(n, np.int64), column["update"].astype(np.int64)
-    start_S = np.full(int(step_B.max()) + 1, update_B.max())
-    np.minimum.at(start_S, step_B, update_B)
-    update_B = update_B - start_S[step_B]  # some loops count on from step to step
-    updates = int(update_B.max()) + 1
-    pair_B = column["L"].astype(np.int64).astype(np.uint64) + column["A"].view(np.uint64)
-    if updates == 1 or len(np.unique(pair_B[:: 1 + n // 4096])) <= _FEW_PAIRS:
-        return first_B
-    # The sum of hashes does not depend on the order of the responses.
-    hash_B = (pair_B ^ (pair_B >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    hash_B = (hash_B ^ (hash_B >> np.uint64(32))) * np.uint64(0x94D049BB133111EB)
-    sums_SU = np.zeros((len(start_S), updates), np.uint64)
-    np.add.at(sums_SU, (step_B, update_B), hash_B)
-    whole_SU = sums_SU[np.unique(step_B[update_B == updates - 1])]
-    for epochs in range(updates, 1, -1):
-        if updates % epochs == 0:
-            part_SE = whole_SU.reshape(len(whole_SU), epochs, -1).sum(-1)
-            if (part_SE == part_SE[:, :1]).all(-1).mean() > _MOST_STEPS:
-                return np.asarray(update_B * epochs >= updates)
-    return first_B
 
 
 def _numbered(keys: Sequence[Array]) -> npt.NDArray[np.int64]:

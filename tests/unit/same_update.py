@@ -42,7 +42,7 @@ from fspo.losses import ALGORITHMS  # noqa: E402
 from fspo.table import read_table  # noqa: E402
 from fspo.types import BandState  # noqa: E402
 from recipe.fspo.recorder import ROWS, join_ranks  # noqa: E402
-from recipe.runner.launch.prepare import on_this_machine  # noqa: E402
+from recipe.runner.launch.settings import on_this_machine  # noqa: E402
 
 
 def batch(worker: Any) -> TensorDict:
@@ -78,7 +78,8 @@ def main() -> None:
         settings = {"_target_": "verl.workers.config.PolicyLossConfig", "loss_mode": loss}
         CONFIG.actor_rollout_ref.actor.policy_loss = settings
         CONFIG.actor_rollout_ref.actor.update(clip_ratio_low=2e-3, clip_ratio_high=2e-3)
-    config = on_this_machine(CONFIG).actor_rollout_ref
+    on_this_machine(CONFIG)
+    config = CONFIG.actor_rollout_ref
     if kind == "recipe":
         from recipe.fspo.worker import FSPOWorker as Worker
     else:

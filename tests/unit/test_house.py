@@ -172,9 +172,8 @@ AUDIT_IN_A_PROCESS_THAT_TRAINS_NOTHING = """
 import sys, verl
 trains = "verl.workers.engine_workers" in sys.modules
 assert not trains, "every reward and rollout worker would need the memory of a trainer"
-from verl.utils.tracking import Tracking
 from verl.workers.engine_workers import TrainingWorker
-for method in (Tracking.log, TrainingWorker.train_batch, TrainingWorker.train_mini_batch):
+for method in (TrainingWorker.set_loss_fn, TrainingWorker.train_batch):
     assert method.__wrapped__.__module__ == method.__module__ and "recipe" in method.__code__.co_filename
 """
 

@@ -34,12 +34,12 @@ for name, module in list(sys.modules.items()):
             ours |= {f"{name}:{getattr(owner, '__qualname__', '')}.{member}" for member in members}
 print(*sorted(ours), sep="\\n")
 
-# What verl's driver asks for its workers, with a run's settings and without.
+# What verl's driver asks for its workers, in a run and beside one.
+import os
 from omegaconf import OmegaConf
-from recipe.runner.ray_worker import BEGIN, HOOK
-of_workers = verl.trainer.main_ppo.get_ppo_ray_runtime_env
-assert of_workers(OmegaConf.create({"run": {}}))[HOOK] == BEGIN
-assert HOOK not in of_workers(OmegaConf.create({}))
+from recipe.runner.ray_worker import HOOK
+asked = verl.trainer.main_ppo.get_ppo_ray_runtime_env(OmegaConf.create({}))
+assert (HOOK in asked) == ("FSPO_RUN_ID" in os.environ)
 """
 
 
