@@ -75,7 +75,6 @@ def test_a_comparison_trains_both_losses_under_the_same_conditions_and_once(star
         first, second = (rows["S"][(rows["step"] == 1) & (rows["update"] == update)].abs() for update in (0, 1))
         assert first.max() < 1e-4 < second.max(), "the first mini-batch after a rollout has S = 0"
         assert list(folder.rglob("events.out.tfevents.*")), "each run has its own"
-    lengths = all_rows(power)
-    assert measured(power)["loss_divided_by"] == pytest.approx(lengths["L"][lengths["step"] == 1].mean())
-    assert "loss_divided_by" not in measured(gspo), "GSPO's is a mean"
+    # GSPO's is a mean, and a loss of one's own is not scaled.
+    assert "loss_divided_by" not in measured(gspo) | measured(power)
     assert "fspo_power" in build_report([tmp_path / "grid"], tmp_path / "report").page.read_text()
