@@ -32,6 +32,7 @@ BOTH: Final[dict[str, tuple[Row, ...]]] = {
         (f"++{LOSS}.exponent=2", f"{LOSS}.c_low=0.03 ", "never clip"),
         (f"{ACTOR}.clip_ratio_high=0.28", "clip_ratio_high=0.28 ", "loss_mode=fspo", "c_low"),
         (f"{ACTOR}.clip_ratio=0.0003", "clip_ratio=0.0003 "),
+        ("+fspo.acept=0.5", "fspo.acept: ", "accept"),
     ),
     "advantages and corrections": (
         (f"{ROLLOUT}.n=1", "adv_estimator=grpo ", "rollout.n=1", "2 or more"),
@@ -89,7 +90,6 @@ MAIN: Final[dict[str, tuple[Row, ...]]] = {
     "lost work, wrong numbers": (
         (f"{ACTOR}.checkpoint.async_save=true", "async_save=true ", "false"),
         ("trainer.max_actor_ckpt_to_keep=1", "max_actor_ckpt_to_keep=1 ", "2 or more"),
-        ("trainer.resume_from_path=/x/global_step_1", "global_step_1 ", "resume_mode=resume_path"),
         (f"{ROLLOUT}.val_kwargs.n=2 {ROLLOUT}.val_kwargs.temperature=0", "val_kwargs.n=2 ", "temperature=0"),
         (f"{ROLLOUT}.full_determinism=true", "full_determinism=true ", "advantages 0"),
         (f"{ACTOR}.kl_loss_coef=0.01", "kl_loss_coef=0.01 ", "use_kl_loss=true"),

@@ -216,3 +216,34 @@ def test_a_new_file_is_dirt_and_another_commit_is_a_change(
 def test_what_git_does_not_say_is_unknown(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_folder, "__file__", str(tmp_path / "module.py"))
     assert run_folder.code_state() == {"commit": None, "dirty": None}, "no checkout"
+
+
+def test_a_path_that_is_named_again_goes_on_from_what_was_saved_since(tmp_path: Path) -> None:
+    """At every start, not only at the second; a path without its mode has no effect, and is refused."""
+    words = ("trainer.resume_mode=resume_path", "trainer.resume_from_path=/other/global_step_5")
+    folder = begun(tmp_path / "run", *words)
+    (folder / "latest_checkpointed_iteration.txt").write_text("6")
+    for _ in range(3):
+        config = settings(folder, *words)
+        before = resume.settings_of_the_run(folder)
+        resume.choose_checkpoint(config.trainer, before)
+        assert (config.trainer.resume_mode, config.trainer.resume_from_path) == ("auto", "/other/global_step_5")
+        run_folder.begin(folder, OmegaConf.to_container(config), words, {"algo": "fspo"})
+    with pytest.raises(Refused, match="resume_mode=resume_path"):
+        resume.choose_checkpoint(settings(folder, "trainer.resume_from_path=/another/global_step_1").trainer, before)
+
+
+def test_an_evaluation_says_what_is_not_as_in_its_run(tmp_path: Path) -> None:
+    before = resume.settings_of_the_run(begun(tmp_path / "run", "data.max_response_length=99"))
+    assert before is not None
+    asked = ("actor_rollout_ref.rollout.val_kwargs.n=9", "data.val_files=[mine.parquet]", "trainer.n_gpus_per_node=4")
+    same = settings(tmp_path / "run", "data.max_response_length=99", *asked)
+    assert resume.evaluated_otherwise(same, before, {}) == ""
+    other = settings(tmp_path / "run", *asked)
+    assert "data.max_response_length is 256, in the run 99" in resume.evaluated_otherwise(other, before, {})
+
+
+def test_a_folder_with_an_equals_sign_is_gone_on_with(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run", "seed=1").rename(tmp_path / "seed=1,algo=fspo")
+    words = resume.with_words_of_the_run([f"resume={folder}"])
+    assert words[0] == "seed=1" and words[1] == f"trainer.default_local_dir='{folder}'"

@@ -208,6 +208,7 @@ def _differing(
 def evaluated_otherwise(config: DictConfig, settings: Mapping[str, Any], references: Mapping[str, str]) -> str:
     """What an evaluation has otherwise than its run, beside what is asked of it and the machine; empty if nothing."""
     asked = (*_MAY_CHANGE, "data.val_files", "data.val_batch_size", f"{_ROLLOUT}.val_kwargs")
+    asked += (f"{_ROLLOUT}.n_gpus_per_node", f"{_ROLLOUT}.nnodes")  # as the trainer has them
     changes = [change for change in _differing(config, settings, references) if not is_below(change[0], asked)]
     if not changes:
         return ""
