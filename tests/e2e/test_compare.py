@@ -50,9 +50,8 @@ def test_a_comparison_trains_both_losses_under_the_same_conditions_and_once(star
         "fspo.skip_zero_advantage=false",  # every mini-batch has an S
     )  # fmt: skip
     gspo, power = (compared(tmp_path, loss) for loss in losses)
-    alone = start(
-        power, f"--config-dir={tmp_path}/conf", "seed=5", "algo=fspo_power", "algorithm.adv_estimator=grpo", *words[1:]
-    )
+    one = (f"trainer.default_local_dir='{power}'", "seed=5", "algo=fspo_power", "algorithm.adv_estimator=grpo")
+    alone = start.module(tmp_path, "recipe.fspo.main", *one, *words)
     alone.ends_with(0)
     assert read_info(power)["status"] == "finished" and not gspo.exists()
     began = read_info(power)["starts"]
