@@ -13,18 +13,34 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import hydra
-from hydra import initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
-from recipe.fspo import CONF_DIR
-from recipe.fspo.start import Start, prepared
-from recipe.runner.checkpoints import integrity
 from recipe.runner.faults.preemption import ENDING, FAILED, NOT_BEGUN, take_signals
-from recipe.runner.faults.processes import own_run_id
-from recipe.runner.launch import machine, resume, secrets
-from recipe.runner.launch.problems import Refused
-from recipe.runner.launch.sweep import Arm, Sweep
+
+#: The sweep that is going on.
+_SWEEP: Sweep | None = None
+
+
+def take(signum: signal.Signals) -> None:
+    """What a signal does: a sweep passes it on, a run saves and ends."""
+    (_SWEEP or ENDING).take(signum)
+
+
+if __name__ == "__main__":
+    # Before numpy is imported: it starts threads, in which the signals would not be blocked, and Ray's handler or the
+    # default one would take them there.
+    take_signals(take)
+
+# isort: split
+import hydra  # noqa: E402
+from hydra import initialize_config_dir  # noqa: E402
+from hydra.core.hydra_config import HydraConfig  # noqa: E402
+from omegaconf import DictConfig  # noqa: E402
+from recipe.fspo import CONF_DIR  # noqa: E402
+from recipe.fspo.start import Start, prepared  # noqa: E402
+from recipe.runner.checkpoints import integrity  # noqa: E402
+from recipe.runner.faults.processes import own_run_id  # noqa: E402
+from recipe.runner.launch import machine, resume, secrets  # noqa: E402
+from recipe.runner.launch.problems import Refused  # noqa: E402
+from recipe.runner.launch.sweep import Arm, Sweep  # noqa: E402
 
 #: Exit status of a command that is refused, as ``argparse`` uses it; nothing was written.
 REFUSED: Final = 2
@@ -32,12 +48,6 @@ REFUSED: Final = 2
 _MODULES: Final = ("recipe.fspo.trainer",)
 _OF_THE_LOSS: Final = ("actor_rollout_ref.actor", "algorithm.adv_estimator", "fspo")
 _ARMS: Final = list[Arm]()
-_SWEEP: Sweep | None = None
-
-
-def take(signum: signal.Signals) -> None:
-    """What a signal does: a sweep passes it on, a run saves and ends."""
-    (_SWEEP or ENDING).take(signum)
 
 
 @hydra.main(config_path=str(CONF_DIR), config_name="fspo", version_base="1.3")
@@ -173,5 +183,4 @@ def _next_commands(start: Start, finished: bool = False) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    take_signals(take)
     sys.exit(main(sys.argv[1:]))

@@ -159,6 +159,21 @@ present = [name for name in sys.modules if name.startswith("recipe.runner.cpu")]
 assert not present, present
 """
 
+#: One thread takes the signals; Ray's handler, or the default one, would take them in a thread that has them unblocked.
+SIGNALS_ARE_BLOCKED_IN_ALL_THREADS = """
+import os, re, runpy, signal, sys
+sys.argv[1:] = ["nothing=1"]
+try:
+    runpy.run_module("recipe.fspo.main", run_name="__main__")
+except SystemExit:
+    pass
+assert "numpy" in sys.modules and len(os.listdir("/proc/self/task")) > 1
+masks = [open(f"/proc/self/task/{task}/status").read() for task in os.listdir("/proc/self/task")]
+blocked = [int(re.search(r"SigBlk:\\s*(\\w+)", mask)[1], 16) for mask in masks]
+for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU):
+    assert sum(not mask >> signum - 1 & 1 for mask in blocked) == 1, signum  # the one that waits for it
+"""
+
 #: The trainers are imported where verl is asked for one of them.
 TRAINERS_WHEN_ASKED = """
 import sys, verl
@@ -189,6 +204,7 @@ for method in (TrainingWorker.set_loss_fn, TrainingWorker.train_batch):
             id="an audit waits for what it wraps",
             marks=pytest.mark.slow,
         ),
+        pytest.param(SIGNALS_ARE_BLOCKED_IN_ALL_THREADS, {}, id="one thread takes the signals"),
         pytest.param(TRAINERS_WHEN_ASKED, ON_CPUS, id="trainers when one is asked for", marks=pytest.mark.slow),
         pytest.param(VERL_ON_GPUS, {}, id="a GPU run imports nothing of CPUs", marks=pytest.mark.slow),
     ],
