@@ -89,6 +89,7 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
     contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
     refused = list(filter(None, [resume.foreign_files(folder)]))
     settings = resume.settings_of_the_run(folder)
+    refused += filter(None, [resume.path_without_effect(trainer, settings)])
     if not (config.evaluate and trainer.resume_mode == "resume_path"):  # it scores the checkpoint that is named
         resume.choose_checkpoint(trainer, settings)
     if settings is not None:

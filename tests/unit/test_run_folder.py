@@ -129,7 +129,7 @@ def test_which_checkpoint_a_start_begins_with(tmp_path: Path) -> None:
 
     assert chosen(*words) == ("resume_path", str(other))
     (folder / "latest_checkpointed_iteration.txt").write_text("5")
-    assert chosen(*words) == ("auto", None)
+    assert chosen(*words) == ("auto", str(other)), "which the next start knows again"
     own = folder / "global_step_2"
     assert chosen("trainer.resume_mode=resume_path", f"trainer.resume_from_path={own}") == ("resume_path", str(own))
     for mode in (("trainer.resume_mode=disable",), (words[0], f"trainer.resume_from_path={tmp_path}/x/global_step_1")):
@@ -229,8 +229,8 @@ def test_a_path_that_is_named_again_goes_on_from_what_was_saved_since(tmp_path: 
         resume.choose_checkpoint(config.trainer, before)
         assert (config.trainer.resume_mode, config.trainer.resume_from_path) == ("auto", "/other/global_step_5")
         run_folder.begin(folder, OmegaConf.to_container(config), words, {"algo": "fspo"})
-    with pytest.raises(Refused, match="resume_mode=resume_path"):
-        resume.choose_checkpoint(settings(folder, "trainer.resume_from_path=/another/global_step_1").trainer, before)
+    path = "trainer.resume_from_path=/another/global_step_1"
+    assert "give resume_mode=resume_path" in str(resume.path_without_effect(settings(folder, path).trainer, before))
 
 
 def test_an_evaluation_says_what_is_not_as_in_its_run(tmp_path: Path) -> None:
@@ -247,3 +247,12 @@ def test_a_folder_with_an_equals_sign_is_gone_on_with(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run", "seed=1").rename(tmp_path / "seed=1,algo=fspo")
     words = resume.with_words_of_the_run([f"resume={folder}"])
     assert words[0] == "seed=1" and words[1] == f"trainer.default_local_dir='{folder}'"
+
+
+def test_a_variable_that_a_shell_lacks_is_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = resume.settings_of_the_run(begun(tmp_path / "run"))
+    assert before is not None
+    before = OmegaConf.to_container(OmegaConf.create(dict(before)))
+    before["actor_rollout_ref"]["model"]["path"] = "${oc.env:FSPO_MODEL}"  # type: ignore
+    with pytest.raises(Refused, match=r"model\.path was '\$\{oc\.env:FSPO_MODEL\}'"):
+        resume.changed_settings(settings(tmp_path / "run"), before, {})  # type: ignore[arg-type]

@@ -157,6 +157,15 @@ def _moved(value: Any, old: str, new: str) -> Any:
     return re.sub(rf"^{re.escape(old)}(?=/|$)", lambda _: new, value) if isinstance(value, str) else value
 
 
+def path_without_effect(trainer: DictConfig, settings: Mapping[str, Any] | None) -> str | None:
+    """Why a path that the command gives has no effect; None if it has, or is that of the run's beginning."""
+    first = (settings or {}).get("trainer", {}).get("resume_from_path")
+    path, mode = trainer.resume_from_path, trainer.resume_mode
+    if not path or mode == "resume_path" or path == first:
+        return None
+    return f"trainer.resume_from_path={path} has no effect with resume_mode={mode}: give resume_mode=resume_path"
+
+
 def choose_checkpoint(trainer: DictConfig, settings: Mapping[str, Any] | None) -> None:
     """Choose between the run's own checkpoints and the one that the command names; changes ``trainer``.
 
@@ -165,15 +174,9 @@ def choose_checkpoint(trainer: DictConfig, settings: Mapping[str, Any] | None) -
     Raises:
         Refused: for another run's checkpoint, or none, in a folder with results.
     """
-    first = (settings or {}).get("trainer", {}).get("resume_from_path")
-    path = trainer.resume_from_path
-    if path and trainer.resume_mode != "resume_path" and path != first:
-        raise Refused(
-            f"trainer.resume_from_path={path} has no effect with resume_mode={trainer.resume_mode}: give "
-            "resume_mode=resume_path"
-        )
     if settings is None or trainer.resume_mode == "auto":
         return
+    first, path = settings["trainer"].get("resume_from_path"), trainer.resume_from_path
     folder = Path(trainer.default_local_dir)
     if trainer.resume_mode == "resume_path" and path == first and (folder / TRACKER_FILE).exists():
         trainer.resume_mode = "auto"  # the path stays, so that the next start knows it again
@@ -200,9 +203,12 @@ def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]
 def _differing(
     config: DictConfig, settings: Mapping[str, Any], references: Mapping[str, str]
 ) -> list[tuple[str, Any, Any]]:
-    """Key, old and new value of each setting that differs from the run's, but for texts from the environment."""
+    """Key, old and new value of each setting that differs from the run's, but for texts from the environment.
+
+    One that came from the environment, and now does not, differs: a shell lacks the variable that the run began with.
+    """
     new = as_given(OmegaConf.to_container(config, resolve=True), "", references)
-    return [change for change in _changes(settings, new) if not any(map(is_reference, change[1:]))]
+    return [change for change in _changes(settings, new) if not is_reference(change[2])]
 
 
 def evaluated_otherwise(config: DictConfig, settings: Mapping[str, Any], references: Mapping[str, str]) -> str:

@@ -127,7 +127,7 @@ def as_given(value: Any, key: str = "", references: Mapping[str, str] | None = N
 
 
 def references(config: DictConfig) -> dict[str, str]:
-    """What stands in ``config`` in place of each secret of the environment, by its key; of lists as ``key[0]``.
+    """What stands in ``config`` in place of each text from the environment, by its key; entries of lists as ``key[0]``.
 
     ``config`` is not resolved yet. A variable that is not set has no reference: the value is the default in the file.
     Numbers are recorded as they are.
@@ -138,19 +138,10 @@ def references(config: DictConfig) -> dict[str, str]:
 
     OmegaConf.register_new_resolver("oc.env", reference, replace=True)
     try:
-        texts = {key: text for key, text in _texts(config) if _is_of_a_secret(key, text)}
+        texts = {key: text for key, text in _texts(config) if _REFERENCE.search(text)}
     finally:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
     return {key: text for key, text in texts.items() if isinstance(OmegaConf.select(config, key), str)}
-
-
-def _is_of_a_secret(key: str, text: str) -> bool:
-    """Whether a text has a reference to a variable, and its key or the variable is a secret's by name.
-
-    Others are recorded as they are: a later start compares them, and does not hang on the shell that it has.
-    """
-    variables = _REFERENCE.findall(text)
-    return bool(variables) and (is_secret(key) or any(is_secret(name[len("${oc.env:") : -1]) for name in variables))
 
 
 def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
