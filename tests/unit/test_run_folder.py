@@ -256,3 +256,10 @@ def test_a_variable_that_a_shell_lacks_is_a_change(tmp_path: Path, monkeypatch: 
     before["actor_rollout_ref"]["model"]["path"] = "${oc.env:FSPO_MODEL}"  # type: ignore
     with pytest.raises(Refused, match=r"model\.path was '\$\{oc\.env:FSPO_MODEL\}'"):
         resume.changed_settings(settings(tmp_path / "run"), before, {})  # type: ignore[arg-type]
+
+
+def test_words_of_one_meaning_are_those_of_one_run() -> None:
+    ours, sweeps = ["a.b=false", "++c=[x,1]", "~d", "seed=1"], ["seed=1", "a.b=False", "++c=[x,1]", "~d"]
+    assert resume.comparable(ours) == resume.comparable(sweeps) != resume.comparable([*ours[:-1], "seed=2"])
+    length = "trainer.total_training_steps"
+    assert resume.comparable([f"{length}=2"]) != resume.comparable([f"{length}=4"])

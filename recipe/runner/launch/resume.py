@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fspo.reading import read_yaml
@@ -16,7 +17,7 @@ from recipe.runner.checkpoints.integrity import TRACKER_FILE, Checkpoint, is_che
 from recipe.runner.faults.preemption import FAILED, PREEMPTED, STOP_FILE
 from recipe.runner.launch.problems import Refused
 from recipe.runner.launch.secrets import as_given, is_reference
-from recipe.runner.launch.settings import is_below, quoted
+from recipe.runner.launch.settings import is_below, key_of, parsed, quoted
 
 #: Files that a start replaces or appends to.
 _FILES: Final = (
@@ -114,7 +115,17 @@ def with_words_of_the_run(words: Sequence[str]) -> list[str]:
 def comparable(words: Sequence[str]) -> list[str]:
     """The words of a command that decide what a run computes."""
     left_out, kept = ("hydra", *_PER_START, *_MAY_CHANGE), (*_MAY_NOT, *_LENGTH)
-    return sorted(word for word in words if not is_below(_key(word), left_out) or is_below(_key(word), kept))
+    deciding = (word for word in words if not is_below(_key(word), left_out) or is_below(_key(word), kept))
+    return sorted(map(_meaning, deciding))
+
+
+def _meaning(word: str) -> str:
+    """A word with its value as Hydra reads it: a sweep hands on ``False`` where the command has ``false``."""
+    try:
+        (override,) = parsed([word])
+    except HydraException:  # an option
+        return word
+    return word if override.is_delete() else f"{key_of(override)}={override.value()}"
 
 
 # ---------------------------------------------------------------- the folder
