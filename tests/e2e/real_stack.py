@@ -73,7 +73,7 @@ def export(folder: Path, out: Path) -> None:
 def compare(folder: Path, losses: list[str], *words: str) -> subprocess.CompletedProcess[str]:
     """A comparison of these losses with seed 5, in a folder with the user's own files."""
     grid = ("seed=5", f"algo={','.join(losses)}", "algorithm.adv_estimator=grpo", "trainer.default_local_dir=grid")
-    command = [sys.executable, "-m", "recipe.fspo.main", "-m", *grid]
+    command = [sys.executable, "-m", "recipe.fspo.main", "-m", *grid, *words]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=2 * LATER, cwd=folder, env=user_environment()
     )
