@@ -233,7 +233,6 @@ def object_of(fields: Mapping[str, Kind], needed: tuple[str, ...] = ()) -> Kind:
     )
 
 
-ANYTHING: Final = Kind("anything", lambda value: True)
 NULL: Final = Kind("null", lambda value: value is None)
 SWITCH: Final = Kind("true or false", lambda value: isinstance(value, bool))
 TEXT: Final = Kind("text", lambda value: isinstance(value, str))

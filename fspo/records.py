@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -41,45 +40,6 @@ METRICS_FILE: Final = "metrics.jsonl"
 STEP_FILES: Final = (METRICS_FILE,)
 INFO_FILE: Final = "run.json"
 CONFIG_FILE: Final = "config.yaml"
-GRID_FILE: Final = "grid.json"
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRun:
-    """One run of a grid, as grid.json names it; ``path`` is relative to the grid's folder."""
-
-    path: str
-    algo: str
-    seed: int
-    clip_values: str = "published"
-
-
-_PLANNED: Final = {"path": NAME, "algo": NAME, "seed": WHOLE, "clip_values": NAME}
-
-
-def planned_runs(folder: Path, problems: list[str]) -> list[PlannedRun]:
-    """The runs that a folder's grid.json names; one that is no run is named in ``problems``."""
-    path = folder / GRID_FILE
-    entries = read_object(path, problems).get("runs")
-    if not isinstance(entries, list):
-        problems.append(f"{path}: runs must be a list of objects with 'path', 'algo' and 'seed'")
-        return []
-    runs = []
-    for number, entry in enumerate(entries, 1):
-        try:
-            runs.append(PlannedRun(**check_fields(entry, _PLANNED, needed=("path", "algo", "seed"))))
-        except (TypeError, ValueError) as error:
-            problems.append(f"{path}: run {number}: {error}")
-    return runs
-
-
-def grid_of(run: Path) -> Path | None:
-    """The folder of the grid that has planned a run, by the run's folder; None for a run by itself."""
-    for folder in run.parents:
-        if (folder / GRID_FILE).is_file():
-            paths = [planned.path for planned in planned_runs(folder, [])]
-            return folder if str(run.relative_to(folder)) in paths else None
-    return None
 
 
 def read_object(path: Path, problems: list[str] | None = None) -> dict[str, Any]:

@@ -259,24 +259,6 @@ class Responses:
         mu = self.s_B.sum() / self.length_B.sum()
         return float(np.std((self.s_B - mu * self.length_B) / np.sqrt(self.length_B)))
 
-    def state_dict(self) -> dict[str, Any]:
-        """The columns, for a checkpoint."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Responses:
-        """Inverse of :meth:`state_dict`.
-
-        Raises:
-            ValueError: If the state was saved by another version.
-        """
-        if not isinstance(state, Mapping) or state.keys() != cls.__dataclass_fields__.keys():
-            raise ValueError(
-                "the saved window of statistics is of another version of fspo: resume with that version, or start from "
-                "the weights alone"
-            )
-        return cls(**state)
-
 
 def rows_of(output: SequenceLossOutput) -> dict[str, Array]:
     """What a loss made of a mini-batch as columns of the table (:data:`fspo.table.SCHEMA`), without padding."""

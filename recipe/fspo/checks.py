@@ -6,7 +6,6 @@ a rule has a public reference, the comment gives it (verl#N: issue or pull reque
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -54,13 +53,7 @@ def problems(config: DictConfig) -> list[str]:
     """
     if not (is_ours(config) or is_by_sequence(config)):
         return []
-    names = [field.name for field in dataclasses.fields(FspoSettings)]
-    wrong = [
-        f"fspo.{name}: there is no such setting; there are {', '.join(names)}"
-        for name in config.get("fspo") or {}
-        if name not in names
-    ]
-    wrong += value_problems(config, {"fspo": FspoSettings})
+    wrong = list(value_problems(config, {"fspo": FspoSettings}))
     if not wrong and is_by_sequence(config):
         try:
             policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)

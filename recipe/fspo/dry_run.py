@@ -59,9 +59,8 @@ def _clip_values(start: Start, settings: SequenceLossSettings) -> Iterator[str]:
     """Where the clip values come from, and what they leave outside."""
     config, whose = start.config, "these leave"
     if config.fspo.clip_values == "measured":
-        folder = start.checkpoint.folder.parent if start.checkpoint else Path(config.trainer.default_local_dir)
-        measured = [values for values in read_info(folder).get("clip_values_measured", ()) if start.checkpoint]
-        if known := [values for values in measured if values["after_step"] <= start.step]:
+        info = read_info(start.checkpoint.folder.parent) if start.checkpoint else {}
+        if known := [one for one in info.get("clip_values_measured", ()) if one["after_step"] <= start.step]:
             settings = replace(settings, c_low=known[-1]["c_low"], c_high=known[-1]["c_high"])
             yield f"clip values: {_values(settings)}, measured by the run up to step {known[-1]['after_step']}"
         else:

@@ -29,7 +29,7 @@ LAYERS: dict[str, set[str]] = {
 #: folder's records and table. The task: files, texts, intervals. So neither knows the other, or the method.
 MAY: dict[str, tuple[str, ...]] = {
     "recipe.runner": (
-        *("fspo.files", "fspo.reading", "fspo.records", "fspo.row_files", "fspo.table"),
+        *("fspo.files", "fspo.reading", "fspo.records", "fspo.table"),
         "fspo.when_imported",
     ),
     "recipe.math": ("fspo.fairness.bootstrap", "fspo.fairness.lre", "fspo.files", "fspo.markdown"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Iterator, Mapping
-from dataclasses import InitVar, dataclass, is_dataclass
+from dataclasses import InitVar, dataclass, fields, is_dataclass
 from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
@@ -64,8 +64,14 @@ def value_problems(config: DictConfig, classes: Mapping[str, type]) -> Iterator[
 
     Args:
         config: Composed, with its references.
-        classes: Dataclasses of further groups, by key.
+        classes: Dataclasses of further groups, by key; such a group has no other settings. Hydra names an unknown one,
+            but in verl's own command, which has no such group and takes any ``+KEY``.
     """
+    for group, settings in classes.items():
+        names = [field.name for field in fields(settings)]
+        for name in OmegaConf.select(config, group) or {}:
+            if name not in names:
+                yield f"{group}.{name}: there is no such setting; there are {', '.join(names)}"
     defaults = _verls_defaults()
     of_groups = {"": _OwnSettings, "run": RunSettings, **classes}
     for key, text in leaves(OmegaConf.to_container(config)):
