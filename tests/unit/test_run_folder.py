@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from composing import completed, here
+from composing import completed, composed, here
 from messages import holds
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.fspo.start import prepared
 from recipe.runner.faults.phase import Phase, write_phase
 from recipe.runner.launch import resume, run_folder
 from recipe.runner.launch.problems import Refused
+from recipe.runner.launch.sweep import Arm
 
 LR = "actor_rollout_ref.actor.optim.lr"
 
@@ -263,3 +265,11 @@ def test_words_of_one_meaning_are_those_of_one_run() -> None:
     assert resume.comparable(ours) == resume.comparable(sweeps) != resume.comparable([*ours[:-1], "seed=2"])
     length = "trainer.total_training_steps"
     assert resume.comparable([f"{length}=2"]) != resume.comparable([f"{length}=4"])
+
+
+def test_a_trainer_of_verls_own_is_refused(tmp_path: Path) -> None:
+    """It would measure no clip value, write no table and take no signal, and run.json would say that it does."""
+    words = (f"trainer.default_local_dir={tmp_path}/run", "trainer.v1.trainer_mode=sync")
+    with pytest.raises(Refused, match="trainer_mode=sync"):
+        prepared(Arm(composed(*words), words), elsewhere=True)
+    assert not (tmp_path / "run").exists()
