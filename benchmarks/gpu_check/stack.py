@@ -25,8 +25,8 @@ from benchmarks.models.char_tokenizer import build_tokenizer
 from benchmarks.starts import SMALL, Start
 from fspo.audit import read_audit
 from fspo.conclusion import exponent_of, within_mini_batches
-from fspo.diagnostics import SAFE_MARGIN
 from fspo.fairness.lre import wilson_interval
+from fspo.metrics import SAFE_MARGIN
 from fspo.records import complete_lines
 from recipe.runner.faults.preemption import PREEMPTED, ask_to_stop
 

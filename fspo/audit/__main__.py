@@ -10,7 +10,7 @@ from pathlib import Path
 from fspo.audit.expected import USAGE, expected
 from fspo.audit.read import read_audit
 from fspo.audit.show import NO_LIMIT, describe
-from fspo.clip import ACCEPT
+from fspo.clip_value import ACCEPT
 from fspo.files import piped
 from fspo.responses import VIEWS
 from fspo.types import SequenceLossSettings

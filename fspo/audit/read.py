@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fspo.audit.recording import left_out_words
-from fspo.clip import ACCEPT
+from fspo.clip_value import ACCEPT
 from fspo.losses import resolve_settings
 from fspo.records import INFO_FILE, read_info
 from fspo.responses import EVERY_MINI_BATCH, Responses

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from fspo.acceptance import judge
 from fspo.files import check_folder
-from fspo.losses import check_shapes
+from fspo.losses import check_shapes, judge
 from fspo.table import Rows, TableWriter, is_whole_number, join_rows
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import torch
 
-from fspo.acceptance import UnclippedWeight
 from fspo.check_loss import by_length
 from fspo.check_loss.by_length import DISPERSIONS, LENGTHS, Clip
 from fspo.check_loss.call import Config, LossError, PolicyLoss
 from fspo.check_loss.checks import Check, checks
+from fspo.kept import UnclippedWeight
 from fspo.losses import ALGORITHMS, named_loss, resolve_settings, sequence_policy_loss
 from fspo.names import did_you_mean
 from fspo.types import BandState, eps_of_c

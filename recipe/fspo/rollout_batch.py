@@ -19,7 +19,7 @@ from recipe.fspo.recorder import ROWS
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
-from fspo.diagnostics import LengthDiagnostics
+from fspo.metrics import LengthDiagnostics
 
 #: The one column without tensors that verl's engines read.
 _IMAGES: Final = "multi_modal_inputs"

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from fspo.acceptance import kept_output
 from fspo.audit import Audit
-from fspo.calibration import DriftMeasurement
-from fspo.clip import ClipMeasurement, needed_scale, scale_for
+from fspo.clip_value import needed_scale, scale_for
 from fspo.conclusion import even_band, exponent_of, rounding_share
 from fspo.fairness.lre import length_reweighting_error
+from fspo.kept import kept_output
 from fspo.losses import ALGORITHMS, UnusableRowsError, acceptance_band, judged, resolve_settings, sequence_policy_loss
+from fspo.measured import ClipMeasurement, DriftMeasurement
 from fspo.records import append_records
 from fspo.records import read_steps as _read_steps
 from fspo.responses import Responses
