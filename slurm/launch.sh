@@ -122,7 +122,7 @@ unset RAY_AUTH_TOKEN RAY_ADDRESS
 start_step ray "${#nodes[@]}" ray
 # SLURM's signals to all steps, that of the command among them, must not look like a Ray that is not ready.
 start_step ready 1 run python -m recipe.runner.faults.preemption \
-    python -m recipe.runner.faults.resources --timeout "${FSPO_READY_TIMEOUT:-600}" "${nodes[@]}"
+    python -m recipe.runner.faults.resources "${FSPO_READY_TIMEOUT:-600}" "${nodes[@]}"
 watch_step "${steps[1]}"
 [[ -z $lost ]] || { ((restart > 0)) && requeue "$lost"; } || fail "$lost" # what has run once may run again
 ((status == 0)) || fail "$(tail -n 1 "$FSPO_LOG_DIR/ready.log"); see ready.log and ray-*.log in $FSPO_LOG_DIR"

@@ -100,8 +100,8 @@ def prepare(config: Any) -> None:
 
     folder = Path(config.trainer.default_local_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    remove_old_request(folder)
-    if RUN_ID_VARIABLE not in os.environ:
+    if RUN_ID_VARIABLE not in os.environ:  # verl's own command
+        remove_old_request(folder)
         own_run_id()
 
 
