@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import io
 import os
-import pickle
 import re
 import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
-import omegaconf.base
 import pytest
-from omegaconf import DictConfig, ListConfig, OmegaConf
 
 os.environ["VERL_PLATFORM"] = "cpu"
 # Ray's functions would start a Ray, or join another one's: here they are errors.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
-# OmegaConf parses an interpolation whenever it is read: a third of the time of a composition and its checks. A
-# configuration has hundreds, of 77 kinds.
-omegaconf.base.parse = functools.cache(omegaconf.base.parse)
-# Hydra reads verl's forty files anew for each choice of groups: half of the time of a composition.
-_load = OmegaConf.load
-
-
-@functools.cache
-def _pickled(text: str) -> bytes:
-    return pickle.dumps(_load(io.StringIO(text)))
-
-
-def load(file: str | Path | IO[str]) -> DictConfig | ListConfig:
-    text = Path(file).read_text(encoding="utf-8") if isinstance(file, str | Path) else file.read()
-    config: DictConfig | ListConfig = pickle.loads(_pickled(text))
-    return config
-
-
-OmegaConf.load = staticmethod(load)
 
 
 @pytest.fixture
