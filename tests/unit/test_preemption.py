@@ -163,13 +163,6 @@ print(signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= set(SIGNALS) - {signal.SIG
     assert done.stdout == "True\n", done.stderr
 
 
-def test_a_command_with_the_signals_blocked_takes_none() -> None:
-    command = [sys.executable, "-m", "recipe.runner.faults.preemption", "sh", "-c"]
-    command.append("kill -TERM $$; kill -USR1 $$; echo on")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "on\n")
-
-
 def test_the_launcher_of_the_page_stops_and_submits_again(tmp_path: Path) -> None:
     page = (SLURM.parent / "docs" / "architecture.md").read_text()
     (script,) = re.findall(r"```text\n(#!/bin/bash\n.*?)```", page, re.S)

@@ -24,7 +24,6 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
         """Let sampling begin anew from ``seed``."""
         torch.manual_seed(seed)
 
-    # upstream: verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension._update_weights(weights)
     def _update_weights(self, weights: list[tuple[str, torch.Tensor]], *args: Any, **kwargs: Any) -> None:
         # On a GPU the receiver moves each tensor out of the shared-memory bucket, which a live view keeps open here.
         super()._update_weights([(name, tensor.clone()) for name, tensor in weights], *args, **kwargs)

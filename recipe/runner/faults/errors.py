@@ -11,7 +11,7 @@ from pathlib import Path
 import ray._private.worker as ray_worker
 
 from recipe.runner.faults.phase import Phase, during
-from recipe.runner.faults.processes import Ended, Process
+from recipe.runner.faults.processes import CLOSED_BY_TRAINER, Ended, Process
 
 _LINES_OF_AN_ERROR = 12
 #: The setting to lower when this process runs out of host memory; ``_BATCH`` for all others.
@@ -65,7 +65,8 @@ def explained(error: BaseException, log: Path, failure: Failure | None, phase: P
     while isinstance(inner := getattr(reason, "cause", None), BaseException):
         reason = inner
     died = failure is not None and failure.process is not None  # then what a worker says comes of the death
-    if isinstance(reason, ExplainedError) and not died:
+    # A trainer that ends closes some by itself, and on a full disk it cannot write that it does.
+    if isinstance(reason, ExplainedError) and not (died and failure.process.role not in CLOSED_BY_TRAINER):
         return TrainingFailed(f"{reason}\nthe whole error: {log}")
     # upstream: ray._private.worker:_global_node
     # upstream: ray._private.node:Node.get_logs_dir_path

@@ -45,7 +45,6 @@ class SamePacksWorker(TrainingWorker):
     """
 
     # upstream: verl.workers.engine_workers "output = self.engine.infer_batch(data, loss_function=loss_function)"
-    # upstream: verl.workers.engine_workers:TrainingWorker.infer_batch(data)
     def infer_batch(self, data: Any) -> Any:
         size = tu.pop(data, key="mini_batch_size", default=None)
         size = len(data) if size is None else size // self.engine.get_data_parallel_size()
