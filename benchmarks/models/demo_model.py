@@ -12,6 +12,7 @@ in fp32. There are two stages:
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -204,11 +205,13 @@ def checksums(folder: Path) -> dict[str, str]:
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """Write model, tokenizer and checksums to a new folder; it appears only when it is complete.
 
+    The weights are stored in fp16, in half the bytes. config.json says float32, in which they are loaded.
+
     Raises:
         FileExistsError: if ``out`` exists.
     """
     with atomic_folder(out) as folder:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=copy.deepcopy(model).half().state_dict())
         tokenizer.save_pretrained(folder)
         lines = [f"{digest}  {name}\n" for name, digest in checksums(folder).items()]
         (folder / CHECKSUMS).write_text("".join(lines), encoding="ascii")
