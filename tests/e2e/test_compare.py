@@ -6,37 +6,24 @@ import itertools
 import re
 import runpy
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from columns import all_rows
+from of_the_reader import DATA, write_own_data, write_own_loss
 from omegaconf import OmegaConf
-from real_stack import LATER, REPOSITORY, SMALL, Starter, compare, compared, latest_step, measured, own_groups
+from real_stack import LATER, SMALL, Starter, compare, compared, latest_step, measured, own_groups
 
 from fspo.records import complete_lines, read_info
 from fspo.report.build import build_report
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3 * LATER)]
-OF_DATA, OF_A_LOSS = ((REPOSITORY / f"docs/{page}.md").read_text(encoding="utf-8") for page in ("data", "architecture"))
 SOURCES = ("own/remainder", "own/difference")
 
 
-def blocks(page: str, language: str) -> Iterator[str]:
-    yield from re.findall(rf"^```{language}\n(.*?)^```$", page, re.M | re.S)
-
-
-def write_files_of_the_reader() -> list[str]:
-    """What the pages let their reader write, here; the words of the command that takes data and reward."""
-    for folder in ("conf/algo", "own"):
-        Path(folder).mkdir(parents=True)
-    Path("my_loss.py").write_text(next(blocks(OF_A_LOSS, "python")), encoding="utf-8")
-    Path("conf/algo/fspo_power.yaml").write_text(next(blocks(OF_A_LOSS, "yaml")), encoding="utf-8")
-    for block in blocks(OF_DATA, "python"):
-        if name := re.match(r'"""(own/\w+\.py):', block):
-            Path(name[1]).write_text(block, encoding="utf-8")
-    runpy.run_path("own/make_data.py")
-    commands = re.findall(r"^python -m recipe\.fspo\.main ((?:.*\\\n)*.*)$", OF_DATA, re.M)
+def words_of_the_page() -> list[str]:
+    """The words of the command that takes the reader's data and reward."""
+    commands = re.findall(r"^python -m recipe\.fspo\.main ((?:.*\\\n)*.*)$", DATA, re.M)
     (words,) = [shlex.split(line.replace("\\\n", " ")) for line in commands if "own/reward.py" in line]
     return words
 
@@ -66,11 +53,13 @@ def test_losses_are_compared_under_equal_conditions_and_once(
     start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    of_the_page = write_files_of_the_reader()
+    write_own_loss(tmp_path)
+    write_own_data(tmp_path)
+    runpy.run_path("own/make_data.py")
     own = {path: path.read_bytes() for path in tmp_path.glob("own/*.*")}
     losses = ["gspo", "fspo_power"]
     words = (
-        own_groups(Path("conf")), *of_the_page,
+        own_groups(Path("conf")), *words_of_the_page(),
         *(word for word in SMALL if not word.startswith(("experiment=", "trainer."))),
         # They end by their epoch, after two steps.
         "data.train_max_samples=16", "trainer.total_epochs=1", "trainer.total_training_steps=9",
