@@ -128,6 +128,7 @@ def test_a_lora_export_is_base_and_adapter(lora: Start, tmp_path: Path) -> None:
     assert (before - wanted).abs().mean() > 2 * rounding  # and training has changed something
 
 
+@pytest.mark.nightly  # one after the other, each has its own tests; together they are verl's to keep
 def test_everything_that_changes_a_loss_trains_together(start: Starter, tmp_path: Path) -> None:
     """A mixture of experts; dynamic sampling; penalties; both corrections against vLLM; two epochs over a batch."""
     model = random_model(

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fspo.audit import Audit
 from fspo.clip_value import needed_scale, scale_for
@@ -74,12 +71,3 @@ def run_json(algo: str, seed: int) -> str:
     settings = ALGORITHMS[algo]
     loss = {"loss_mode": algo, "c_low": settings.c_low, "c_high": settings.c_high}
     return json.dumps({"algo": algo.removeprefix("seq_"), "seed": seed, "status": "finished", "loss": loss})
-
-
-def gradient_of(loss: Callable[..., torch.Tensor], log_prob_BT: torch.Tensor, *others: Any) -> torch.Tensor:
-    """The gradient of a scalar loss with respect to its first argument."""
-    log_prob_BT = log_prob_BT.detach().requires_grad_()
-    return torch.autograd.grad(loss(log_prob_BT, *others), log_prob_BT)[0]
-
-
-Rows = Mapping[str, Any]

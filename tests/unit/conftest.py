@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import uuid
@@ -15,26 +14,6 @@ import pytest
 os.environ["VERL_PLATFORM"] = "cpu"
 # Ray's functions would start a Ray, or join another one's: here they are errors.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
-
-
-@pytest.fixture
-def own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder, entered, with the loss that docs/architecture.md lets its reader write."""
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-    page = (Path(__file__).resolve().parents[2] / "docs/architecture.md").read_text(encoding="utf-8")
-    folder = tmp_path / "mine"
-    for name, language in (("my_loss.py", "python"), ("conf/algo/fspo_power.yaml", "yaml")):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (block,) = re.findall(rf"^```{language}\n(.*?)^```$", page, re.M | re.S)[:1]
-        (folder / name).write_text(block, encoding="utf-8")
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    before = dict(POLICY_LOSS_REGISTRY)
-    yield folder
-    POLICY_LOSS_REGISTRY.clear()
-    POLICY_LOSS_REGISTRY.update(before)
-    sys.modules.pop("my_loss", None)
 
 
 @pytest.fixture
