@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import pkgutil
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,7 +18,6 @@ from fspo.check_loss.call import Config, LossError, PolicyLoss
 from fspo.check_loss.checks import Check, checks
 from fspo.kept import UnclippedWeight
 from fspo.losses import ALGORITHMS, named_loss, resolve_settings, sequence_policy_loss
-from fspo.names import did_you_mean
 from fspo.types import BandState, eps_of_c
 
 __all__ = ["LossError", "PolicyLoss", "Report", "check", "configured", "load"]
@@ -36,7 +34,7 @@ class Report:
     """Results for one loss.
 
     Attributes:
-        checks: The seven checks.
+        checks: Of :func:`fspo.check_loss.checks.checks`.
         per_token, exponent: Gradient of a token on policy by LENGTHS, and the power of the length that it follows.
         weight, bound: The importance weight near pi_old, None if it is none of the known ones, and in words where it is
             truncated.
@@ -133,12 +131,11 @@ def _of_the_library(
     advantages: Any,
     response_mask: Any,
     config: Any,
-    rollout_is_weights: Any = None,
+    rollout_is_weights: Any,
     **_: Any,
 ) -> torch.Tensor:
     settings = resolve_settings(_values(config.policy_loss))
-    if settings is None:
-        raise LossError(f"policy_loss.loss_mode has to be one of {', '.join(ALGORITHMS)}")
+    assert settings is not None, f"policy_loss.loss_mode has to be one of {', '.join(ALGORITHMS)}"
     tensors = log_prob, old_log_prob, advantages, response_mask
     output = sequence_policy_loss(*tensors, settings, BandState(), rollout_is_weights)
     info: dict[str, int] = config.global_batch_info
@@ -147,14 +144,12 @@ def _of_the_library(
 
 def imported(name: str) -> Callable[..., Any]:
     """The function or class that ``module:name`` stands for; LossError if there is none."""
-    module, colon, attribute = name.partition(":")
     try:
         value = pkgutil.resolve_name(name)
     except (Exception, SystemExit) as error:
-        close = did_you_mean(attribute, dir(sys.modules.get(module))) if colon else did_you_mean(name, ALGORITHMS)
         remedy = "give MODULE:FUNCTION, and start in the folder that holds the module, or install its package; or give "
         remedy += f"one of ours, {', '.join(ALGORITHMS)}"
-        raise LossError(f"{name} cannot be imported ({type(error).__name__}: {error}){close}: {remedy}") from error
+        raise LossError(f"{name} cannot be imported ({type(error).__name__}: {error}): {remedy}") from error
     if not callable(value):
         raise LossError(f"{name} is no function: give MODULE:FUNCTION")
     return value  # type: ignore[no-any-return]
@@ -163,8 +158,8 @@ def imported(name: str) -> Callable[..., Any]:
 def configured(settings: Sequence[str], actor: Any = None) -> Any:
     """verl's defaults of the actor as far as a loss reads them, and what ``KEY=VALUE`` adds; a dot goes a level down.
 
-    ``policy_loss._target_=package.module.Class`` adds the defaults of that dataclass of settings. actor: the class
-    of the result, for losses that ask for one, as verl's do.
+    ``policy_loss._target_=package.module.Class`` adds the defaults of that dataclass. ``actor`` is the class of the
+    result, a dataclass too, for losses that ask for one, as verl's do.
     """
     config: Any = Config(_ACTOR, policy_loss=Config())
     if actor:
@@ -183,8 +178,8 @@ def configured(settings: Sequence[str], actor: Any = None) -> Any:
             level[last] = json.loads(text)
         except ValueError:
             level[last] = text
-    if target := _values(config.policy_loss).get("_target_"):
-        own = _values(config.policy_loss)
+    own = _values(config.policy_loss)
+    if target := own.get("_target_"):
         own.update(_defaults(imported(target)) | own)
     return config
 

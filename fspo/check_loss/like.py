@@ -44,7 +44,7 @@ class Comparison(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """Gradients of the loss and of the named loss, [B, T] each, and the length of each response."""
+    """Gradients of the loss and of the named loss, and the length of each response."""
 
     mine_BT: torch.Tensor
     like_BT: torch.Tensor
@@ -87,11 +87,10 @@ def compare(mine: PolicyLoss, like: PolicyLoss) -> Comparison:
         return _Pair(mine_BT, like_BT, batch.mask_BT.sum(-1).double())
 
     on_policy = pair(_batch(0.0))
-    for name, gradient_BT in (("the loss", on_policy.mine_BT), ("the named loss", on_policy.like_BT)):
-        if not bool(gradient_BT.isfinite().all()):
-            raise LossError(f"not comparable: on policy the gradient of {name} is not finite: run it without --like")
-    if not bool(on_policy.like_BT.any()):
-        raise LossError("not comparable: on policy the named loss has no gradient: name another one")
+    if not bool(on_policy.mine_BT.isfinite().all()):
+        raise LossError("not comparable: on policy the gradient of the loss is not finite: run it without --like")
+    if not bool(on_policy.like_BT.isfinite().all() and on_policy.like_BT.any()):
+        raise LossError("not comparable: on policy the named loss has no finite gradient: name another one")
     if not bool(on_policy.mine_BT.any()):
         return Comparison(False, "no gradient on policy, where the named loss has one")
     if (factor := on_policy.factor()) is None:
