@@ -30,16 +30,10 @@ from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings, c_of
 
 @dataclass(frozen=True, slots=True)
 class NamedLoss:
-    """A named member of the family.
-
-    Attributes:
-        settings: Its settings, with the published clip values.
-        algo: Its name in conf/algo and in tables.
-        title: Its name in figures.
-        source: Who published the clip values.
-    """
+    """A named member of the family, with its published clip values."""
 
     settings: SequenceLossSettings
+    #: Its name in conf/algo and in tables, its name in figures, and who published the clip values.
     algo: str
     title: str
     source: str
@@ -124,9 +118,9 @@ def acceptance_band(
     """
     if state is None and settings.needs_state:
         raise ValueError(
-            f"drift={settings.drift!r} is measured during training, and no BandState came: give the state of a "
-            "fspo.measured.DriftMeasurement, BandState() before any data, or settings whose band stands still, such "
-            "as ALGORITHMS['fspo']"
+            f"drift={settings.drift!r} is measured during training, and no BandState came: give that of a "
+            "fspo.measured.DriftMeasurement, BandState() before any data, or a loss whose band stands still: "
+            "ALGORITHMS['fspo']"
         )
     state, length = state or BandState(), length_B.to(dtype)
     growth_B = length**settings.exponent * state.clip_scale  # torch takes sqrt for 0.5: the same bits

@@ -35,9 +35,8 @@ class Report:
 
     Attributes:
         checks: Of :func:`fspo.check_loss.checks.checks`.
-        per_token, exponent: Gradient of a token on policy by LENGTHS, and the power of the length that it follows.
-        weight, bound: The importance weight near pi_old, None if it is none of the known ones, and in words where it is
-            truncated.
+        per_token, exponent: Of :func:`~fspo.check_loss.by_length.normalisation`.
+        weight, bound: Of :func:`~fspo.check_loss.by_length.weight_and_bound`.
         clips: What the clip keeps by length, at each of DISPERSIONS. It is measured against 1 if the weight is None.
     """
 
@@ -68,23 +67,20 @@ class Report:
 
     def measured(self) -> list[str]:
         """Lines of the checks that passed, and of what was measured by length."""
-        power = f"L^{round(self.exponent, 2) + 0.0:.2f}".replace("L^nan", "no power of L")
         lines = [
             *self.lines(True),
             "\nresponse length, reported and not judged:",
             _row("  tokens", map(str, LENGTHS)),
             _row("  gradient per token", (f"{value:.3g}".replace("nan", "-") for value in self.per_token)),
-            f"  per token ~ {power} (0: every token counts alike, -1: every response does)",
+            f"  per token ~ {by_length.power(self.exponent)} (0: every token counts alike, -1: every response does)",
             f"  weight near the old policy: {self.weight or 'another (the clip is measured against 1)'}{self.bound}",
         ]
         for sigma, (error, starts) in self.clips.items():
-            lre = error.debiased
-            shown = f"{lre.value:.3f} [{lre.low:.3f}, {lre.high:.3f}], noise {error.noise_floor:.3f}"
             lines += [
                 f"\n  clip at {sigma:g} nats per sqrt(token): a response keeps {error.rate:.1%} on average",
                 _row("  tokens from", map(str, starts)),
                 _row("  kept", (f"{share:.3f}" for share in error.rate_K)),
-                f"  LRE of what is kept: {shown if error.is_informative else '-'}",
+                f"  LRE of what is kept: {error.words}",
             ]
         return lines
 

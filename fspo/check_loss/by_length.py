@@ -37,6 +37,11 @@ def normalisation(loss: PolicyLoss) -> tuple[list[float], float]:
     return mean, exponent
 
 
+def power(exponent: float) -> str:
+    """``L^-1.00`` of an exponent of :func:`normalisation`."""
+    return "no power of L" if math.isnan(exponent) else f"L^{round(exponent, 2) + 0.0:.2f}"
+
+
 def weight_and_bound(loss: PolicyLoss) -> tuple[UnclippedWeight | None, str]:
     """The importance weight that a loss uses near pi_old, by how its gradients react when two log-ratios move.
 

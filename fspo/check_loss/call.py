@@ -83,8 +83,7 @@ class PolicyLoss:
     """A policy loss with what verl calls it with; LossError if it does not accept these keyword arguments.
 
     Args:
-        function: The loss. Without a parameter ``config`` it gets those of ARGUMENTS that it has parameters for, of
-            which the first four must be there.
+        function: The loss. Without a parameter ``config`` it gets those of ARGUMENTS that it has parameters for.
         config: An object with ``global_batch_info``, a mapping that is filled before each call as verl does.
         loss_agg_mode: verl's word for how token losses are averaged; a loss may ignore it.
         caller_averages: The loss is a mean over the rows that it gets, and its caller averages over micro-batches and

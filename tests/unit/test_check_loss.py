@@ -14,10 +14,9 @@ import torch
 from fspo.check_loss import PolicyLoss, configured, load
 from fspo.check_loss.__main__ import main
 from fspo.check_loss.by_length import LENGTHS, clip_by_length, normalisation, synthetic, weight_and_bound
-from fspo.check_loss.call import Batch, LossError, synthetic_batch
+from fspo.check_loss.call import LossError, synthetic_batch
 from fspo.check_loss.checks import checks
 from fspo.check_loss.like import compare
-from fspo.fairness.lre import plain_lre
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 
 Loss = Callable[..., Any]
@@ -69,18 +68,13 @@ def formula(
     if mean == "responses":
         loss_BT = loss_BT / length_B1
     by = "global_batch_size" if mean == "responses" else "batch_num_tokens"
-    return loss_BT.sum() / info[by] * info["dp_size"] ** (2 if mean == "ranks twice" else 1)
+    return loss_BT.sum() / info[by] * info["dp_size"]
 
 
 # Families of losses that have a name.
 GSPO = partial(formula, ratio=linear, band=lambda _: (1 - 3e-4, 1 + 4e-4), mean="responses")
 PPO = partial(formula, band=lambda _: (0.8, 1.28))
 FSPO = partial(formula, ratio=summed, band=lambda L: ((-0.03 * L**0.5).exp(), (0.04 * L**0.5).exp()), mean="responses")
-
-
-def changed(name: str, change: Callable[[Any], Any], loss: Loss = PPO) -> Loss:
-    """The loss with another value of one argument."""
-    return lambda **given: loss(**given | {name: change(given.get(name))})
 
 
 def with_advantages(change: Callable[[Any, Any], Any], loss: Loss = PPO) -> Loss:
@@ -129,17 +123,13 @@ FAULTS: list[tuple[str, Loss, str, Loss, str]] = [
     ("a weight v / (1 + v)", partial(GSPO, weigh=lambda v: v / (1 + v)), "weights", GSPO, "equal"),
     ("a weight that is refused", without_weights, "weights", GSPO, "equal"),
     ("a mean over the rows", partial(GSPO, mean="rows"), "micro-batches", GSPO, "equal"),
-    ("dp_size twice", partial(PPO, mean="ranks twice"), "micro-batches", PPO, "equal"),
     ("one ratio for all", partial(GSPO, ratio=of_micro_batch), "micro-batches", GSPO, ANOTHER),
     ("large A centred", with_advantages(lambda a, mask: a - (c := a[mask].mean().nan_to_num()) * (c.abs() > 10)),
      "micro-batches", PPO, "equal"),
-    ("A bounded in place", changed("advantages", lambda a: a.clamp_(-0.1, 0.1)), "repeats", PPO, ANOTHER),
     ("a count of calls", lambda **given: PPO(**given) * (1 + next(CALLS)), "repeats", PPO, ""),
-    ("a constant taken off A", with_advantages(lambda a, mask: a - 0.6), "direction", PPO, ANOTHER),
     ("not finite", lambda log_prob, **others: log_prob.sum() * float("nan"), "direction", PPO, "not comparable"),
     ("old and new exchanged", partial(GSPO, ratio=lambda d, *rest: linear(-d, *rest)), "direction", GSPO, "-1 times"),
     ("PPO's smaller one", partial(PPO, worse=torch.min), "sides", PPO, NEAR),
-    ("FSPO's smaller one", partial(FSPO, worse=torch.min), "sides", FSPO, NEAR),
     ("a clamp above the wrong clip", partial(PPO, ratio=lambda d, *_: d.clamp(-1, 1).exp(), worse=torch.min), "sides",
      PPO, NEAR),
 ]  # fmt: skip
@@ -269,11 +259,11 @@ def test_what_is_worth_knowing_is_said(loss: Loss, check: str, says: str) -> Non
 # ---------------------------------------------------------------- what it does by length
 
 
-@pytest.mark.parametrize(("name", "exponent"), [("fspo", 0.0), ("seq_gspo", -1.0), ("luspo", 0.0)])
-def test_normalisation(name: str, exponent: float) -> None:
-    per_token, fitted = normalisation(load(name))
-    assert fitted == pytest.approx(exponent, abs=1e-9)
-    assert per_token == pytest.approx([length**exponent for length in LENGTHS])
+def test_normalisation() -> None:
+    for name, exponent in (("fspo", 0.0), ("seq_gspo", -1.0)):
+        per_token, fitted = normalisation(load(name))
+        assert fitted == pytest.approx(exponent, abs=1e-9)
+        assert per_token == pytest.approx([length**exponent for length in LENGTHS])
 
 
 @pytest.mark.parametrize(
@@ -301,20 +291,14 @@ def test_a_weight_is_named_rightly_or_not_at_all(weigh: Any, weight: tuple[str |
 
 def test_what_a_band_keeps_is_its_acceptance() -> None:
     samples = synthetic(0.03)[:10]
-    clip = clip_by_length(load("rloo"), "sequence", samples)
-
-    def removed(b: Batch) -> torch.Tensor:
+    kept = []
+    for b in samples:
         tensors = b.log_prob_BT, b.old_log_prob_BT, b.advantages_BT, b.mask_BT
         output = sequence_policy_loss(*tensors, ALGORITHMS["seq_rloo"])
-        return output.clipped_high_B | output.clipped_low_B
-
-    kept_B = ~torch.cat([removed(batch) for batch in samples])
-    length_B = torch.cat([batch.mask_BT.sum(-1) for batch in samples])
-    bin_B = torch.bucketize(length_B, torch.tensor(clip.starts), right=True) - 1
-    total, kept = (torch.bincount(x, minlength=8).numpy() for x in (bin_B, bin_B[kept_B]))
-    assert clip.error.lre == pytest.approx(float(plain_lre(kept, total)), abs=1e-5)
-    assert clip.error.rate == pytest.approx(float(kept_B.double().mean()), abs=1e-6)
-    assert total.min() > 100 and clip.error.rate_K[0] > clip.error.rate_K[-1] + 0.1  # it rejects long responses
+        kept += (~(output.clipped_high_B | output.clipped_low_B)).tolist()
+    error, _ = clip_by_length(load("rloo"), "sequence", samples)
+    assert error.rate == pytest.approx(sum(kept) / len(kept), abs=1e-6)
+    assert error.rate_K[0] > error.rate_K[-1] + 0.1, "it rejects long responses"
 
 
 # ---------------------------------------------------------------- the command
@@ -340,21 +324,9 @@ class Settings:
     beta: float = 0.5
     name: str = dataclasses.field(default_factory=str)
 
-@dataclasses.dataclass
-class ActorSettings:
-    strategy: str
-    clip_ratio_high: float = 0.3
-    policy_loss: Settings = dataclasses.field(default_factory=Settings)
-
 def fed(config, **given):
     assert config.policy_loss.beta == 0.5 and config.name == "x" and config.clip_ratio == 0.2
     return sound(config=config, **given)
-
-def asserts(config=None, **others):
-    assert isinstance(config, ActorSettings), "give ActorSettings"
-    assert config.clip_ratio_high == 0.3 and config.policy_loss.beta == 0.5
-    config.policy_loss.gamma
-    return sound(config=config, **others)
 
 number = 3
 """
@@ -381,7 +353,6 @@ def words(line: str) -> list[str]:
         (":mean", 1, "does not conform: padding, micro-batches (is it"),
         (":mean --average caller --like :sound", 0, "equal to check_loss_example:sound; conforms: 7 checks passed"),
         (":mean --like :sound", 1, "equal to check_loss_example:sound; does not conform: padding, micro-batches"),
-        (":sound --like gspo", 1, "not equal to gspo; 7 checks passed"),
         (":undefined", 1, "does not conform: direction"),
         ("rloo --like seq_rloo --config policy_loss.c_low=1", 0, "equal"),
     ],
@@ -433,8 +404,6 @@ def test_the_full_report(capsys: pytest.CaptureFixture[str]) -> None:
         ("gspoo", "seq_gspo"),
         (":sound --like :undefined", "not comparable"),
         (":sound --config clip", "KEY=VALUE"),
-        (":asserts", "--actor MODULE:CLASS"),
-        (":asserts --actor check_loss_example:ActorSettings", "--config KEY=VALUE"),
     ],
 )
 def test_what_cannot_be_checked_ends_with_a_sentence(capsys: pytest.CaptureFixture[str], line: str, says: str) -> None:
@@ -450,5 +419,3 @@ def test_settings_are_read_as_values() -> None:
     batch = synthetic_batch([3, 2], [0.1, 0.1], [1.0, -1.0])
     for settings in (["policy_loss.beta=0.5"], ["policy_loss._target_=check_loss_example.Settings"]):
         assert load("check_loss_example:fed", [*settings, "name=x"]).value(batch).numel() == 1
-    actor = "check_loss_example:ActorSettings"
-    assert load("check_loss_example:asserts", ["policy_loss.gamma=1"], actor=actor).value(batch).numel() == 1

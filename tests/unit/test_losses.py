@@ -83,12 +83,11 @@ def test_values_that_have_no_loss_are_named(which: int, value: float, name: str)
 
 
 def test_a_sum_that_overflows_and_other_shapes_are_refused_too() -> None:
-    mask = torch.tensor([[True, False], [True, True]])
-    with pytest.raises(UnusableRowsError, match=r"row 1 .*overflows"):
-        sequence_policy_loss(torch.full((2, 2), -3e38), torch.zeros(2, 2), torch.ones(2, 2), mask, ALGORITHMS["fspo"])
-    log_prob, old, advantages, mask = random_batch(64, 50)
-    for wrong, shape, remedy in ((advantages[:, 0], "(64,)", "expand_as"), (advantages[:, 1:], "(64, 49)", "slice")):
-        with pytest.raises(ValueError, match=holds("advantages_BT", shape, "(64, 50)", remedy)):
+    log_prob, old, advantages, mask = random_batch(64, 50, shortest=1)
+    with pytest.raises(UnusableRowsError, match=r"row 0 .*overflows"):
+        sequence_policy_loss(torch.full((1, 2), -3e38), *torch.ones(3, 1, 2), ALGORITHMS["fspo"])
+    for wrong, shape in ((advantages[:, 0], "(64,)"), (advantages[:, 1:], "(64, 49)")):
+        with pytest.raises(ValueError, match=holds("advantages_BT", shape, "(64, 50)", "expand_as", "slice")):
             sequence_policy_loss(log_prob, old, wrong, mask, ALGORITHMS["fspo"])
     with pytest.raises(ValueError, match=holds("log_prob_BT", "(50,)", "from_packed")):
         sequence_policy_loss(log_prob[0], old[0], advantages[0], mask[0], ALGORITHMS["fspo"])
