@@ -68,13 +68,11 @@ NAMES: dict[str, dict[str, str]] = {
         "verl.single_controller.base.worker_group:WorkerGroup._dispatch_info": "which ranks get data of their own",
         "transfer_queue.metadata:KVBatchMeta.reorder": "order of a batch",
         f"{_TRACKING}:Tracking.logger": "the run folder is added to verl's loggers",
+        f"{_QUEUE}:logger": "a worker's log alone has what an agent loop raised",
+        f"{_BUFFER}:ReplayBuffer._wait_for_next_poll(partition_id, last_debug_time)": "notes progress; counts its rows",
     },
     "recipe/fspo/rollout_batch.py": {
         "transfer_queue.client:TransferQueueClient.kv_retrieve_meta(keys, partition_id)": "which columns are tensors",
-    },
-    "recipe/runner/response_watch.py": {
-        f"{_QUEUE}:logger": "a worker's log alone has what an agent loop raised",
-        f"{_BUFFER}:ReplayBuffer._wait_for_next_poll(partition_id, last_debug_time)": "notes progress; counts its rows",
     },
     "recipe/fspo/audit.py": {
         f"{_WORKERS}:TrainingWorker.set_loss_fn(loss_fn)": "wrapped: what verl hands to its loss has no hook",
@@ -138,12 +136,12 @@ NAMES: dict[str, dict[str, str]] = {
 
 #: By our file, ``module: text``, text of a source upstream that our code looks for or a value that it repeats, and why.
 TEXTS: dict[str, dict[str, str]] = {
-    "recipe/runner/response_watch.py": {
-        "ray.actor: def __ray_call__(": "asks an agent loop worker; Ray's DeveloperAPI",
+    "recipe/runner/hooks.py": {
         f"{_QUEUE}: exc_info=(type(error), error, error.__traceback__)": "what is logged of a session",
         f"{_AGENTS}: self.agent_loop_workers = []": "the workers' handles",
-    },
-    "recipe/runner/hooks.py": {
+        f'{_TRACKING}: os.environ.get("TENSORBOARD_DIR"': "where it writes",
+        f'{_TRACKING}: os.environ.get("MLFLOW_TRACKING_URI"': "the same",
+        f'{_TRACKING}: os.environ.get("SWANLAB_LOG_DIR"': "the same",
         "ray.actor: def __ray_call__(": "runs a function in a rank's process, whatever its class; public in Ray",
         "verl.utils.dataset.rl_dataset: self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)": "rows",
         f"{_SEPARATE}: self.current_mode = HybridEngineMode.ROLLOUT": "whether vLLM is awake beside the trainer",
@@ -163,11 +161,6 @@ TEXTS: dict[str, dict[str, str]] = {
     },
     "recipe/runner/launch/checks.py": {
         f"{_BASE}: async_save": "with it the tracker is not written",
-    },
-    "recipe/runner/launch/loggers.py": {
-        f'{_TRACKING}: os.environ.get("TENSORBOARD_DIR"': "where it writes",
-        f'{_TRACKING}: os.environ.get("MLFLOW_TRACKING_URI"': "the same",
-        f'{_TRACKING}: os.environ.get("SWANLAB_LOG_DIR"': "the same",
     },
     "recipe/runner/ray_worker.py": {
         "ray.runtime_env.runtime_env: worker_process_setup_hook": "Ray calls it experimental",
