@@ -161,7 +161,7 @@ def _conclusion(config: DictConfig) -> str:
     if config.evaluate:
         from recipe.math.evaluation import conclude_evaluation
 
-        return conclude_evaluation(folder, config.seed)
+        return conclude_evaluation(folder)
     from fspo.report.summary import summarise
 
     return summarise(folder)

@@ -19,8 +19,7 @@ from omegaconf import OmegaConf
 from recipe.fspo import TRAINER_MODES
 from recipe.runner import SUPPORTED_VERL
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
-
-from fspo.when_imported import WhenImported
+from recipe.runner.when_imported import WhenImported
 
 
 def find_trainers(v1: Any) -> None:

@@ -16,8 +16,7 @@ from functools import wraps
 from typing import Any, Final
 
 import torch
-
-from fspo.when_imported import WhenImported
+from recipe.runner.when_imported import WhenImported
 
 RULE: Final = "seq_sqrt_k1"
 #: The rule that verl applies in its place, to log-ratios over sqrt(L).

@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from fspo.files import remove_folder
 from recipe.runner.checkpoints.integrity import latest, name_latest, step_folder
 from recipe.runner.faults.errors import ExplainedError
 
@@ -49,7 +48,8 @@ def room_for_save(root: Path, step: int) -> Iterator[None]:
     needed = _MARGIN * (good.size if good else 0)
     if shutil.disk_usage(root).free < needed:
         raise refusal(f"the last one has {needed / 2**20:.1f} MiB")
-    remove_folder(folder)  # of a run that has gone back since: no mixture of both may be left
+    if folder.exists():
+        shutil.rmtree(folder)  # of a run that has gone back since: no mixture of both may be left
     try:
         yield
     except Exception as error:
@@ -57,7 +57,7 @@ def room_for_save(root: Path, step: int) -> Iterator[None]:
         if why is None:
             raise
         explained = refusal(why)  # with the room that there was when it failed
-        remove_folder(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         if good is not None:  # verl may have registered the new one already
             with contextlib.suppress(OSError):
                 name_latest(good)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from fspo.files import atomic_path, remove_folder
+from fspo.files import atomic_path
 
 # upstream: verl.trainer.ppo.v1.trainer_base "latest_checkpointed_iteration.txt"
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
@@ -146,7 +147,7 @@ def remove_old(root: Path, step: int, keep: int) -> None:
     kept = (*whole[: keep - 1], latest(root))
     for checkpoint in old if whole else ():
         if checkpoint not in kept:
-            remove_folder(checkpoint.folder, ignore_errors=True)
+            shutil.rmtree(checkpoint.folder, ignore_errors=True)
 
 
 def _needs(trainer: DictConfig, contents: Sequence[str] | None, own: bool = True) -> tuple[int, list[str]]:

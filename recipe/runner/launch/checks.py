@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
-from fspo.files import existing_place, folder_problem
+from fspo.files import folder_problem
 from recipe.runner import SUPPORTED_VERL, ranks
 from recipe.runner.launch.check_data import data_problems
 from recipe.runner.launch.check_reward import reward_problems
@@ -67,13 +67,14 @@ def room_problems(config: DictConfig) -> Iterator[str]:
     if problem := folder_problem(root):
         yield MachineProblem(f"trainer.default_local_dir={root}: {problem}")
         return
+    place = next(place for place in (root, *root.absolute().parents) if place.exists())
     folder, model = model_folder(config.actor_rollout_ref.model.path), read_model_config(config)
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
     parameters = weights // (4 if (model.get("dtype") or model.get("torch_dtype")) == "float32" else 2)
     kept = 0 if config.trainer.save_freq <= 0 else config.trainer.max_actor_ckpt_to_keep or 1
     contents = OmegaConf.select(config, f"{_ACTOR}.checkpoint.save_contents") or ("optimizer",)
     has_moments = "optimizer" in contents and not OmegaConf.select(config, f"{_MODEL}.lora_rank")
-    needed, free = (12 if has_moments else 4) * parameters * kept, shutil.disk_usage(existing_place(root)).free
+    needed, free = (12 if has_moments else 4) * parameters * kept, shutil.disk_usage(place).free
     if not any(root.glob("global_step_*")) and free < needed:
         yield MachineProblem(
             f"trainer.default_local_dir={root}: {free / 2**30:.1f} GiB are free, and {kept} checkpoint(s) need "

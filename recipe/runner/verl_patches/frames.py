@@ -18,7 +18,7 @@ import hmac
 from collections.abc import Sequence
 from typing import Any, Final
 
-from fspo.when_imported import WhenImported
+from recipe.runner.when_imported import WhenImported
 
 #: What the key is for: another use of Ray's token has another key.
 _LABEL: Final = b"TransferQueue frames"
