@@ -25,6 +25,7 @@ _SUM: Final = "seq_sum_k1"
 
 def add_rule(helper: Any) -> None:
     """Add the rule to ``compute_rollout_rejection_mask`` of verl's module ``rollout_corr_helper``."""
+    # upstream: verl.trainer.ppo.rollout_corr_helper:compute_rollout_rejection_mask(log_ratio, rollout_rs)
     original = helper.compute_rollout_rejection_mask
 
     @wraps(original)

@@ -48,9 +48,12 @@ from recipe.runner.verl_patches.packs import rows_of_ranks
 
 #: Where verl's loggers write, by the variables that they read: into the run folder, but for one that the user has set.
 _LOGGERS: Final = {
+    # upstream: verl.utils.tracking "os.environ.get("TENSORBOARD_DIR""
     "TENSORBOARD_DIR": "{}/tensorboard",
     "WANDB_DIR": "{}",  # W&B makes a folder wandb in it
+    # upstream: verl.utils.tracking "os.environ.get("MLFLOW_TRACKING_URI""
     "MLFLOW_TRACKING_URI": "sqlite:///{}/mlflow.db",
+    # upstream: verl.utils.tracking "os.environ.get("SWANLAB_LOG_DIR""
     "SWANLAB_LOG_DIR": "{}/swanlog",
 }
 #: Time for the end itself, and for a save that takes longer than those before it, seconds.
@@ -75,7 +78,8 @@ class RunnerHooks(PPOTrainer):
         if (slots := server_slots.slots(config)) is not None:
             server_slots.give_servers_slots(slots)
         if self.verl_mode == "separate_async":
-            # verl 0.9.1 hands its logger ``flush``, a keyword of print(): a TypeError unless the level drops it.
+            # verl 0.9.1 hands its logger a keyword of print(): a TypeError unless the level drops it.
+            # upstream: verl.trainer.ppo.v1.trainer_separate_async "flush=True"
             logging.getLogger(trainer_separate_async.__name__).setLevel(logging.WARNING)
         if not are_signed():
             PROGRESS.say(
@@ -130,13 +134,16 @@ class RunnerHooks(PPOTrainer):
 
     def raise_failure(self) -> None:
         """Raise what a reward worker could not do; verl would go on without those responses."""
+        # upstream: verl.experimental.reward_loop.reward_loop:RewardLoopManager.reward_loop_worker_handles
         raise_failure(self.reward_loop_manager.reward_loop_worker_handles or ())
 
     def _build_replay_buffer(self) -> ReplayBuffer:
         buffer = super()._build_replay_buffer()
         # verl polls every 2 s and offers no setting, so every generation would take a multiple of 2 s. A poll of the 8B
         # job moves half a megabyte.
+        # upstream: verl.trainer.ppo.v1.replay_buffer:ReplayBuffer.poll_interval
         buffer.poll_interval = 0.05 if self.config.trainer.device == "cpu" else 0.5
+        # upstream: verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._wait_for_next_poll(partition_id, last_debug_time)
         wait = buffer._wait_for_next_poll
 
         def note_and_wait(partition_id: str, last_debug_time: float) -> float:
@@ -157,6 +164,7 @@ class RunnerHooks(PPOTrainer):
         batch = super()._balance_batch(batch, metrics, **options)
         batch.reorder(sorted(range(len(batch)), key=lambda row: place.get(batch.keys[row], len(place))))
         lengths = [tag["seq_len"] for tag in batch.tags]
+        # upstream: verl.single_controller.base.worker_group:WorkerGroup._dispatch_info
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         rows = rows_of_ranks(lengths, self.config.actor_rollout_ref.actor.ppo_mini_batch_size * n, ranks)
         metrics.update(log_seqlen_unbalance(lengths, rows, "global_seqlen"))
@@ -190,6 +198,7 @@ class RunnerHooks(PPOTrainer):
         with open_dict(self.config):
             for optimizer in (self.config.actor_rollout_ref.actor.optim, self.config.critic.optim):
                 optimizer.total_training_steps = self.total_training_steps * self.parameter_sync_step
+        # upstream: verl.utils.dataset.rl_dataset "self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)"
         rows = getattr(self.val_dataset, "dataframe", None)  # a data class of the user's own may have none
         if rows is not None and "data_source" in rows.column_names:  # for the intervals of held-out accuracy
             note(self.folder, validation_problems=dict(Counter(rows["data_source"])))
@@ -239,6 +248,7 @@ class RunnerHooks(PPOTrainer):
         if self.config.trainer.device != "cpu":
             return
         seed = (self.config.data.seed or 0) * 1_000_003 + self.global_steps
+        # upstream: verl.trainer.ppo.v1.trainer_base:PPOTrainer._rollout_server_managers
         replicas = [replica for manager in self._rollout_server_managers() for replica in manager.get_replicas()]
         servers = [server for replica in replicas for server in replica.servers]
         ray.get([server.collective_rpc.remote("reseed", args=(seed + i,)) for i, server in enumerate(servers)])
@@ -249,7 +259,7 @@ class RunnerHooks(PPOTrainer):
         """Add the run folder to verl's loggers, which exist from the first validation or the first step on."""
         if self._run_log is None:
             self._run_log = RunLog(self.folder, total_steps=self.total_training_steps)
-            self.logger.logger["run_folder"] = self._run_log
+            self.logger.logger["run_folder"] = self._run_log  # upstream: verl.utils.tracking:Tracking.logger
 
     def on_validate_begin(self) -> None:
         self._open_run_log()
@@ -321,6 +331,7 @@ class RunnerHooks(PPOTrainer):
         try:
             if self.verl_mode == "separate_async":
                 # Only with hybrid_engine=true, and awake from a validation on, or lent to the generation.
+                # upstream: verl.trainer.ppo.v1.trainer_separate_async "self.current_mode = HybridEngineMode.ROLLOUT"
                 if self.current_mode == trainer_separate_async.HybridEngineMode.ROLLOUT:
                     self.switch_to_trainer()
                 return
@@ -416,6 +427,7 @@ def keep_last_failure(worker: Any) -> None:
         return True
 
     worker.last_failure = None
+    # upstream: verl.trainer.ppo.v1.agent_loop_tq "exc_info=(type(error), error, error.__traceback__)"
     agent_loop_tq.logger.addFilter(look)
 
 

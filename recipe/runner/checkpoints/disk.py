@@ -1,8 +1,6 @@
-"""A save on a disk without room for it, or that cannot be written: said in one sentence, beforehand if possible.
+"""A save on a disk without room for it, or that cannot be written: said beforehand, by the size of the last one.
 
-A checkpoint is about as large as the one before it, so the room for it can be checked beforehand. The first of a run,
-or a disk that others fill meanwhile, fails half-way: what was written is removed then, so that the last good checkpoint
-stays the one to resume.
+A save that fails half-way is removed, so that the last good checkpoint stays the one to resume.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ from recipe.runner.faults.errors import ExplainedError
 
 #: Beyond the size of the last checkpoint: file systems round up, and logs grow during a save.
 _MARGIN = 1.02
-#: Errors of a file system that is full, read-only after an error, failing, or no longer mounted; and the message of
-#: torch.save, which does not give the system's.
+#: Of a file system that is full, fails or is no longer mounted; and of torch.save, which does not give the system's.
 _FAILED = (
     *(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.ESTALE)),
     "PytorchStreamWriter failed",
@@ -33,7 +30,7 @@ def room_for_save(root: Path, step: int) -> Iterator[None]:
     """Around a save of ``root/global_step_N``: room is checked before it, and a half-written one removed after.
 
     Raises:
-        ExplainedError: if there is not enough room, or was not; if the file system is read-only or fails.
+        ExplainedError: if there is no room, or the file system fails.
     """
 
     def refusal(why: str) -> ExplainedError:
