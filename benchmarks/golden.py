@@ -22,11 +22,11 @@ from typing import Final
 import numpy as np
 import torch
 
-from fspo.acceptance import UnclippedWeight, kept_output
-from fspo.calibration import DriftMeasurement
 from fspo.check_loss.call import Batch, PolicyLoss
+from fspo.kept import UnclippedWeight, kept_output
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.markdown import markdown_table
+from fspo.measured import DriftMeasurement
 from fspo.responses import Responses
 from fspo.types import SequenceLossOutput, SequenceLossSettings
 

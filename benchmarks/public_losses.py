@@ -21,11 +21,11 @@ import torch
 from benchmarks.checkouts import Source
 from benchmarks.code_bases import CODE_BASES
 from benchmarks.pages import Table, read_table, write_tables
-from fspo.acceptance import UnclippedWeight
 from fspo.check_loss import LossError, PolicyLoss, check, configured, load
 from fspo.check_loss.by_length import DISPERSIONS, clip_by_length, sides, synthetic
 from fspo.check_loss.call import Batch, synthetic_batch
 from fspo.check_loss.like import TOLERANCE, compare
+from fspo.kept import UnclippedWeight
 
 #: The one clip rate: the mean share that every loss keeps at a dispersion of its own, nats per sqrt(token).
 KEPT: Final = 0.85

@@ -141,7 +141,7 @@ def acceptance_band(
     if state is None and settings.needs_state:
         raise ValueError(
             f"drift={settings.drift!r} is measured during training, and no BandState came: give the state of a "
-            "fspo.calibration.DriftMeasurement, BandState() before any data, or settings whose band stands still, such "
+            "fspo.measured.DriftMeasurement, BandState() before any data, or settings whose band stands still, such "
             "as ALGORITHMS['fspo']"
         )
     state, length = state or BandState(), length_B.to(dtype)
@@ -311,6 +311,28 @@ def judged(
         overflow_B=valid_B & (log_weight_B > s_max),
         valid_B=valid_B,
     )
+
+
+@torch.no_grad()
+def judge(
+    log_prob_BT: torch.Tensor,
+    old_log_prob_BT: torch.Tensor,
+    advantages_BT: torch.Tensor,
+    response_mask_BT: torch.Tensor,
+    settings: SequenceLossSettings | None,
+) -> SequenceLossOutput:
+    """S, L and A of each sequence, and whether a rule accepts it; the loss of the output is 0.
+
+    Args:
+        log_prob_BT, old_log_prob_BT: Log-probabilities of the tokens (nats), [B, T]. If one is not finite, S is not.
+        advantages_BT: A is its mean over the tokens of a sequence.
+        response_mask_BT: Nonzero on response tokens; rows without any are padding.
+        settings: The rule; None if it is not known. Then every sequence is accepted, and the band is infinite.
+    """
+    mask_BT = response_mask_BT.to(torch.bool)
+    log_ratio_B, length_B = sequence_log_ratio(log_prob_BT, old_log_prob_BT, mask_BT), mask_BT.sum(-1)
+    total_B = torch.where(mask_BT, advantages_BT.to(log_ratio_B.dtype), 0.0).sum(-1)
+    return judged(log_ratio_B, length_B, total_B / length_B.clamp(min=1), settings)
 
 
 def _value_of_row(

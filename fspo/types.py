@@ -138,10 +138,10 @@ class BandState:
 
     Attributes:
         drift_per_token: kl >= 0 in nats per token, of the mini-batch in progress; the drift of S at length L is
-            ``-L * kl`` (:class:`fspo.calibration.DriftMeasurement`).
+            ``-L * kl`` (:class:`fspo.measured.DriftMeasurement`).
         drift_by_mini_batch: The same by position of the mini-batch in its rollout batch. The policy moves away from
             pi_old with every optimizer step, so the drift is 0 in the first mini-batch and then grows.
-        clip_scale: Factor on both clip values (:mod:`fspo.clip`); 1 leaves them.
+        clip_scale: Factor on both clip values (:mod:`fspo.measured`); 1 leaves them.
     """
 
     drift_per_token: float = 0.0

@@ -17,8 +17,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from fspo import losses
-from fspo.diagnostics import NoiseFloor, noise_floor
 from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.metrics import NoiseFloor, noise_floor
 from fspo.responses import Responses
 from fspo.types import SequenceLossOutput
 

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 
-from fspo.acceptance import UnclippedWeight, unclipped_weight
 from fspo.check_loss.call import Batch, PolicyLoss, synthetic_batch
 from fspo.fairness.lre import LengthReweightingError
+from fspo.kept import UnclippedWeight, unclipped_weight
 from fspo.responses import Responses
 
 LENGTHS: Final = (4, 16, 64, 256)

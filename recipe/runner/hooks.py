@@ -66,7 +66,8 @@ class RunnerHooks(PPOTrainer):
         if (slots := server_slots.slots(config)) is not None:
             server_slots.give_servers_slots(slots)
         if self.verl_mode == "separate_async":
-            # verl 0.9.1 hands its logger ``flush``, a keyword of print(): a TypeError unless the level drops it.
+            # verl 0.9.1 hands its logger a keyword of print(): a TypeError unless the level drops it.
+            # upstream: verl.trainer.ppo.v1.trainer_separate_async "flush=True"
             logging.getLogger(trainer_separate_async.__name__).setLevel(logging.WARNING)
         loggers.point_into(str(self.folder))
         if not are_signed():
@@ -89,6 +90,7 @@ class RunnerHooks(PPOTrainer):
 
     def raise_failure(self) -> None:
         """Raise what a reward worker could not do; verl would go on without those responses."""
+        # upstream: verl.experimental.reward_loop.reward_loop:RewardLoopManager.reward_loop_worker_handles
         raise_failure(self.reward_loop_manager.reward_loop_worker_handles or ())
 
     # ---------------------------------------------------------------- what it is doing
@@ -141,6 +143,7 @@ class RunnerHooks(PPOTrainer):
         batch = super()._balance_batch(batch, metrics, **options)
         batch.reorder(sorted(range(len(batch)), key=lambda row: place.get(batch.keys[row], len(place))))
         lengths = [tag["seq_len"] for tag in batch.tags]
+        # upstream: verl.single_controller.base.worker_group:WorkerGroup._dispatch_info
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         rows = rows_of_ranks(lengths, self.mini_batch, ranks)
         metrics.update(log_seqlen_unbalance(lengths, rows, "global_seqlen"))
@@ -167,6 +170,7 @@ class RunnerHooks(PPOTrainer):
         finally:  # torch raises an error if nothing at all is left
             self._check_prompts()
         self._end_with_the_epochs()
+        # upstream: verl.utils.dataset.rl_dataset "self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)"
         rows = getattr(self.val_dataset, "dataframe", None)  # a data class of the user's own may have none
         if rows is not None and "data_source" in rows.column_names:  # for the intervals of held-out accuracy
             note(self.folder, validation_problems=dict(Counter(rows["data_source"])))
@@ -201,6 +205,7 @@ class RunnerHooks(PPOTrainer):
         replay_buffer = super()._build_replay_buffer()
         # verl polls every 2 s and offers no setting, so every generation would take a multiple of 2 s. A poll of the 8B
         # job moves half a megabyte.
+        # upstream: verl.trainer.ppo.v1.replay_buffer:ReplayBuffer.poll_interval
         replay_buffer.poll_interval = 0.05 if self.config.trainer.device == "cpu" else 0.5
         tell_polls(replay_buffer, self._moved)
         return replay_buffer
@@ -239,6 +244,7 @@ class RunnerHooks(PPOTrainer):
         if self.config.trainer.device != "cpu":
             return
         seed = (self.config.data.seed or 0) * 1_000_003 + self.global_steps
+        # upstream: verl.trainer.ppo.v1.trainer_base:PPOTrainer._rollout_server_managers
         replicas = [replica for manager in self._rollout_server_managers() for replica in manager.get_replicas()]
         servers = [server for replica in replicas for server in replica.servers]
         ray.get([server.collective_rpc.remote("reseed", args=(seed + i,)) for i, server in enumerate(servers)])
@@ -249,7 +255,7 @@ class RunnerHooks(PPOTrainer):
         """Add the run folder to verl's loggers, which exist from the first validation or the first step on."""
         if self._run_log is None:
             self._run_log = RunLog(self.folder, total_steps=self.total_training_steps)
-            self.logger.logger["run_folder"] = self._run_log
+            self.logger.logger["run_folder"] = self._run_log  # upstream: verl.utils.tracking:Tracking.logger
 
     def on_validate_begin(self) -> None:
         self._open_run_log()
@@ -321,6 +327,7 @@ class RunnerHooks(PPOTrainer):
         try:
             if self.verl_mode == "separate_async":
                 # Only with hybrid_engine=true, and awake from a validation on, or lent to the generation.
+                # upstream: verl.trainer.ppo.v1.trainer_separate_async "self.current_mode = HybridEngineMode.ROLLOUT"
                 if self.current_mode == trainer_separate_async.HybridEngineMode.ROLLOUT:
                     self.switch_to_trainer()
                 return

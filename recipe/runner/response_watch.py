@@ -22,6 +22,7 @@ _ASK_S: Final = 10
 
 def tell_polls(buffer: ReplayBuffer, at_poll: Callable[[str], None]) -> None:
     """Call ``at_poll`` at every poll of a buffer with how far the generation is, so that a long one is no hang."""
+    # upstream: verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._wait_for_next_poll(partition_id, last_debug_time)
     wait, names = buffer._wait_for_next_poll, ("pending_keys", "running_keys", "finished_keys", "failure_keys")
 
     def note_and_wait(partition_id: str, last_debug_time: float) -> float:
@@ -66,6 +67,7 @@ class _Last(logging.Handler):
 def _keep(worker: Any) -> None:
     """In a worker: keep the last exception of its agent loops; each such call forgets the one before."""
     worker.last_failure = _Last()
+    # upstream: verl.trainer.ppo.v1.agent_loop_tq "exc_info=(type(error), error, error.__traceback__)"
     agent_loop_tq.logger.addHandler(worker.last_failure)
 
 

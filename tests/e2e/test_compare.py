@@ -14,7 +14,7 @@ from of_the_reader import DATA, write_own_data, write_own_loss
 from omegaconf import OmegaConf
 from real_stack import LATER, SMALL, Starter, compare, compared, latest_step, measured, own_groups
 
-from fspo.records import complete_lines, read_info
+from fspo.files import read_lines, read_object
 from fspo.report.build import build_report
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3 * LATER)]
@@ -31,7 +31,7 @@ def words_of_the_page() -> list[str]:
 def lengths_by_prompt(folder: Path, step: int) -> dict[str, list[int]]:
     """Lengths in tokens (characters and the end, 64 at most) of the responses to each prompt of a step."""
     lengths: dict[str, list[int]] = {}
-    for row in complete_lines(folder / "rollouts" / f"{step}.jsonl"):
+    for row in read_lines(folder / "rollouts" / f"{step}.jsonl"):
         lengths.setdefault(row["input"], []).append(min(len(row["output"]) + 1, 64))
     return lengths
 
@@ -71,22 +71,25 @@ def test_losses_are_compared_under_equal_conditions_and_once(
     one = (f"trainer.default_local_dir='{power}'", "seed=5", "algo=fspo_power", "algorithm.adv_estimator=grpo")
     alone = start.module(tmp_path, "recipe.fspo.main", *one, *words)
     alone.ends_with(0)
-    assert read_info(power)["status"] == "finished" and not gspo.exists()
-    began = read_info(power)["starts"]
+    assert read_object(power / "run.json")["status"] == "finished" and not gspo.exists()
+    began = read_object(power / "run.json")["starts"]
     rest = compare(tmp_path, losses, *words)
     assert rest.returncode == 0, rest.stdout[-2000:] + rest.stderr[-2000:]
     again = compare(tmp_path, losses, *words)
     assert again.returncode == 0, again.stdout[-2000:] + again.stderr[-2000:]
     assert [text.stdout.count("finished before") for text in (rest, again)] == [1, 2]
-    assert read_info(power)["starts"] == began
+    assert read_object(power / "run.json")["starts"] == began
 
-    assert [read_info(folder)["loss"]["loss_mode"] for folder in (gspo, power)] == ["seq_gspo", "fspo_power"]
+    assert [read_object(folder / "run.json")["loss"]["loss_mode"] for folder in (gspo, power)] == [
+        "seq_gspo",
+        "fspo_power",
+    ]
     for step in (1, 2):
         prompts = [lengths_by_prompt(folder, step).keys() for folder in (gspo, power)]
         assert prompts[0] == prompts[1] and len(prompts[0]) == 8, f"step {step}: other prompts"
     assert first_mini_batch(gspo) & first_mini_batch(power), "mini-batches of other prompts"
     for folder in (gspo, power):
-        metrics = {line["step"]: line["metrics"] for line in complete_lines(folder / "metrics.jsonl")}
+        metrics = {line["step"]: line["metrics"] for line in read_lines(folder / "metrics.jsonl")}
         assert [*metrics] == [0, 1, 2] and latest_step(folder) == 2, "the last step of the epoch is saved"
         for source in SOURCES:
             name = f"val-core/{source}/acc/mean@1"

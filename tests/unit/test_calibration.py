@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fspo.calibration import DriftMeasurement
 from fspo.losses import ALGORITHMS, acceptance_band
+from fspo.measured import DriftMeasurement
 from fspo.responses import Responses
 
 

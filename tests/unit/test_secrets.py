@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 from composing import composed
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from recipe.fspo import CONF_DIR
+from recipe.fspo import CONF_DIR, main
 from recipe.fspo.start import Start
 from recipe.runner.launch import resume, run_folder
 from recipe.runner.launch.secrets import as_given, is_secret, literal_problems, printed_problems, references
+from recipe.runner.launch.sweep import Arm
 from recipe.runner.verl_patches import shown
 
 ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"
@@ -98,6 +100,19 @@ def test_a_secret_of_the_environment_is_in_no_file(tmp_path: Path, monkeypatch: 
     OmegaConf.resolve(config)
     assert resume.changed_settings(config, before, named) == []
     assert "SECRET" not in str(shown.written(OmegaConf.to_container(config, resolve=True))), "as verl prints it"
+
+
+def test_the_words_of_a_command_keep_their_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    """run.json has them, and a resume reads them again."""
+    word, arms = f"++{KWARGS}.api_key=${{oc.env:MINE}}", list[Arm]()
+    monkeypatch.setenv("MINE", "SECRETMINE")
+    monkeypatch.setenv("VERL_CONFIG", "")  # main sets it
+    monkeypatch.setattr(sys, "argv", ["main"])
+    monkeypatch.setattr(main, "_ARMS", [])
+    monkeypatch.setattr(main, "run", lambda arm: arms.append(arm) or 0)
+    GlobalHydra.instance().clear()
+    assert main.main([word]) == 0
+    assert arms[0].words == (word,)
 
 
 def test_a_literal_secret_ends_a_start_with_status_2_and_nothing_is_written(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
 from fspo.audit import Audit, read_audit
-from fspo.clip import needed_scale, scale_for, scaled
+from fspo.clip_value import needed_scale, scale_for, scaled
 from fspo.losses import ALGORITHMS
 from fspo.table import read_table
 from fspo.trl import FSPOTrainer

@@ -17,10 +17,7 @@ import torch
 from fspo.files import atomic_path
 from recipe.runner.faults.errors import ExplainedError
 
-_GO_ON = (
-    " The weights have not been touched; look at the rewards and the learning rate before you "
-    "continue from the last checkpoint"
-)
+_GO_ON = " The weights have not been touched; look at rewards and learning rate before you continue"
 
 
 class UpdateRefused(ExplainedError):

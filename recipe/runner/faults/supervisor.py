@@ -56,7 +56,7 @@ class Supervisor(threading.Thread):
         stop: Should make the launcher's call to Ray return; called if the run goes on ``GRACE_S`` after a failure.
         record: Notes the sentence of a failure and returns the exit status; this process ends with it ``LEAVE_S`` later
             if the run still goes on.
-        hang: The limit on the time without progress; None: there is none.
+        hang: The limit on the time without progress, if there is one.
         other_nodes: Whether the run may have processes on other nodes.
     """
 
@@ -104,7 +104,7 @@ class Supervisor(threading.Thread):
             return
         threading.Thread(target=self._stop_run, daemon=True).start()  # a call to a dead Ray may not return
         if not self.over.wait(LEAVE_S):
-            _leave(self._record(failure.sentence))  # the reaper prints the sentence and ends what is left
+            _leave(self._record(failure.sentence))  # the reaper says it and ends what is left
 
     def _phase(self) -> Phase | None:
         return read_phase(self._run_dir)
@@ -113,7 +113,7 @@ class Supervisor(threading.Thread):
         return [*stopped_of(self.processes), *(self._nodes.stopped() if self._nodes is not None else [])]
 
     def explain(self, error: BaseException, log: Path) -> TrainingFailed:
-        """What a person needs of an error of Ray; a process that is stopped may be behind one without a failure."""
+        """What a person needs of an error of Ray, behind which a stopped process may be."""
         phase = self._phase()
         for _ in range(int(_SEEN_S / 0.1)):
             if self.failure is None:
@@ -123,15 +123,12 @@ class Supervisor(threading.Thread):
         return explained(error, log, self.failure, phase)
 
     def stand_down(self) -> None:
-        """Stop taking the end of a process for a failure.
-
-        After a failure this does nothing, so that the run still ends within LEAVE_S.
-        """
+        """Stop taking the end of a process for a failure; nothing after one, whose run still ends within LEAVE_S."""
         if self.failure is None:
             self.over.set()
 
     def let_go(self, folder: Path | None) -> None:
-        """Leave to the reaper what there is of the run, and the folder of its Ray: this process ends now."""
+        """Leave the run, and the folder of its Ray, to the reaper: this process ends now."""
         self.stand_down()
         self._reaper.bye(folder)
 
@@ -154,27 +151,20 @@ def _leave(status: int) -> None:
 
 @ray.remote(num_cpus=0, max_concurrency=2)
 class _NodeWatcher:
-    """Waits on one node, as the launching process does on its own."""
-
     def __init__(self, run_id: str) -> None:
         self._processes = Processes(run_id)
 
     def first_end(self) -> Ended:
-        """Wait until a process of the run on this node ends, and return its end."""
         while (ended := self._processes.first_end()) is None:
             pass
         return ended
 
     def stopped(self) -> list[Process]:
-        """Processes of the run here that are stopped; all of them write their stacks."""
         return stopped_of(self._processes)
 
 
 class OtherNodes(threading.Thread):
-    """A thread of the launching process that reports the first death on each other node, once Ray is up.
-
-    Ray's runtime environment carries ``run_id`` to the other nodes. ``over`` is set once the run is over.
-    """
+    """A thread of the launching process that reports the first death on each other node, until the run is ``over``."""
 
     def __init__(
         self, run_id: str, phase: Callable[[], Phase | None], report: Callable[[Failure], None], over: threading.Event

@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from fspo.files import existing_place, folder_problem
+from fspo.files import folder_problem
 from recipe.runner import SUPPORTED_VERL, ranks
 from recipe.runner.faults import node
 from recipe.runner.launch import loggers
@@ -78,7 +78,7 @@ def room_problems(config: DictConfig) -> Iterator[str]:
     if problem := folder_problem(root):
         yield MachineProblem(f"trainer.default_local_dir={root}: {problem}")
         return
-    place = existing_place(root)
+    place = next(place for place in (root, *root.absolute().parents) if place.exists())
     folder, model = model_folder(config.actor_rollout_ref.model.path), read_model_config(config)
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
     parameters = weights // (4 if (model.get("dtype") or model.get("torch_dtype")) == "float32" else 2)

@@ -23,6 +23,9 @@ _PACKAGES: Final = {"console": "verl", "file": "verl", "vemlp_wandb": "volcengin
 def point_into(run_dir: str) -> None:
     """Let the loggers of this process write into the run folder."""
     places = {
+        # upstream: verl.utils.tracking "os.environ.get("TENSORBOARD_DIR""
+        # upstream: verl.utils.tracking "os.environ.get("MLFLOW_TRACKING_URI""
+        # upstream: verl.utils.tracking "os.environ.get("SWANLAB_LOG_DIR""
         "TENSORBOARD_DIR": f"{run_dir}/tensorboard",
         "WANDB_DIR": run_dir,  # W&B makes a folder wandb in it
         "MLFLOW_TRACKING_URI": f"sqlite:///{run_dir}/mlflow.db",

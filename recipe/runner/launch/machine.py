@@ -45,6 +45,7 @@ CPU_ENVIRONMENT = {
 #: Environment of a run whose Ray has no other machine: Ray, TransferQueue, vLLM and torch listen on 127.0.0.1.
 LOOPBACK_ENVIRONMENT = {
     # Ray's switch for laptops, whatever its name says: Ray's address is 127.0.0.1.
+    # upstream: ray._private.services "if not ray_constants.ENABLE_RAY_CLUSTER:"
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "GLOO_SOCKET_IFNAME": "lo",
     "VLLM_HOST_IP": "127.0.0.1",

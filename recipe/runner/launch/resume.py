@@ -10,8 +10,7 @@ from typing import Any, Final
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fspo.reading import read_yaml
-from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, STEP_FILES, numbered_steps, read_info
+from fspo.files import CONFIG_FILE, INFO_FILE, METRICS_FILE, read_object, read_steps
 from fspo.table import FOLDER, holds_table
 from recipe.runner.checkpoints.integrity import TRACKER_FILE, Checkpoint, is_checkpoint_of, latest
 from recipe.runner.faults.preemption import FAILED, PREEMPTED, STOP_FILE
@@ -21,7 +20,7 @@ from recipe.runner.launch.settings import is_below, key_of, parsed, quoted
 
 #: Files that a start replaces or appends to.
 _FILES: Final = (
-    *(CONFIG_FILE, INFO_FILE, *STEP_FILES, FOLDER, "ends.jsonl", "launcher.log", "phase.json", "progress.log"),
+    *(CONFIG_FILE, INFO_FILE, METRICS_FILE, FOLDER, "ends.jsonl", "launcher.log", "phase.json", "progress.log"),
     *("global_step_*", "generation_config.json", STOP_FILE),
 )
 #: Keys (and whatever lies below them) that may change when a run goes on: how long it runs, what it saves and logs, and
@@ -55,8 +54,8 @@ _ABSENT: Final = "(not set)"
 
 
 def run_info(folder: Path) -> dict[str, Any] | None:
-    """``run.json`` of a run folder without fields of a wrong kind; None if it is missing, or not this recipe's."""
-    info = read_info(folder)
+    """``run.json`` of a run folder; None if it is missing, or not this recipe's."""
+    info = read_object(folder / INFO_FILE)
     return info if info.get("status") in _STATUSES and {"versions", "overrides"} & info.keys() else None
 
 
@@ -65,7 +64,7 @@ def last_steps(folder: Path) -> tuple[int, int]:
     checkpoint = latest(folder)
     saved = checkpoint.step if checkpoint else 0
     # A validation has the number of the step before it; a step is logged after it has been saved.
-    return saved, max([saved, *(line["step"] for _, line in numbered_steps(folder / METRICS_FILE, []))])
+    return saved, max([saved, *(line["step"] for line in read_steps(folder / METRICS_FILE))])
 
 
 def status_after_failure(folder: Path) -> int:
@@ -75,9 +74,8 @@ def status_after_failure(folder: Path) -> int:
 
 def has_results(folder: Path) -> bool:
     """Whether a step, or a part of one, was recorded or saved."""
-    records = [folder / name for name in STEP_FILES]
-    saved = any(folder.glob("global_step_*")) or holds_table(folder / FOLDER)
-    return saved or any(record.is_file() and record.stat().st_size for record in records)
+    metrics, saved = folder / METRICS_FILE, any(folder.glob("global_step_*")) or holds_table(folder / FOLDER)
+    return saved or (metrics.is_file() and metrics.stat().st_size > 0)
 
 
 # ---------------------------------------------------------------- words
@@ -100,7 +98,7 @@ def with_words_of_the_run(words: Sequence[str]) -> list[str]:
     text = named[-1].partition("=")[2]  # of a folder like seed=1,algo=fspo, too, which Hydra's grammar does not take
     folder = Path(text.strip("'\"")).expanduser().absolute()
     problems = list[str]()
-    info = read_info(folder, problems)
+    info = read_object(folder / INFO_FILE, problems)
     if run_info(folder) is None or "overrides" not in info:
         why = "; ".join(problems) or f"{INFO_FILE} does not say how it ended"
         raise Refused(f"{named[-1]}: there is no run in {folder} ({why}): give the folder of one")
@@ -153,7 +151,7 @@ def settings_of_the_run(folder: Path) -> Mapping[str, Any] | None:
     if run_info(folder) is None or not has_results(folder):
         return None
     try:
-        settings: Any = read_yaml(folder / CONFIG_FILE)
+        settings: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG_FILE))
         return _moved(settings, settings["trainer"]["default_local_dir"], str(folder))  # type: ignore[no-any-return]
     except Exception as error:
         raise Refused(f"{folder / CONFIG_FILE} cannot be read ({error}): {_RESTORE}") from error

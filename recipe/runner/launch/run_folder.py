@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from omegaconf import OmegaConf
 
-from fspo.files import atomic_path, write_json
-from fspo.records import CONFIG_FILE, INFO_FILE
+from fspo.files import CONFIG_FILE, INFO_FILE, atomic_path, write_json
 from recipe.runner.faults.phase import read_phase
 from recipe.runner.launch import end_of_turn
 from recipe.runner.launch.problems import Refused

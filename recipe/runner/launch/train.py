@@ -15,7 +15,7 @@ import ray
 from omegaconf import DictConfig, open_dict
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
-from fspo.records import INFO_FILE
+from fspo.files import INFO_FILE
 from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.hang import HangLimit
 from recipe.runner.faults.phase import Phase, read_phase, write_phase

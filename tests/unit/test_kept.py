@@ -9,7 +9,7 @@ import pytest
 import torch
 from batches import random_batch
 
-from fspo.acceptance import Gradient, kept_output
+from fspo.kept import Gradient, kept_output
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.responses import Responses
 from fspo.types import BandState

@@ -14,17 +14,10 @@ from batches import random_batch
 from messages import unpadded
 
 from fspo.audit.expected import expected, shares_outside
-from fspo.clip import (
-    BATCHES,
-    FIXED_AFTER,
-    ClipMeasurement,
-    clipped_cosine,
-    needed_scale,
-    scale_for,
-    scale_with_interval,
-    scaled,
-)
+from fspo.clip_value import needed_scale, scale_for, scale_with_interval, scaled
+from fspo.kept import clipped_cosine
 from fspo.losses import ALGORITHMS, BANDS, judged, sequence_policy_loss
+from fspo.measured import BATCHES, FIXED_AFTER, ClipMeasurement
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,7 +156,7 @@ def test_values_have_an_interval_from_the_second_batch_on_and_lines_when_set_and
     assert "c_low_interval" not in measurement.values[0], "one rollout batch says nothing of others"
     value, line = measurement.values[-1], measurement.sentence()
     low, high = value["c_high_interval"]
-    assert low < value["c_high"] < high and not measurement.open
+    assert low < value["c_high"] < high
     assert (
         f"c = {value['c_high']:.3g} [{low:.3g}, " in line
         and f"from step {FIXED_AFTER + 1} on" in line
@@ -189,7 +182,7 @@ def test_a_fixed_value_that_no_longer_fits_is_questioned_once_and_kept() -> None
 
 def test_it_refuses_the_state_of_another_share_and_responses_that_did_not_move() -> None:
     measurement = ClipMeasurement(ALGORITHMS["fspo"], 0.85)
-    assert measurement.add(np.zeros(50), 2) is None and measurement.values == [] and measurement.open
+    assert measurement.add(np.zeros(50), 2) is None and measurement.values == []
     with pytest.raises(ValueError, match=r"accept=0\.85.*accept=0\.9"):
         ClipMeasurement(ALGORITHMS["fspo"], 0.9).load_state_dict(measurement.state_dict())
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from batches import loss_output, responses_of
 
-from fspo.diagnostics import LengthDiagnostics, NoiseFloor, noise_floor, step_metrics
 from fspo.fairness.lre import length_reweighting_error
 from fspo.losses import ALGORITHMS, judged, sequence_policy_loss
+from fspo.metrics import LengthDiagnostics, NoiseFloor, noise_floor, step_metrics
 from fspo.responses import Responses
 from fspo.types import BandState, SequenceLossOutput
 
