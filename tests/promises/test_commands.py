@@ -247,7 +247,7 @@ OF_AN_ALGO = re.compile(
 
 @pytest.mark.promise(12)
 @pytest.mark.parametrize("algo", ALGOS)
-def test_algo_changes_the_loss_and_its_own_settings_only(algo: str) -> None:
+def test_swapping_algo_changes_nothing_but_the_loss(algo: str) -> None:
     first, second = composed("algo=fspo"), composed(f"algo={algo}")
     changed = {key for key in first.keys() | second.keys() if first.get(key) != second.get(key)}
     assert {key for key in changed if not OF_AN_ALGO.fullmatch(key)} == set()

@@ -220,7 +220,7 @@ def killed(folder: Path, first: int, appends: int) -> tuple[int, int]:
 
 
 @pytest.mark.promise(6)
-def test_a_kill_costs_nothing_and_a_resume_counts_nothing_twice(tmp_path: Path) -> None:
+def test_a_kill_costs_no_row_and_a_resume_counts_none_twice(tmp_path: Path) -> None:
     kept: dict[tuple[int, int], int] = {}
     first = 1
     for appends, back in ((7, 0), (40, 2), (333, 1)):

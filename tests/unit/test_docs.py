@@ -30,6 +30,7 @@ from of_the_reader import blocks, write_own_loss
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 import recipe.fspo.sqrt_rejection  # noqa: F401  (adds a rule to verl's; in a run the plugin imports it)
+from benchmarks import settings
 from fspo.table import TableWriter
 from recipe.fspo import checks
 from recipe.fspo.main import composed as compose
@@ -61,6 +62,10 @@ def anchors_on_github(page: Path) -> set[str]:
     """Those of the headings; mkdocs makes others where a sign stands between blanks."""
     headings = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line) for line in re.findall(r"^#+ (.+)$", prose_of(page), re.M))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_page_of_settings_is_the_program_s() -> None:
+    assert settings.PAGE.read_text(encoding="utf-8") == settings.page(), "python -m benchmarks.settings writes it"
 
 
 @pytest.mark.slow

@@ -92,6 +92,7 @@ def run_client(path: Path, tmp_path: Path) -> dict[str, object]:
     return answer
 
 
+@pytest.mark.slow  # fresh processes that import torch or verl
 def test_workers_are_forked_with_their_own_environment(server: Server, tmp_path: Path) -> None:
     first, second = (run_client(server[1], tmp_path) for _ in range(2))
     for answer in (first, second):

@@ -121,6 +121,7 @@ for info, name, request, answer in asked:
 """
 
 
+@pytest.mark.slow  # fresh processes that import torch or verl
 @pytest.mark.parametrize("token", ["a token of this run's own", ""])
 def test_the_loops_survive_strangers_and_serve_the_run(token: str, tmp_path: Path) -> None:
     """The same without a token, where the stranger's code runs: the test's own check."""

@@ -69,6 +69,7 @@ def test_a_folder_that_is_not_private_is_refused(tmp_path: Path, monkeypatch: py
     assert str(tmp_path / "file") in refused(tmp_path / "file")
 
 
+@pytest.mark.slow  # fresh processes that import torch or verl
 def test_inductor_takes_no_kernels_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's default is a folder of a known name in the temporary one, whoever made it."""
     program = "from torch._inductor.runtime.cache_dir_utils import cache_dir; print(cache_dir())"
