@@ -401,7 +401,7 @@ def test_the_full_report(capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "says"),
     [
         (":number", "MODULE:FUNCTION"),
-        ("gspoo", "seq_gspo"),
+        (":sound --like gspoo", "seq_gspo"),
         (":sound --like :undefined", "not comparable"),
         (":sound --config clip", "KEY=VALUE"),
     ],

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from fspo.files import write_json
+from fspo.files import folder_problem, write_json
 from recipe.math.data.decontaminate import distinct, without_overlap
 from recipe.math.data.rows import check_replaceable, write_rows
 from recipe.math.data.sources import GROUPS, SOURCES, TEST_SETS, Problem, Source, local_files, own_source, read_problems
@@ -40,7 +40,8 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
     files = local_files(source, folder)
     if data.resolve() in (path.resolve() for path in files):
         raise ValueError(f"{data} would be written over while it is read: give another --out or --name")
-    out.mkdir(parents=True, exist_ok=True)
+    if wrong := folder_problem(out):
+        raise NotADirectoryError(f"{out}: {wrong}")
     check_replaceable(data)
     unique = distinct(
         replace(problem, text=problem.text.removesuffix(REQUEST).strip())  # which this has put there before
