@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM,
 from trl import GRPOConfig
 
 from fspo.audit import describe, read_audit
-from fspo.clip import needed_scale, scale_for, scaled
+from fspo.clip_value import needed_scale, scale_for, scaled
 from fspo.losses import ALGORITHMS
 from fspo.trl import FSPOTrainer
 from fspo.types import eps_of_c

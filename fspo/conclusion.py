@@ -1,7 +1,7 @@
 """What follows from recorded responses: how S spreads, which band is even, its clip values, rounding or movement.
 
 Defined here. The responses are S, L and A alone, of any loss. Intervals are 95%, by bootstrap over prompt groups where
-the responses have them, else over mini-batches; fewer than :data:`fspo.clip.FEWEST_GROUPS` give no conclusion.
+the responses have them, else over mini-batches; fewer than :data:`fspo.clip_value.FEWEST_GROUPS` give no conclusion.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from fspo.clip import ACCEPT, FEWEST_GROUPS, clipped_cosine, needed_scale, scale_for, scale_with_interval, scaled
+from fspo.clip_value import ACCEPT, FEWEST_GROUPS, needed_scale, scale_for, scale_with_interval, scaled
 from fspo.fairness.lre import (
     Array,
     Interval,
@@ -24,6 +24,7 @@ from fspo.fairness.lre import (
     drawn_clusters,
     percentile_ends,
 )
+from fspo.kept import clipped_cosine
 from fspo.losses import ALGORITHMS, BANDS, named_loss
 from fspo.responses import Responses
 from fspo.types import SequenceLossSettings, eps_of_c, shape, unit_of

@@ -19,11 +19,11 @@ from PIL import Image
 
 from benchmarks.pages import STUDY
 from fspo.audit import read_audit
-from fspo.clip import ACCEPT, needed_scale, scale_for, scaled
+from fspo.clip_value import ACCEPT, needed_scale, scale_for, scaled
 from fspo.conclusion import even_band, exponent_of, within_mini_batches
-from fspo.diagnostics import band_edges, removed
 from fspo.fairness.lre import Array
 from fspo.losses import ALGORITHMS
+from fspo.metrics import band_edges, removed
 from fspo.report.figures import STYLE, algo_looks, draw_clip_by_length
 from fspo.responses import Responses
 

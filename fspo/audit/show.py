@@ -8,12 +8,12 @@ from typing import Final
 import numpy as np
 
 from fspo.audit.read import AuditRecords
-from fspo.clip import ACCEPT
+from fspo.clip_value import ACCEPT
 from fspo.conclusion import accepted_at, conclude, in_view
-from fspo.diagnostics import removed
 from fspo.fairness.lre import Array
 from fspo.losses import ALGORITHMS, BANDS
 from fspo.markdown import markdown_table
+from fspo.metrics import removed
 from fspo.responses import Responses
 from fspo.types import SequenceLossSettings, shape
 

@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 from recipe.fspo.config import policy_loss_settings
 from recipe.fspo.recorder import MiniBatch
 
-from fspo.clip import ClipMeasurement, needed_scale
+from fspo.clip_value import needed_scale
+from fspo.measured import ClipMeasurement
 from fspo.types import BandState
 
 #: A learning rate counts as the full one from this share of it on.
@@ -60,7 +61,7 @@ class LossScale:
 
 
 class ClipValues:
-    """The clip values of a run with ``fspo.clip_values=measured``, by :class:`fspo.clip.ClipMeasurement`.
+    """The clip values of a run with ``fspo.clip_values=measured``, by :class:`fspo.measured.ClipMeasurement`.
 
     A response counts if its rollout batch began at the full learning rate and a gradient has moved the policy since
     pi_old. S != 0 does not show that: in bf16 rounding alone makes S nonzero.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from fspo.acceptance import UnclippedWeight, kept_output
+from fspo.kept import UnclippedWeight, kept_output
 from fspo.losses import ALGORITHMS, judged
 from fspo.table import Rows
 from fspo.types import BandState, SequenceLossSettings, c_of_eps
@@ -35,7 +35,7 @@ def kept_by_gradient(
 ) -> dict[str, torch.Tensor]:
     """Columns ``inside``, ``kept`` and ``weight`` of a token-level loss of verl; none of any other loss.
 
-    The function of its name in verl's registry is asked for the gradient (:func:`fspo.acceptance.kept_output`).
+    The function of its name in verl's registry is asked for the gradient (:func:`fspo.kept.kept_output`).
     """
     name = config.policy_loss.get("loss_mode", "vanilla")
     if name not in UNCLIPPED_WEIGHTS:

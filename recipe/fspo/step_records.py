@@ -19,8 +19,8 @@ from recipe.fspo.rollout_batch import Outcomes, outcome_columns, outcome_metrics
 from recipe.runner.progress import PROGRESS, note, writing
 
 from fspo.audit.recording import minibatch_numbers
-from fspo.calibration import DriftMeasurement
-from fspo.diagnostics import LengthDiagnostics, noise_floor
+from fspo.measured import DriftMeasurement
+from fspo.metrics import LengthDiagnostics, noise_floor
 from fspo.responses import EVERY_MINI_BATCH, Responses
 from fspo.table import FOLDER, Rows, TableWriter, join_rows
 from fspo.types import BandState

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from importlib import metadata
 from pathlib import Path
 
-import pytest
 from matplotlib.figure import Figure
 
-from benchmarks import code_bases, losses
-from benchmarks.checkouts import Source
+from benchmarks import losses, public_losses
 from benchmarks.pages import STUDY, read_table
 from benchmarks.studies import figures
 from fspo.audit import read_audit
-from fspo.check_loss import PolicyLoss, configured
-from fspo.check_loss.by_length import normalisation
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,18 +24,6 @@ def test_the_figure_of_the_readme_has_its_audits_lres() -> None:
     assert shown == [f"{name}: LRE {lre}" for lre, name in zip(found, figures.BANDS.values(), strict=True)]
 
 
-def test_the_card_judges_a_band_of_one_s_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """L^0.5 has the LRE of FSPO's band in docs/results.md, which clock is right."""
-    monkeypatch.chdir(ROOT)
-    (block,) = re.findall(r"```python\n(.*?)```", (STUDY / "README.md").read_text(encoding="utf-8"), re.S)
-    for power, low, high in (("0.4", 0.0, 0.03), ("0.5", 0.039, 0.045), ("1.0", 0.08, 0.2)):
-        exec(block.replace("L**0.4", f"L**{power}"), {})
-        (value,) = re.findall(r"^Interval\(value=([\d.]+), low", capsys.readouterr().out)
-        assert low <= float(value) < high
-
-
 def test_the_table_of_losses_has_every_loss() -> None:
     known = losses.known()
     heads, *rows = read_table("check-losses")
@@ -50,13 +32,7 @@ def test_the_table_of_losses_has_every_loss() -> None:
     assert losses.table_of_losses(some) == [heads, *(row for name in some for row in rows if row[0] == name)]
 
 
-def test_a_release_is_read_where_it_is_installed() -> None:
-    spec = importlib.util.find_spec("verl")
-    assert spec is not None and spec.origin is not None
-    release = Source(Path(spec.origin).parents[1])
-    path = code_bases.CODE_BASES["verl"][0]
-    assert release.holds(path) and release.version("verl") == (metadata.version("verl"), "installed")
-    gspo = next(code_bases.verl(release))
-    config = configured([f"{key}={value}" for key, value in gspo.settings.items()])
-    assert normalisation(PolicyLoss(gspo.loss, config))[1] == pytest.approx(0, abs=0.01)
-    assert normalisation(PolicyLoss(gspo.loss, config, "seq-mean-token-mean"))[1] == pytest.approx(-1, abs=0.01)
+def test_a_row_of_the_public_table_is_made_again() -> None:
+    gspo = public_losses.of_verl("gspo", *public_losses.VERL["gspo"])
+    recorded = next(row for row in read_table("public-losses") if row[3] == "gspo, token-mean")
+    assert public_losses.row(gspo, takes_weights=True) == recorded[4:]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from batches import loss_output, responses_of
 
-from fspo.calibration import DriftMeasurement
+from fspo.measured import DriftMeasurement
 from recipe.fspo.checkpoint import load_state, save_state
 
 

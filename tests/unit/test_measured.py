@@ -16,7 +16,7 @@ from verl.workers.config import FSDPActorConfig
 
 import fspo.verl
 from fspo.audit import minibatch_numbers
-from fspo.clip import FIXED_AFTER
+from fspo.measured import FIXED_AFTER
 from recipe.fspo.config import complete, complete_settings
 from recipe.fspo.measured_values import ClipValues, LossScale
 from recipe.fspo.recorder import MiniBatch, Recorder, join_ranks

@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 
 from fspo.audit import Audit, read_audit
 from fspo.audit.show import verdict, what_follows
-from fspo.diagnostics import LengthDiagnostics
 from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.metrics import LengthDiagnostics
 from fspo.report.__main__ import main
 from fspo.report.build import NothingReadError, build_report
 from fspo.report.compare import difference, measures, over_seeds

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
-from fspo.diagnostics import LengthDiagnostics
+from fspo.metrics import LengthDiagnostics
 from recipe.fspo import rollout_batch
 from recipe.fspo.rollout_batch import (
     Outcomes,

@@ -1,7 +1,5 @@
-"""Which sequences a loss accepts: by its band on S, or by the share of its weight that each keeps. Defined here.
+"""What a loss without a band on S keeps of each sequence: a share of its weight, its acceptance here. Defined here.
 
-Some losses neither accept nor reject a sequence. For them the share of its weight that a sequence *keeps* counts as
-its acceptance.
 Let g_t be the gradient of a loss with respect to the log-probability of token t, h_t that gradient on policy (where all
 ratios are 1) and w_t the importance weight that the loss would use without its clip. With A = 1 or A = -1 in place of
 the advantage, the token keeps ``min(|g_t|, |h_t| w_t)`` of ``|h_t| w_t``, nothing if the sign of g_t has turned, and
@@ -19,13 +17,15 @@ of the loss cancel, so that any two losses can be compared.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Final, Literal
 
 import torch
 
-from fspo.losses import judged, sequence_log_ratio
-from fspo.types import SequenceLossOutput, SequenceLossSettings
+from fspo.fairness.lre import Array
+from fspo.losses import judge
+from fspo.types import GradScale, SequenceLossOutput
 
 RATIO_LOG_CAP: Final = 20.0
 """A weight without its clip counts as at most exp(20)."""
@@ -55,6 +55,16 @@ def unclipped_weight(log_ratio_BT: torch.Tensor, mask_BT: torch.Tensor, weight: 
     elif weight == "length_normalised":
         d_BT = (d_BT.sum(dim=-1, keepdim=True) / mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)).expand_as(d_BT)
     return d_BT.clamp(max=RATIO_LOG_CAP).exp() * mask_BT
+
+
+def kept_share(descent_BT: torch.Tensor, whole_BT: torch.Tensor) -> torch.Tensor:
+    """``sum_t min(max(d_t, 0), |h_t| w_t) / sum_t |h_t| w_t``, [B]; NaN for a sequence without a gradient on policy.
+
+    Args:
+        descent_BT: Minus the gradient of the loss, times the sign of A; 0 outside the mask.
+        whole_BT: ``|h_t| w_t``, what descent would be without the clip.
+    """
+    return descent_BT.clamp(min=0.0).minimum(whole_BT).sum(-1) / whole_BT.sum(-1)
 
 
 def kept_output(
@@ -92,41 +102,34 @@ def kept_output(
         dtype = torch.promote_types(log_prob_BT.dtype, torch.float32)
         weight_BT = unclipped_weight(log_prob_BT.to(dtype) - old_log_prob_BT, mask_BT, weight)
         whole_BT = on_policy_BT.to(dtype) * weight_BT
-        plus_BT, minus_BT = (kept.to(dtype).clamp(min=0.0).minimum(whole_BT) for kept in (plus_BT, minus_BT))
-        whole_B, length_B = whole_BT.sum(-1), mask_BT.sum(-1)
 
-        def share(kept_BT: torch.Tensor) -> torch.Tensor:
-            share_B = torch.where(whole_B == 0, 1.0, kept_BT.sum(-1) / whole_B)
+        def share(descent_BT: torch.Tensor) -> torch.Tensor:
+            share_B = torch.where(whole_BT.sum(-1) == 0, 1.0, kept_share(descent_BT.to(dtype), whole_BT))
             return torch.where(torch.isfinite(share_B), share_B, 0.0).clamp(max=1.0)
 
         output = judge(log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT, None)
         advantage_B = output.advantage_B
         return dataclasses.replace(
             output,
-            weight_B=torch.where(output.valid_B, weight_BT.sum(-1) / length_B.clamp(min=1), 1.0),
+            weight_B=torch.where(output.valid_B, weight_BT.sum(-1) / output.length_B.clamp(min=1), 1.0),
             accepted_B=share(plus_BT.minimum(minus_BT)) * output.valid_B,
             clipped_high_B=(1 - share(plus_BT)) * (advantage_B > 0),
             clipped_low_B=(1 - share(minus_BT)) * (advantage_B < 0),
         )
 
 
-@torch.no_grad()
-def judge(
-    log_prob_BT: torch.Tensor,
-    old_log_prob_BT: torch.Tensor,
-    advantages_BT: torch.Tensor,
-    response_mask_BT: torch.Tensor,
-    settings: SequenceLossSettings | None,
-) -> SequenceLossOutput:
-    """S, L and A of each sequence, and whether a rule accepts it; the loss of the output is 0.
+def clipped_cosine(
+    kept_B: Array, advantage_B: Array, weight_B: Array, length_B: Array, grad_scale: GradScale = "1"
+) -> float:
+    """Cosine of the clipped and the unclipped update: ``sqrt(sum kept (A w h)^2 L / sum (A w h)^2 L)``; nan without A.
+
+    It is exact if the gradients of different responses are orthogonal and their squared norms grow like L. The paper
+    bounds this cosine; the formula is defined here, and docs/fairness.md has the bound.
 
     Args:
-        log_prob_BT, old_log_prob_BT: Log-probabilities of the tokens (nats), [B, T]. If one is not finite, S is not.
-        advantages_BT: A is its mean over the tokens of a sequence.
-        response_mask_BT: Nonzero on response tokens; rows without any are padding.
-        settings: The rule; None if it is not known. Then every sequence is accepted, and the band is infinite.
+        kept_B: Share of each response's gradient that is kept, in [0, 1].
+        advantage_B, weight_B, length_B: A, the importance weight w without its clip, and L in tokens.
+        grad_scale: h(L) of the loss: ``"1/L"`` for GSPO.
     """
-    mask_BT = response_mask_BT.to(torch.bool)
-    log_ratio_B, length_B = sequence_log_ratio(log_prob_BT, old_log_prob_BT, mask_BT), mask_BT.sum(-1)
-    total_B = torch.where(mask_BT, advantages_BT.to(log_ratio_B.dtype), 0.0).sum(-1)
-    return judged(log_ratio_B, length_B, total_B / length_B.clamp(min=1), settings)
+    square_B = (advantage_B * weight_B) ** 2 * length_B / (length_B**2 if grad_scale == "1/L" else 1.0)
+    return math.sqrt((kept_B * square_B).sum() / square_B.sum()) if square_B.any() else math.nan
