@@ -12,7 +12,6 @@ before, and not this time, stay there.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import os
@@ -60,23 +59,15 @@ def measure(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
         if device == "cpu":
             torch.set_num_threads(1)
         elif step != "versions" and not torch.cuda.is_available():
-            raise steps.Skipped("torch sees no GPU (see the step `versions`)")
-        size = steps.SIZES[device]
-        if step == "learn":
-            numbers = stack.learn(folder, device)
-        elif step in ("smoke", "preemption"):
-            numbers = getattr(stack, step)(folder, size, device, gpus)
+            raise steps.Failed("torch sees no GPU (see the step `versions`)")
+        if step in ("versions", "noise"):
+            numbers = getattr(steps, step)(steps.SIZES[device], device)
         else:
-            numbers = getattr(steps, step)(size, device)
+            numbers = getattr(stack, step)(folder, device, gpus)
         return {"verdict": "passed", "numbers": numbers}
-    except steps.Skipped as reason:
-        return {"verdict": "skipped", "reason": str(reason), "numbers": {}}
-    except steps.Failed as failure:
-        return {"verdict": "failed", "reason": str(failure), "numbers": failure.numbers}
     except Exception as error:  # whatever went wrong is this step's result, and the next one is tried
         traceback.print_exc()
-        reason = f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}"
-        return {"verdict": "failed", "reason": reason, "numbers": {}}
+        return {"verdict": "failed", "reason": str(error), "numbers": getattr(error, "numbers", {})}
 
 
 def run(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
@@ -105,14 +96,6 @@ def machine(device: str, gpus: int) -> str:
 
     has_gpu = device == "cuda" and torch.cuda.is_available()
     return f"{f'{gpus} x {torch.cuda.get_device_name()}' if has_gpu else device}, torch {torch.__version__}"
-
-
-def commit() -> str:
-    """Of this checkout; a copy without git's folder has none, and a machine may have no git."""
-    command = ["git", "rev-parse", "--short=12", "HEAD"]
-    with contextlib.suppress(OSError):
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
-    return "unknown"
 
 
 def shown(value: float | str) -> str:
@@ -161,17 +144,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--in-this-process", choices=STEPS, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     folder = chosen.out.absolute()
-    if chosen.in_this_process:
-        row = measure(chosen.in_this_process, chosen.device, chosen.gpus, folder)
+    if step := chosen.in_this_process:
+        row = measure(step, chosen.device, chosen.gpus, folder)
         for name, value in row["numbers"].items():
             if not isinstance(value, str) and not math.isfinite(value):  # which JSON lacks
                 row["numbers"][name] = str(value)
-        (folder / f"{chosen.in_this_process}.json").write_text(json.dumps(row), encoding="utf-8")
+        (folder / f"{step}.json").write_text(json.dumps(row), encoding="utf-8")
         return int(row["verdict"] == "failed")
     results = folder / "results.json"
     if chosen.write:
-        if not results.is_file():
-            parser.error(f"--write: there is no {results}: run the steps first, or give --out another folder")
         write(results)
         return 0
 
@@ -179,8 +160,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     gpus = chosen.gpus or (min(2, max(1, torch.cuda.device_count())) if chosen.device == "cuda" else 2)
     where = machine(chosen.device, gpus)
-    if folder.exists() and not results.exists() and any(folder.iterdir()):
-        parser.error(f"--out {folder} holds other files: give a new folder")
     record = {"device": chosen.device, "machine": where, "steps": {}}
     if results.exists():
         record = json.loads(results.read_text(encoding="utf-8"))
@@ -189,6 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(results, record)
     print(where, flush=True)
+    commit = chosen.commit or subprocess.getoutput(f"git -C '{ROOT}' rev-parse --short=12 HEAD")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for step in chosen.steps:
         if record["steps"].get(step, {}).get("verdict") == "passed" and step not in chosen.again:
@@ -196,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         try:
             row = run(step, chosen.device, gpus, folder)
-            row |= {"date": time.strftime("%Y-%m-%d"), "commit": chosen.commit or commit()}
+            row |= {"date": time.strftime("%Y-%m-%d"), "commit": commit}
             record["steps"][step] = row
             write_json(results, record)  # before its weights go: an end of the loan in these seconds would cost the row
         finally:

@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu_check.steps import Failed, Numbers, Size, Skipped, over_noise, random_model
+from benchmarks.gpu_check.steps import SIZES, Failed, Numbers, Size, over_noise, random_model
 from benchmarks.models.char_tokenizer import build_tokenizer
 from benchmarks.starts import SMALL, Start
 from fspo.audit import read_audit
 from fspo.conclusion import exponent_of, within_mini_batches
 from fspo.fairness.lre import wilson_interval
+from fspo.files import read_lines
 from fspo.metrics import SAFE_MARGIN
-from fspo.records import complete_lines
 from recipe.runner.faults.preemption import PREEMPTED, ask_to_stop
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -36,72 +36,43 @@ _REWARD = "+reward.custom_reward_function.reward_kwargs"
 ON_A_CPU = (*SMALL, "trainer.test_freq=2", "trainer.save_freq=2")
 #: What of the smoke test a CPU can do.
 SHAPED_ON_A_CPU = (
-    *ON_A_CPU,
-    f"{_ROLLOUT}.dtype=bfloat16",
-    "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=bf16",
-    "actor_rollout_ref.model.enable_gradient_checkpointing=true",
-    f"{_FSDP}.mixed_precision.param_dtype=bf16",
-    f"{_FSDP}.param_offload=true",
-    f"{_FSDP}.optimizer_offload=true",
-    f"{_REWARD}.overlong_buffer=64",
+    *ON_A_CPU, f"{_ROLLOUT}.dtype=bfloat16", "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=bf16",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=true", f"{_FSDP}.mixed_precision.param_dtype=bf16",
+    f"{_FSDP}.param_offload=true", f"{_FSDP}.optimizer_offload=true", f"{_REWARD}.overlong_buffer=64",
     f"{_REWARD}.max_response_length=64",
-)
+)  # fmt: skip
 #: The 8B job on the demo's task and a small model: short sequences, one worker for each of Ray's services.
 SMALL_JOB = (
-    "experiment=qwen3_8b",
-    "data.train_files=${trainer.default_local_dir}/data/train.parquet",
-    "data.val_files=${trainer.default_local_dir}/data/test.parquet",
-    "data.max_prompt_length=16",
-    "data.max_response_length=256",
-    f"{_ACTOR}.optim.lr_warmup_steps=0",
-    f"{_ROLLOUT}.n=8",
-    f"{_ROLLOUT}.gpu_memory_utilization=0.3",
-    f"{_ROLLOUT}.max_model_len=512",
-    f"{_ROLLOUT}.max_num_seqs=256",
-    f"{_ROLLOUT}.val_kwargs.n=1",
-    f"{_ROLLOUT}.agent.num_workers=1",
-    "reward.num_workers=1",
+    "experiment=qwen3_8b", "data.train_files=${trainer.default_local_dir}/data/train.parquet",
+    "data.val_files=${trainer.default_local_dir}/data/test.parquet", "data.max_prompt_length=16",
+    "data.max_response_length=256", f"{_ACTOR}.optim.lr_warmup_steps=0", f"{_ROLLOUT}.n=8",
+    f"{_ROLLOUT}.gpu_memory_utilization=0.3", f"{_ROLLOUT}.max_model_len=512", f"{_ROLLOUT}.max_num_seqs=256",
+    f"{_ROLLOUT}.val_kwargs.n=1", f"{_ROLLOUT}.agent.num_workers=1", "reward.num_workers=1",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
-)
+)  # fmt: skip
 #: Two steps of about 38,000 tokens a mini-batch, two packs on one GPU, and a save of 24 GB. Random weights never earn a
 #: reward; without differences within a group nothing would move.
 SMOKE = (
-    *SMALL_JOB,
-    '+data.offline_task={folder: "${trainer.default_local_dir}/data", n_train: 256, n_test: 64, seed: 0}',
-    "data.train_batch_size=256",
-    f"{_ACTOR}.ppo_mini_batch_size=64",
+    *SMALL_JOB, '+data.offline_task={folder: "${trainer.default_local_dir}/data", n_train: 256, n_test: 64, seed: 0}',
+    "data.train_batch_size=256", f"{_ACTOR}.ppo_mini_batch_size=64",
     f"{_ACTOR}.ulysses_sequence_parallel_size=${{trainer.n_gpus_per_node}}",
     f"{_ROLLOUT}.tensor_model_parallel_size=${{trainer.n_gpus_per_node}}",
     f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes=512",  # the embeddings are larger
-    f"{_REWARD}.overlong_buffer=256",
-    f"{_REWARD}.max_response_length=256",
-    "trainer.experiment_name=gpu_smoke",
-    "trainer.total_training_steps=2",
-    "trainer.test_freq=2",
-    "trainer.save_freq=2",
+    f"{_REWARD}.overlong_buffer=256", f"{_REWARD}.max_response_length=256", "trainer.experiment_name=gpu_smoke",
+    "trainer.total_training_steps=2", "trainer.test_freq=2", "trainer.save_freq=2",
     "trainer.max_actor_ckpt_to_keep=null",  # one is saved; a run that keeps two does not start without room for them
-)
+)  # fmt: skip
 #: The demo's run (conf/experiment/demo.yaml) on a GPU. Without compilation vLLM starts in half the time.
 LEARN = (
     *SMALL_JOB,
     '+data.offline_task={folder: "${trainer.default_local_dir}/data", n_train: 4096, n_test: 256, seed: 0}',
-    "data.train_batch_size=32",
-    "actor_rollout_ref.model.path=pkg://recipe.math.data/assets/demo_model",
-    "actor_rollout_ref.model.enable_gradient_checkpointing=false",
-    f"{_ACTOR}.ppo_mini_batch_size=8",
-    f"{_ACTOR}.ppo_max_token_len_per_gpu=8192",
-    f"{_ACTOR}.optim.lr=1e-4",
-    f"{_ACTOR}.optim.weight_decay=0.01",
-    f"{_FSDP}.param_offload=false",
-    f"{_FSDP}.optimizer_offload=false",
-    f"{_ROLLOUT}.tensor_model_parallel_size=1",
-    f"{_ROLLOUT}.enforce_eager=true",
-    "trainer.experiment_name=gpu_learn",
-    "trainer.n_gpus_per_node=1",
-    "trainer.total_training_steps=20",
-    "trainer.test_freq=20",
-    "trainer.save_freq=-1",
-)
+    "data.train_batch_size=32", "actor_rollout_ref.model.path=pkg://recipe.math.data/assets/demo_model",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=false", f"{_ACTOR}.ppo_mini_batch_size=8",
+    f"{_ACTOR}.ppo_max_token_len_per_gpu=8192", f"{_ACTOR}.optim.lr=1e-4", f"{_ACTOR}.optim.weight_decay=0.01",
+    f"{_FSDP}.param_offload=false", f"{_FSDP}.optimizer_offload=false", f"{_ROLLOUT}.tensor_model_parallel_size=1",
+    f"{_ROLLOUT}.enforce_eager=true", "trainer.experiment_name=gpu_learn", "trainer.n_gpus_per_node=1",
+    "trainer.total_training_steps=20", "trainer.test_freq=20", "trainer.save_freq=-1",
+)  # fmt: skip
 _SDPA = "actor_rollout_ref.model.override_config.attn_implementation=sdpa"
 #: flash-attn has no fp32.
 PRECISIONS = {
@@ -127,10 +98,8 @@ PRECISIONS_ON_A_CPU = {
 }
 #: vLLM's and the trainer's probabilities of a token differ by about 1e-3 in bf16; above this they are not one policy.
 LARGEST_DIFFERENCE = 0.05
-#: Qwen3-8B's widths, so that its kernels run, in four layers. GiB of a GPU on which two steps with the job's packs fit.
-WIDE, WIDE_GIB = (151_936, 4096, 12_288, 4, 32, 8, 128), 70
-#: Qwen3-0.6B's shape, for smaller ones.
-NARROW = (151_936, 1024, 3072, 28, 16, 8, 128)
+#: Qwen3-8B's widths, so that its kernels run, in four layers: two steps with the job's packs take about 70 GiB.
+WIDE = (151_936, 4096, 12_288, 4, 32, 8, 128)
 
 
 def write_model(folder: Path, size: Size, device: str, mean_length: int) -> None:
@@ -176,15 +145,12 @@ def ending_model(size: Size, device: str, dtype: torch.dtype, mean_length: int) 
 
 def train(folder: Path, overrides: tuple[str, ...], steps: int) -> list[dict[str, float]]:
     """``recipe.fspo.main`` in a new run folder; the metrics of its steps, those of the first validation as step 0."""
-    missing = [name for name in ("verl", "ray", "vllm") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise Skipped(f"not installed: {', '.join(missing)}")
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "recipe.fspo.main", f"trainer.default_local_dir={folder}", *overrides]
     print("+", *command[1:], flush=True)
     status = subprocess.run(command).returncode  # its output goes into this step's log
     by_step: dict[int, dict[str, float]] = {0: {}}
-    for line in complete_lines(folder / "metrics.jsonl"):
+    for line in read_lines(folder / "metrics.jsonl"):
         by_step.setdefault(line["step"], {}).update(line["metrics"])
     done = sum("timing_s/update_actor" in metrics for metrics in by_step.values())
     if status or done != steps:
@@ -232,46 +198,37 @@ def smoke_on(gpus: int, tokens: int = 20_480) -> tuple[str, ...]:
     return (*SMOKE, f"trainer.n_gpus_per_node={gpus}", f"{_ACTOR}.ppo_max_token_len_per_gpu={tokens}")
 
 
-def smoke_job(folder: Path, size: Size, device: str, gpus: int, anew: bool = True) -> tuple[tuple[str, ...], Numbers]:
-    """Overrides of the smoke test on this device, with its model in FOLDER/model, and its width and packs.
+def smoke_job(folder: Path, device: str, gpus: int) -> tuple[tuple[str, ...], Numbers]:
+    """Overrides of the smoke test on this device, with its model, which is written to FOLDER/model if it is not there.
 
-    The model is written, but where it need not be made ``anew`` and is there.
-    Widths and packs are the 8B job's, so that its kernels round; on a small GPU those of Qwen3-0.6B.
+    On a GPU widths and packs are the 8B job's, so that its kernels round; its sequences are short.
     """
-    model, overrides = folder / "model", SHAPED_ON_A_CPU
+    model, overrides, numbers = folder / "model", SHAPED_ON_A_CPU, dict[str, float | str]()
+    size = SIZES[device]
     if device == "cuda":
-        is_wide = torch.cuda.get_device_properties(0).total_memory >= WIDE_GIB * 2**30
         # sdpa computes all scores of a pack, so that it gets shorter ones.
-        wide, narrow = (
-            replace(size, shape=WIDE, pack=8192 if attention() else 20_480),
-            replace(size, shape=NARROW, pack=4096),
-        )
-        size = wide if is_wide else narrow
+        size = replace(size, shape=WIDE, pack=8192 if attention() else 20_480)
         overrides = (*smoke_on(gpus, size.pack), *attention())
-    if anew or not (model / "tokenizer.json").is_file():  # which is written last
+        numbers = {"tokens of a pack": size.pack}
+    if not (model / "tokenizer.json").is_file():  # which is written last
         write_model(model, size, device, mean_length=64 if device == "cuda" else 24)
-    numbers: Numbers = {"width": size.shape[1]} | ({"tokens of a pack": size.pack} if device == "cuda" else {})
-    return (*overrides, f"actor_rollout_ref.model.path={model}"), numbers
+    return (*overrides, f"actor_rollout_ref.model.path={model}"), {"width": size.shape[1]} | numbers
 
 
-def smoke(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
+def smoke(folder: Path, device: str, gpus: int) -> Numbers:
     """What the 8B job uses, on a model with random weights; TP and Ulysses over two GPUs."""
-    overrides, numbers = smoke_job(folder, size, device, gpus)
+    overrides, numbers = smoke_job(folder, device, gpus)
     return numbers | verdict(train(folder / "smoke", overrides, 2)[1:])
 
 
-def preemption(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
+def preemption(folder: Path, device: str, gpus: int) -> Numbers:
     """A warning in the middle of the smoke test: it saves, ends with status 75, and the next start resumes it."""
-    overrides, _ = smoke_job(folder, size, device, gpus, anew=False)
+    overrides, _ = smoke_job(folder, device, gpus)
     run = folder / "preemption"
     shutil.rmtree(run, ignore_errors=True)
-    steps = (
-        "trainer.total_training_steps=3",
-        "trainer.save_freq=-1",
-        "trainer.test_freq=-1",
-        f"trainer.default_local_dir={run}",
-    )
-    words = ("recipe.fspo.main", *overrides, *steps)
+    never = ("trainer.save_freq=-1", "trainer.test_freq=-1")
+    steps = ("trainer.total_training_steps=3", f"trainer.default_local_dir={run}")
+    words = ("recipe.fspo.main", *overrides, *steps, *never)
     start = Start(folder, *words, log="preemption-run.log", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
     try:
         while start.process.poll() is None and not (run / "metrics.jsonl").exists():
@@ -289,7 +246,7 @@ def preemption(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
         raise Failed(f"a warning should end the run with status {PREEMPTED} and a checkpoint", numbers)
     done = subprocess.run([sys.executable, "-m", *words]).returncode
     steps_done = [
-        line["step"] for line in complete_lines(run / "metrics.jsonl") if "timing_s/update_actor" in line["metrics"]
+        line["step"] for line in read_lines(run / "metrics.jsonl") if "timing_s/update_actor" in line["metrics"]
     ]
     numbers |= {"status of the next start": done, "steps of both": ", ".join(map(str, steps_done))}
     if done or steps_done != [1, 2, 3]:
@@ -297,7 +254,7 @@ def preemption(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
     return numbers
 
 
-def learn(folder: Path, device: str) -> Numbers:
+def learn(folder: Path, device: str, gpus: int) -> Numbers:
     """The demo's task and model in fp32 and in bf16, twenty steps each; on a CPU two small ones, which learn nothing.
 
     Fails on a GPU if the intervals of the held-out accuracy before and after a run overlap.

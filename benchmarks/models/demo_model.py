@@ -12,6 +12,7 @@ in fp32. There are two stages:
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,40 +25,16 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.models.char_tokenizer import build_tokenizer
-from fspo.files import atomic_folder, local_path, sha256_of
 from recipe.math.data import offline_task
 from recipe.math.data.offline_task import Division, draws
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+SHIPPED = Path(offline_task.__file__).with_name("assets") / "demo_model"
 CONTEXT = 512
 MAX_RESPONSE = 256
 IGNORE = -100
-CHECKSUMS = "SHA256SUMS"
-
-
-class CarelessDivision(Division):
-    """A division whose working can forget to borrow."""
-
-    @property
-    def slips(self) -> list[int]:
-        """The subtractions, counted from 0, whose units digit has to borrow from the tens: 0 and 2 of ``150%44``."""
-        values = range(self.dividend, self.divisor - 1, -self.divisor)
-        return [step for step, value in enumerate(values) if value % 10 < self.divisor % 10]
-
-    def slip(self, step: int) -> str:
-        """The working that forgets the borrow of one subtraction and continues from there: ``116-44=072-44=028``.
-
-        That result is 10 too large, so the answer is wrong unless the divisor is 5. The length hardly changes.
-        """
-        before = [self.dividend - self.divisor * (done + 1) for done in range(step)]
-        rests = [*before, *range(self.dividend - self.divisor * (step + 1) + 10, -1, -self.divisor)]
-        return f"-{self.divisor:02d}=".join(f"{rest:03d}" for rest in rests)
-
-
-def careless(problem: Division) -> CarelessDivision:
-    return CarelessDivision(problem.dividend, problem.divisor)
 
 
 @dataclass(frozen=True)
@@ -84,11 +61,6 @@ class Recipe:
     head_dim: int = 32
 
 
-def shipped_model() -> Path:
-    """The folder of the model in the package, made by ``train(Recipe())``."""
-    return Path(local_path("pkg://recipe.math.data/assets/demo_model"))
-
-
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     """A Qwen3 in fp32 with random weights and tied embeddings."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -113,11 +85,25 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForC
     return Qwen3ForCausalLM(config).float()
 
 
-def demonstrate(problem: CarelessDivision, recipe: Recipe, rng: np.random.Generator) -> str:
+def slips(problem: Division) -> list[str]:
+    """The workings that forget one borrow and continue from there: ``116-44=072-44=028`` for ``150%44``.
+
+    A subtraction borrows if its units digit has to. Its result is 10 too large then, so the answer is wrong unless the
+    divisor is 5. The length hardly changes.
+    """
+    divisor, rests = problem.divisor, range(problem.dividend, -1, -problem.divisor)
+    return [
+        problem.written([*rests[1 : step + 1], *range(rests[step + 1] + 10, -1, -divisor)])
+        for step in range(len(rests) - 1)
+        if rests[step] % 10 < divisor % 10
+    ]
+
+
+def demonstrate(problem: Division, recipe: Recipe, rng: np.random.Generator) -> str:
     """A demonstration of the second stage: the right working, or one with a slip if the problem allows one."""
-    slips = problem.slips
-    is_careful = not slips or rng.random() < recipe.careful_share
-    return problem.working if is_careful else problem.slip(slips[int(rng.integers(len(slips)))])
+    slipped = slips(problem)
+    is_careful = not slipped or rng.random() < recipe.careful_share
+    return problem.working if is_careful else slipped[int(rng.integers(len(slipped)))]
 
 
 def batches(
@@ -125,41 +111,27 @@ def batches(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless (tokens, labels), right-padded, both (batch, length); prompt and padding are IGNORE in the labels."""
     rng = np.random.default_rng([recipe.seed, int(mixed)])
-    problems = map(careless, draws(rng, "train"))
+    problems = draws(rng, "train")
     while True:
         pool = [(p, demonstrate(p, recipe, rng) if mixed else p.working) for p in islice(problems, recipe.pool)]
         pool.sort(key=lambda pair: len(pair[1]))
         buckets = [pool[i : i + recipe.batch_size] for i in range(0, recipe.pool, recipe.batch_size)]
         for bucket in rng.permutation(len(buckets)):
-            yield collate(buckets[bucket], tokenizer)
-
-
-def collate(
-    pairs: Sequence[tuple[CarelessDivision, str]], tokenizer: PreTrainedTokenizerFast
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One batch of problems with their responses; see :func:`batches`."""
-    prompts = [prompt_ids(tokenizer, problem) for problem, _ in pairs]
-    responses = [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for _, text in pairs]
-    both = [*zip(prompts, responses, strict=True)]
-    tokens = [torch.tensor(prompt + response) for prompt, response in both]
-    labels = [torch.tensor([IGNORE] * len(prompt) + response) for prompt, response in both]
-    return (
-        pad_sequence(tokens, batch_first=True, padding_value=tokenizer.pad_token_id),
-        pad_sequence(labels, batch_first=True, padding_value=IGNORE),
-    )
+            prompts = [prompt_ids(tokenizer, problem) for problem, _ in buckets[bucket]]
+            responses = [[*tokenizer.encode(text), tokenizer.eos_token_id] for _, text in buckets[bucket]]
+            both = [*zip(prompts, responses, strict=True)]
+            tokens = [torch.tensor(prompt + response) for prompt, response in both]
+            labels = [torch.tensor([IGNORE] * len(prompt) + response) for prompt, response in both]
+            yield (
+                pad_sequence(tokens, batch_first=True, padding_value=tokenizer.pad_token_id),
+                pad_sequence(labels, batch_first=True, padding_value=IGNORE),
+            )
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, problem: Division) -> list[int]:
     """Token ids of the prompt as the trainer and vLLM see it."""
     chat = [{"role": "user", "content": problem.question}]
     return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
-
-
-def response_loss(model: Qwen3ForCausalLM, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy (nats) of the labelled tokens."""
-    # No attention mask: padding lies to the right, where a causal model cannot see it.
-    logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE)
 
 
 def learning_rate(peak: float, step: int, steps: int, recipe: Recipe) -> float:
@@ -184,34 +156,16 @@ def run_stage(
     optimizer = torch.optim.AdamW(model.parameters(), betas=recipe.betas, weight_decay=recipe.weight_decay)
     losses = []
     for step, (tokens, labels) in enumerate(islice(batches(recipe, tokenizer, mixed), steps)):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(peak_lr, step, steps, recipe)
-        loss = response_loss(model, tokens, labels)
+        optimizer.param_groups[0]["lr"] = learning_rate(peak_lr, step, steps, recipe)
+        # No attention mask: padding lies to the right, where a causal model cannot see it.
+        logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
         optimizer.step()
         losses.append(float(loss.detach()))
     return sum(losses[-50:]) / len(losses[-50:])
-
-
-def checksums(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a model folder, except the list of checksums itself."""
-    paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
-    return {path.name: sha256_of(path) for path in paths}
-
-
-def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write model, tokenizer and checksums to a new folder; it appears only when it is complete.
-
-    Raises:
-        FileExistsError: if ``out`` exists.
-    """
-    with atomic_folder(out) as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        lines = [f"{digest}  {name}\n" for name, digest in checksums(folder).items()]
-        (folder / CHECKSUMS).write_text("".join(lines), encoding="ascii")
 
 
 @torch.no_grad()
@@ -232,10 +186,14 @@ def accuracy(
 
 
 def make(out: Path) -> str:
-    """Train the model, write it to a new folder, and say its losses and accuracies."""
+    """Train the model, write it and its tokenizer to a folder, and say its losses and accuracies.
+
+    The weights are stored in fp16, in half the bytes. config.json says float32, in which they are loaded.
+    """
     recipe = Recipe()
     model, tokenizer, losses = train(recipe)
-    save(model, tokenizer, out)
+    model.save_pretrained(out, state_dict=copy.deepcopy(model).half().state_dict())
+    tokenizer.save_pretrained(out)
     problems = offline_task.distinct(200, recipe.seed, "test")
     figures = {f"loss_{stage}": loss for stage, loss in losses.items()}
     figures |= {f"accuracy_T{t}": accuracy(model, tokenizer, problems, float(t)) for t in (0, 1)}

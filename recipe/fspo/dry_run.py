@@ -14,7 +14,7 @@ from recipe.runner.launch.check_reward import scores_of_the_usual_forms
 from recipe.runner.launch.settings import DATA, files_of
 
 from fspo.audit.expected import shares_outside
-from fspo.records import read_info
+from fspo.files import INFO_FILE, read_object
 from fspo.types import SequenceLossSettings
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _clip_values(start: Start, settings: SequenceLossSettings) -> Iterator[str]:
     """Where the clip values come from, and what they leave outside."""
     config, whose = start.config, "these leave"
     if config.fspo.clip_values == "measured":
-        info = read_info(start.checkpoint.folder.parent) if start.checkpoint else {}
+        info = read_object(start.checkpoint.folder.parent / INFO_FILE) if start.checkpoint else {}
         if known := [one for one in info.get("clip_values_measured", ()) if one["after_step"] <= start.step]:
             settings = replace(settings, c_low=known[-1]["c_low"], c_high=known[-1]["c_high"])
             yield f"clip values: {_values(settings)}, measured by the run up to step {known[-1]['after_step']}"

@@ -33,7 +33,7 @@ if __name__ == "__main__":
 import hydra  # noqa: E402
 from hydra import initialize_config_dir  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
-from omegaconf import DictConfig  # noqa: E402
+from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from recipe.fspo import CONF_DIR  # noqa: E402
 from recipe.fspo.start import Start, prepared  # noqa: E402
 from recipe.runner.checkpoints import integrity  # noqa: E402
@@ -54,7 +54,8 @@ _ARMS: Final = list[Arm]()
 def compose_by_hydra(config: DictConfig) -> None:
     """Keep what Hydra has composed: one run, or each of a sweep."""
     of_hydra = HydraConfig.get()
-    words = [*of_hydra.overrides.task, *(word for word in of_hydra.overrides.hydra if not _is_of_a_sweep(word))]
+    given = OmegaConf.to_container(of_hydra.overrides)  # as it is: read one by one, references would be resolved
+    words = [*given["task"], *(word for word in given["hydra"] if not _is_of_a_sweep(word))]
     words += [
         f"--config-dir={Path(source.path.removeprefix('file://')).absolute()}"
         for source in of_hydra.runtime.config_sources
@@ -161,7 +162,7 @@ def _conclusion(config: DictConfig) -> str:
     if config.evaluate:
         from recipe.math.evaluation import conclude_evaluation
 
-        return conclude_evaluation(folder, config.seed)
+        return conclude_evaluation(folder)
     from fspo.report.summary import summarise
 
     return summarise(folder)

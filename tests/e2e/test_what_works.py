@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from columns import all_rows
-from real_stack import HERE, LATER, MODEL, SMALL, Start, Starter, export, saved_under
+from real_stack import HERE, LATER, MODEL, SMALL, Start, Starter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2 * LATER)]
 
@@ -98,36 +98,7 @@ def test_the_model_s_tokens_count_and_the_tool_s_do_not(lora: Start) -> None:
         assert 64 * metrics["response_length/mean"] - counted[step] == pytest.approx(3 * answers)  # verl counts all
 
 
-def test_a_lora_export_is_base_and_adapter(lora: Start, tmp_path: Path) -> None:
-    import torch
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    export(lora.folder, tmp_path / "exported")
-    saved = saved_under(lora.folder) / "global_step_2/actor/model_world_size_1_rank_0.pt"
-    trained = {name: tensor.to_local() for name, tensor in torch.load(saved, weights_only=False).items()}
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    policy = dict(base)
-    for name in [name for name in trained if ".lora_A." in name]:
-        product = trained[name.replace("lora_A", "lora_B")] @ trained[name]
-        key = name.removeprefix("base_model.model.").replace("lora_A.default.", "")
-        policy[key] = base[key] + 16 / 8 * product
-    tokens = torch.randint(3, len(model.lm_head.weight), (8, 60), generator=torch.Generator().manual_seed(0))
-
-    def log_probs(weights: dict[str, torch.Tensor]) -> torch.Tensor:
-        model.load_state_dict(weights)
-        with torch.no_grad():
-            return torch.log_softmax(model(tokens).logits, -1)
-
-    written = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
-    exported = PeftModel.from_pretrained(written, tmp_path / "exported/lora_adapter").merge_and_unload().state_dict()
-    wanted, before = log_probs(policy), log_probs(base)
-    rounding = (log_probs({name: tensor.bfloat16().float() for name, tensor in policy.items()}) - wanted).abs().mean()
-    assert (log_probs(exported) - wanted).abs().mean() < 2 * rounding  # an export is bf16
-    assert (before - wanted).abs().mean() > 2 * rounding  # and training has changed something
-
-
+@pytest.mark.nightly  # one after the other, each has its own tests; together they are verl's to keep
 def test_everything_that_changes_a_loss_trains_together(start: Starter, tmp_path: Path) -> None:
     """A mixture of experts; dynamic sampling; penalties; both corrections against vLLM; two epochs over a batch."""
     model = random_model(

@@ -19,7 +19,11 @@ from typing import Final
 #: What makes a start slow. A name that is no longer there is left out.
 _IMPORTED: Final = [
     "verl.trainer.main_ppo",
+    "verl.experimental.agent_loop",
+    "verl.experimental.reward_loop",
     "recipe.fspo.main",
+    "recipe.fspo.checks",
+    "fspo.audit",
     "matplotlib.pyplot",
     "pandas",
     "jinja2",

@@ -7,7 +7,7 @@ import functools
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,15 +15,9 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from recipe.fspo.recorder import MiniBatch, join_ranks
 
-@dataclass(frozen=True)
-class MiniBatch:
-    """What workers have recorded of a mini-batch; its number is 0 where no weight has moved since pi_old."""
-
-    number: int
-    rows: Mapping[str, Any]
-    grad_norm: float | None = 1.0
-    learning_rate: float | None = None
+__all__ = ["MiniBatch"]
 
 
 @functools.cache
@@ -40,6 +34,10 @@ def _config(*words: str) -> Any:
     return config
 
 
+def _of_rank(part: MiniBatch, rank: int, ranks: int) -> MiniBatch:
+    return replace(part, rows={name: np.asarray(column)[rank::ranks] for name, column in part.rows.items()})
+
+
 def clip_values(
     steps: Sequence[Sequence[MiniBatch]], lr: float, ranks: int = 1, kills: Sequence[int] = ()
 ) -> tuple[list[dict[str, Any]], float]:
@@ -49,25 +47,11 @@ def clip_values(
     """
     from fspo.audit import minibatch_numbers
     from recipe.fspo.measured_values import ClipValues
-    from recipe.fspo.recorder import MiniBatch as Recorded
-    from recipe.fspo.recorder import join_ranks
 
     config = _config(f"actor_rollout_ref.actor.optim.lr={lr}")
     values = ClipValues(config)
     for number, step in enumerate(steps, 1):
-        by_rank = []
-        for rank in range(ranks):
-            by_rank.append(
-                [
-                    Recorded(
-                        {name: np.asarray(column)[rank::ranks] for name, column in part.rows.items()},
-                        part.grad_norm,
-                        part.learning_rate,
-                    )
-                    for part in step
-                ]
-            )
-        joined = join_ranks(by_rank)
+        joined = join_ranks([[_of_rank(part, rank, ranks) for part in step] for rank in range(ranks)])
         moved = [place > 0 for place in minibatch_numbers([part.moves for part in joined])]
         values.add(joined, moved, None, number)
         if number in kills:
@@ -146,7 +130,7 @@ def evicted(
     import transfer_queue
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-    from fspo.records import complete_lines
+    from fspo.files import read_lines
     from recipe.fspo.replay_buffer import ordered
 
     def read(keys: list[str], **_: Any) -> dict[str, Any]:
@@ -163,6 +147,6 @@ def evicted(
         buffer._evict_terminal_groups(3, "train", ({*stale}, set(), {*failed}, Counter()))
         buffer._clear_groups("train", {*surplus})
     ended: Counter[str] = Counter()
-    for line in complete_lines(ends):
+    for line in read_lines(ends):
         ended[line["reason"]] += len(line["lengths"])
     return dict(ended)

@@ -115,7 +115,7 @@ def test_the_newest_whole_checkpoint_is_gone_on_from(folder: Path) -> None:
 @pytest.mark.promise(23)
 @pytest.mark.parametrize("name", ["model_world_size_1_rank_0.pt", "optim_world_size_1_rank_0.pt"])
 @pytest.mark.parametrize("left", [None, 0, 0.5, 0.999])
-def test_a_half_written_checkpoint_is_not_resumed(name: str, left: float | None, folder: Path) -> None:
+def test_a_torn_checkpoint_is_never_resumed(name: str, left: float | None, folder: Path) -> None:
     whole, torn = saved(folder, 10), saved(folder, 20) / "actor" / name
     if left is None:
         torn.unlink()

@@ -34,16 +34,9 @@ def call(name: str, inputs: Any, config: Any, weights: Any = None, **more: Any) 
     """Loss and gradient, by the function that verl's workers look up."""
     log_prob, old, advantages, mask = inputs
     log_prob = log_prob.detach().requires_grad_()
-    loss, _ = core_algos.get_policy_loss_fn(name)(
-        old_log_prob=old,
-        log_prob=log_prob,
-        advantages=advantages,
-        response_mask=mask,
-        loss_agg_mode="seq-mean-token-mean",
-        config=config,
-        rollout_is_weights=weights,
-        **more,
-    )
+    batch = {"old_log_prob": old, "log_prob": log_prob, "advantages": advantages, "response_mask": mask}
+    more |= {"loss_agg_mode": "seq-mean-token-mean", "config": config, "rollout_is_weights": weights}
+    loss, _ = core_algos.get_policy_loss_fn(name)(**batch, **more)
     return loss.detach(), torch.autograd.grad(loss, log_prob)[0]
 
 

@@ -2,64 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import io
 import os
-import pickle
-import re
 import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
-import omegaconf.base
 import pytest
-from omegaconf import DictConfig, ListConfig, OmegaConf
 
 os.environ["VERL_PLATFORM"] = "cpu"
 # Ray's functions would start a Ray, or join another one's: here they are errors.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
-# OmegaConf parses an interpolation whenever it is read: a third of the time of a composition and its checks. A
-# configuration has hundreds, of 77 kinds.
-omegaconf.base.parse = functools.cache(omegaconf.base.parse)
-# Hydra reads verl's forty files anew for each choice of groups: half of the time of a composition.
-_load = OmegaConf.load
-
-
-@functools.cache
-def _pickled(text: str) -> bytes:
-    return pickle.dumps(_load(io.StringIO(text)))
-
-
-def load(file: str | Path | IO[str]) -> DictConfig | ListConfig:
-    text = Path(file).read_text(encoding="utf-8") if isinstance(file, str | Path) else file.read()
-    config: DictConfig | ListConfig = pickle.loads(_pickled(text))
-    return config
-
-
-OmegaConf.load = staticmethod(load)
-
-
-@pytest.fixture
-def own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder, entered, with the loss that docs/architecture.md lets its reader write."""
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-    page = (Path(__file__).resolve().parents[2] / "docs/architecture.md").read_text(encoding="utf-8")
-    folder = tmp_path / "mine"
-    for name, language in (("my_loss.py", "python"), ("conf/algo/fspo_power.yaml", "yaml")):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (block,) = re.findall(rf"^```{language}\n(.*?)^```$", page, re.M | re.S)[:1]
-        (folder / name).write_text(block, encoding="utf-8")
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    before = dict(POLICY_LOSS_REGISTRY)
-    yield folder
-    POLICY_LOSS_REGISTRY.clear()
-    POLICY_LOSS_REGISTRY.update(before)
-    sys.modules.pop("my_loss", None)
 
 
 @pytest.fixture

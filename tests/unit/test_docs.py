@@ -26,9 +26,11 @@ from composing import composed
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from of_the_reader import blocks, write_own_loss
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 import recipe.fspo.sqrt_rejection  # noqa: F401  (adds a rule to verl's; in a run the plugin imports it)
+from benchmarks import settings
 from fspo.table import TableWriter
 from recipe.fspo import checks
 from recipe.fspo.main import composed as compose
@@ -51,10 +53,6 @@ def text_of(file: str | Path) -> str:
     return (ROOT / file).read_text(encoding="utf-8")
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return [block for _, block in re.findall(rf"^( *)```{language}\n(.*?)^\1```$", text_of(page), re.M | re.S)]
-
-
 def prose_of(page: Path) -> str:
     return re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
 
@@ -64,6 +62,10 @@ def anchors_on_github(page: Path) -> set[str]:
     """Those of the headings; mkdocs makes others where a sign stands between blanks."""
     headings = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line) for line in re.findall(r"^#+ (.+)$", prose_of(page), re.M))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_page_of_settings_is_the_program_s() -> None:
+    assert settings.PAGE.read_text(encoding="utf-8") == settings.page(), "python -m benchmarks.settings writes it"
 
 
 @pytest.mark.slow
@@ -89,8 +91,6 @@ def check_page(page: Path) -> None:
         file = page.parent / target if target else page
         assert file.exists(), target
         assert not anchor or anchor in anchors_on_github(file), f"{target}#{anchor}"
-    for words in re.findall(r"`make ([a-z][^`]*)`", text):
-        check_make(["make", *shlex.split(words)])
     if page.name != "CHANGELOG.md":  # which also names what there was
         for module in re.findall(r"`(?:\.venv/bin/)?python -m ([\w.]+)", text):
             path = ROOT / module.replace(".", "/")
@@ -109,7 +109,7 @@ def write_run(folder: Path) -> None:
 
 
 def test_python_examples_run(tmp_path: Path) -> None:
-    pages = [page for page in PAGES if blocks(page, "python")]
+    pages = [page for page in PAGES if [*blocks(text_of(page), "python")]]
     check_all((name_of(page), functools.partial(run_examples, page, tmp_path / str(i))) for i, page in enumerate(pages))
 
 
@@ -122,18 +122,15 @@ def run_examples(page: Path, folder: Path) -> None:
         patch.chdir(folder)  # some write files
         patch.setitem(sys.modules, page.stem, module)  # dataclasses look it up
         try:
-            for block in blocks(page, "python"):
+            for block in blocks(text_of(page), "python"):
                 exec(compile(block, str(page), "exec"), module.__dict__)
         finally:
             POLICY_LOSS_REGISTRY.clear()
             POLICY_LOSS_REGISTRY.update(before)
 
 
-#: Commands that belong to the system: nothing of this project could make them wrong.
-OF_THE_SYSTEM = {"cd", "export", "source", "git", "ray", "tar", "tensorboard", "wandb", "mlflow", "hf"}
-#: Options of sbatch that the documentation uses; a misspelt one would only be noticed on a cluster.
-SBATCH_OPTIONS = {"nodes", "array", "job-name", "account", "partition", "signal", "gpus-per-node", "time"}
-SBATCH_OPTIONS |= {"oversubscribe", "cpus-per-task", "mem"}
+#: Commands that belong to the system, and make, of which a wrong target says so at once.
+OF_THE_SYSTEM = {"cd", "export", "source", "git", "ray", "tar", "tensorboard", "wandb", "mlflow", "hf", "make"}
 
 
 def split_commands(block: str) -> Iterator[list[str]]:
@@ -187,7 +184,7 @@ def check_plain_verl(*arguments: str) -> None:
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     if arguments[0] == "...":  # the reader's own command; the page's complete one will do, without its loss
-        own = next(split_commands(blocks(DOCS / "verl.md", "bash")[0]))[3:]
+        own = next(split_commands(next(blocks(text_of("docs/verl.md"), "bash"))))[3:]
         arguments = (*(word for word in own if ".policy_loss." not in word), *arguments[1:])
     GlobalHydra.instance().clear()
     with initialize_config_dir(config_dir=str(verl_config()), version_base=None):
@@ -230,16 +227,8 @@ def check_python(words: list[str]) -> None:
     MODULES.get(module, functools.partial(parses, module))(*arguments)
 
 
-def check_make(words: list[str]) -> None:
-    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", text_of("Makefile"), re.M))
-    named = {word for word in words[1:] if not word.startswith(("ARGS=", "PYTHON=", "VENV="))}
-    assert named and named <= targets, named
-
-
 def check_sbatch(words: list[str], environment: dict[str, str]) -> None:
     assert set(environment) <= set(re.findall(r"`(FSPO_\w+)`", text_of("docs/clusters.md")))
-    options = {word[2:].partition("=")[0] for word in words[1:] if word.startswith("--")}
-    assert options <= SBATCH_OPTIONS, options
     script, *overrides = [word for word in words[1:] if not word.startswith("--")]
     (experiment,) = re.findall(r"experiment=(\w+)", text_of(script))
     # What slurm/train.sh adds.
@@ -257,14 +246,25 @@ def check(command: str) -> None:
     program = words[0].removeprefix(".venv/bin/")
     if program.startswith("python"):
         check_python(words)
-    elif program == "make":
-        check_make(words)
     elif program == "sbatch":
         check_sbatch(words, environment)
     elif program in ("bash", "pip"):
         check_files(*(words[1:2] if program == "bash" else words[1:]))
     else:
         assert program in OF_THE_SYSTEM, f"{command!r}: no test knows this kind of command"
+
+
+@pytest.fixture
+def own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder, entered, with the loss that a page lets its reader write."""
+    write_own_loss(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = dict(POLICY_LOSS_REGISTRY)
+    yield
+    POLICY_LOSS_REGISTRY.clear()
+    POLICY_LOSS_REGISTRY.update(before)
+    sys.modules.pop("my_loss", None)
 
 
 @pytest.mark.parametrize(
@@ -274,12 +274,12 @@ def check(command: str) -> None:
         pytest.param([page for page in PAGES if page not in FIRST], id="others", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.usefixtures("own_loss")  # which a page lets its reader write
+@pytest.mark.usefixtures("own_loss")
 def test_commands_are_right(pages: Sequence[Path]) -> None:
     commands = {
         f"{name_of(page)}: {command}": functools.partial(check, command)
         for page in pages
-        for block in blocks(page, "bash")
+        for block in blocks(text_of(page), "bash")
         for command in map(shlex.join, split_commands(block))
     }
     check_all(commands.items())

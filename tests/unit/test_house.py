@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -18,53 +19,35 @@ LAYERS: dict[str, set[str]] = {
     "recipe.runner.cpu": set(),
     "recipe.runner.ranks": set(),
     "recipe.runner.faults": {"recipe.runner.ranks"},
-    "recipe.runner.verl_patches": {"recipe.runner.faults", "recipe.runner.ranks"},
+    "recipe.runner.verl_patches": {"recipe.runner.faults", "recipe.runner.ranks", "recipe.runner.when_imported"},
     "recipe.runner.checkpoints": {"recipe.runner.cpu", "recipe.runner.faults"},
     "recipe.runner.launch": {
         *("recipe.runner.cpu", "recipe.runner.faults", "recipe.runner.verl_patches", "recipe.runner.checkpoints"),
         *("recipe.runner.ranks", "recipe.runner.ray_worker", "recipe.runner.progress"),
     },
 }
-#: What the other packages of the recipe may import of the library, each besides itself. The runner: files, texts, a run
-#: folder's records and table. The task: files, texts, intervals. So neither knows the other, or the method.
+#: What the other packages of the recipe may import of the library, each besides itself. The runner: a run
+#: folder's files and table. The task: files, texts, intervals. So neither knows the other, or the method.
 MAY: dict[str, tuple[str, ...]] = {
-    "recipe.runner": (
-        *("fspo.files", "fspo.reading", "fspo.records", "fspo.table"),
-        "fspo.when_imported",
-    ),
-    "recipe.math": ("fspo.fairness.bootstrap", "fspo.fairness.lre", "fspo.files", "fspo.markdown"),
+    "recipe.runner": ("fspo.files", "fspo.table"),
+    "recipe.math": ("fspo.fairness.lre", "fspo.files", "fspo.markdown"),
 }
-#: The modules of the library that know a trainer; nothing in it imports them.
-OPTIONAL = ("fspo.trl", "fspo.verl")
 Graph = dict[str, set[str]]
 
 
 @functools.cache
-def sources() -> dict[str, str]:
-    """Text of every module of the library, the recipe and the benchmarks, by its dotted name."""
+def imports() -> Graph:
+    """What each module of ours imports anywhere, also inside functions: ours by full name, others as written."""
     paths = [path for house in ("fspo", "recipe", "benchmarks") for path in sorted((ROOT / house).rglob("*.py"))]
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
-    texts = [path.read_text(encoding="utf-8") for path in paths]
-    return {name.removesuffix(".__init__"): text for name, text in zip(names, texts, strict=True)}
-
-
-@functools.cache
-def statements(text: str) -> list[ast.Import | ast.ImportFrom]:
-    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
-
-
-def imports(sources: dict[str, str]) -> Graph:
-    """What each module imports anywhere, also inside functions: our modules by full name, others as written."""
-    graph: Graph = {}
-    for module, text in sources.items():
-        graph[module] = set()
-        for node in statements(text):
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+    graph: Graph = {module: set() for module in modules}
+    for module, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 graph[module] |= {alias.name for alias in node.names}
-            else:
-                assert node.level == 0 and node.module, f"{module}:{node.lineno}: imports are absolute"
+            elif isinstance(node, ast.ImportFrom):
                 full = {f"{node.module}.{alias.name}" for alias in node.names}
-                graph[module] |= {name if name in sources else node.module for name in full}
+                graph[module] |= {name if name in modules else str(node.module) for name in full}
     return graph
 
 
@@ -73,17 +56,16 @@ def inside(module: str, *packages: str) -> bool:
 
 
 def breaches(graph: Graph) -> Iterator[str]:
-    """Every import against the rules: recipe.fspo -> recipe.runner, recipe.math -> fspo, which know no method."""
+    """Every import against the rules: recipe.fspo -> recipe.runner, recipe.math -> fspo; no program needs a benchmark.
+
+    What the library knows of a trainer: tests/promises/test_imports.py.
+    """
     for module, imported in graph.items():
         for other in imported:
-            if inside(module, "fspo"):
-                allowed = not inside(other, "recipe", "benchmarks", "ray", "vllm", "hydra", "omegaconf", *OPTIONAL)
-                allowed &= all(module == f"fspo.{trainer}" or not inside(other, trainer) for trainer in ("trl", "verl"))
-            else:
-                allowed = inside(module, "benchmarks") or not inside(other, "benchmarks")
+            allowed = inside(module, "benchmarks") or not inside(other, "benchmarks")
             for package, names in MAY.items():
                 if inside(module, package) and inside(other, "fspo", "recipe"):
-                    allowed = other == "recipe" or inside(other, package, *names)
+                    allowed &= other == "recipe" or inside(other, package, *names)
             for package, lower in LAYERS.items():
                 if inside(module, package) and inside(other, "recipe.runner"):
                     allowed &= other == "recipe.runner" or inside(other, package, *lower)
@@ -91,28 +73,13 @@ def breaches(graph: Graph) -> Iterator[str]:
                 yield f"{module} imports {other}"
 
 
-def cycle(graph: Graph) -> list[str]:
-    """Modules that import each other in a circle, in its order; none if there is no circle."""
-    done: set[str] = set()
-
-    def walk(path: list[str]) -> list[str]:
-        for other in sorted(graph[path[-1]] & graph.keys()):
-            if other in path:
-                return path[path.index(other) :]
-            if other not in done and (circle := walk([*path, other])):
-                return circle
-        done.add(path[-1])
-        return []
-
-    return next((circle for module in graph if module not in done and (circle := walk([module]))), [])
-
-
 def test_imports_go_downwards() -> None:
-    assert list(breaches(imports(sources()))) == []
+    assert list(breaches(imports())) == []
 
 
 def test_no_modules_import_each_other() -> None:
-    assert cycle(imports(sources())) == []
+    graph = imports()
+    TopologicalSorter({module: names & graph.keys() for module, names in graph.items()}).prepare()  # names a circle
 
 
 # ---------------------------------------------------------------- what a fresh process imports

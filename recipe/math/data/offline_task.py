@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from fspo.files import write_rows
+from recipe.math.data.rows import write_rows
 
 DATA_SOURCE = "fspo/remainder"
 VOCABULARY = tuple("0123456789%-=")
@@ -56,7 +56,10 @@ class Division:
     @property
     def working(self) -> str:
         """The full response: ``106-44=062-44=018``."""
-        rests = range(self.dividend - self.divisor, -1, -self.divisor)
+        return self.written(range(self.dividend - self.divisor, -1, -self.divisor))
+
+    def written(self, rests: Iterable[int]) -> str:
+        """The working with these rests."""
         return f"-{self.divisor:02d}=".join(f"{rest:03d}" for rest in rests)
 
     @property
