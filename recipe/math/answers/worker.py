@@ -21,13 +21,14 @@ from typing import Final
 from recipe.math.answers import judge
 from recipe.math.answers.verdict import Status
 
+MEMORY_LIMIT: Final = 1 << 30  # address space of a child, in bytes
 ORPHAN_CHECK_S: Final = 5.0
 #: A child is forked anew after so many answers, since the caches of math-verify's parser only grow.
 ANSWERS_PER_CHILD: Final = 5_000
 _FINISHED, _RENEWED = 0, 3
 
 
-def main(parent_pid: int, time_limit_s: float, memory_limit_mb: int) -> None:
+def main(parent_pid: int, time_limit_s: float) -> None:
     """Keep one child, until the input ends, the parent dies or the child crashes."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)  # math-verify logs every answer that it cannot read
@@ -40,7 +41,7 @@ def main(parent_pid: int, time_limit_s: float, memory_limit_mb: int) -> None:
         if pid == 0:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-            resource.setrlimit(resource.RLIMIT_AS, (memory_limit_mb << 20,) * 2)
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
             os._exit(_serve(parent_pid, time_limit_s))
         end = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if end == -signal.SIGALRM:  # it has answered nothing, as its timer runs only before
@@ -67,4 +68,4 @@ def _serve(parent_pid: int, time_limit_s: float) -> int:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), float(sys.argv[2]))
