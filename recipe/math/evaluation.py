@@ -98,7 +98,7 @@ def evaluate(records: Iterable[Record]) -> dict[str, Any]:
     by_source: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         by_source[record.data_source][record.problem_id].append(record)
-    return {source: _evaluate_source(list(by_source[source].values())) for source in sorted(by_source)}
+    return {source: _of_problems(list(problems.values())) for source, problems in sorted(by_source.items())}
 
 
 def share(sums: Sequence[float], counts: Sequence[float]) -> dict[str, float | None]:
@@ -116,25 +116,24 @@ def share(sums: Sequence[float], counts: Sequence[float]) -> dict[str, float | N
     return result
 
 
-def _evaluate_source(problems: list[list[Record]]) -> dict[str, Any]:
-    responses = [len(records) for records in problems]
-    ones, smallest = [1.0] * len(problems), min(responses)
+def _of_problems(problems: list[list[Record]]) -> dict[str, Any]:
+    ones, each = [1.0] * len(problems), [len(records) for records in problems]
     solved = [sum(record.score == 1.0 for record in records) for records in problems]
     by_length = []
     for low, high in itertools.pairwise((*LENGTH_EDGES, math.inf)):
         inside = [[r.score for r in records if low <= r.response_length < high] for records in problems]
         if any(inside):
             accuracy = share([math.fsum(scores) for scores in inside], [float(len(scores)) for scores in inside])
-            bin_ = {"low": low, "high": None if math.isinf(high) else high}
-            by_length.append({**bin_, "responses": sum(map(len, inside)), "accuracy": accuracy})
+            ends = {"low": low, "high": None if math.isinf(high) else high}
+            by_length.append({**ends, "responses": sum(map(len, inside)), "accuracy": accuracy})
     return {
         "problems": len(problems),
-        "responses": sum(responses),
-        "responses_per_problem": {"min": smallest, "max": max(responses)},
+        "responses": sum(each),
+        "responses_per_problem": {"min": min(each), "max": max(each)},
         "avg": share([statistics.fmean(record.score for record in records) for records in problems], ones),
         "pass": {
-            str(k): share([pass_at_k(n, correct, k) for n, correct in zip(responses, solved, strict=True)], ones)
-            for k in sorted({*(2**i for i in range(smallest.bit_length())), smallest})
+            str(k): share([pass_at_k(n, correct, k) for n, correct in zip(each, solved, strict=True)], ones)
+            for k in sorted({*(2**i for i in range(min(each).bit_length())), min(each)})
         },
         "by_length": by_length,
     }
@@ -143,16 +142,16 @@ def _evaluate_source(problems: list[list[Record]]) -> dict[str, Any]:
 def format_table(result: Mapping[str, Any]) -> str:
     """Markdown tables of `evaluate`'s result: one row per data set, then one per data set and length bin."""
 
-    def show(entry: Mapping[str, float | None]) -> str:
-        interval = "" if entry["low"] is None else f" [{entry['low']:.1%}, {entry['high']:.1%}]"
-        return f"{entry['value']:.1%}{interval}"
+    def show(entry: Mapping[str, float | None] | None) -> str:
+        ends = "" if entry is None or entry["low"] is None else f" [{entry['low']:.1%}, {entry['high']:.1%}]"
+        return f"{entry['value']:.1%}{ends}" if entry else ""
 
-    ks = sorted({int(k) for scores in result.values() for k in scores["pass"]})
+    ks = sorted({k for scores in result.values() for k in scores["pass"]}, key=int)
     sets, lengths = [], []
     for name, scores in result.items():
-        responses = " to ".join(map(str, dict.fromkeys(scores["responses_per_problem"].values())))
-        cells = [show(scores["pass"][str(k)]) if str(k) in scores["pass"] else "" for k in ks]
-        sets.append([name, str(scores["problems"]), responses, show(scores["avg"]), *cells])
+        each = " to ".join(map(str, dict.fromkeys(scores["responses_per_problem"].values())))
+        passes = [show(scores["pass"].get(k)) for k in ks]
+        sets.append([name, str(scores["problems"]), each, show(scores["avg"]), *passes])
         for entry in scores["by_length"]:
             span = f"{entry['low']} to {entry['high'] - 1}" if entry["high"] else f"from {entry['low']}"
             lengths.append([name, span, str(entry["responses"]), show(entry["accuracy"])])
@@ -167,22 +166,17 @@ def conclude_evaluation(folder: Path) -> str:
     Returns the tables, and where the files are.
 
     Raises:
-        FileNotFoundError: if there are no generations.
-        ValueError: the generations have no score in [0, 1].
+        ValueError: there are no generations, or none with a score in [0, 1].
     """
-    files = sorted((folder / "validation").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
-    if not files:
-        raise FileNotFoundError(f"{folder / 'validation'} holds no generations: the evaluation did not finish")
-    result = evaluate(read_records(files[-1]))
+    newest = max((folder / "validation").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+    result = evaluate(read_records(newest))
     write_json(folder / "evaluation.json", result)
-    return f"{format_table(result)}\ngenerations: {files[-1]}\nnumbers: {folder / 'evaluation.json'}"
+    return f"{format_table(result)}\ngenerations: {newest}\nnumbers: {folder / 'evaluation.json'}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; exit status 2 for a file that holds no scored responses."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recipe.math.evaluation", description="avg@k, pass@k and accuracy by length, with 95% intervals."
-    )
+    parser = argparse.ArgumentParser(prog="python -m recipe.math.evaluation", description=__doc__)
     what = f"JSONL, a response a line, with {', '.join(Record._fields)} (or acc for score)"
     parser.add_argument("file", type=Path, metavar="FILE", help=what)
     try:

@@ -16,9 +16,6 @@ from typing import Any
 from recipe.math.answers import MathScorer, Status
 from recipe.math.data import offline_task
 
-#: Statuses that are counted one by one as metrics; the string `status` in verl's dumps names all of them.
-FLAGS = (Status.TIMEOUT, Status.PARSE_FAILED, Status.CRASHED)
-
 _creating = threading.Lock()  # functools.cache alone may call a function twice when threads race
 
 
@@ -56,7 +53,7 @@ def compute_score(
 
     Returns:
         The same keys for every data source: `score`; `acc` (what validation reports); `timeout`, `parse_failed` and
-        `crashed` (1.0 or 0.0); `status`, `data_source`, `problem_id` (text: in the dumps, not in the metrics);
+        `crashed` (1.0 or 0.0: metrics); `status`, `data_source`, `problem_id` (text: in the dumps);
         `response_length` in tokens, None without our reward manager.
 
     Raises:
@@ -83,7 +80,7 @@ def compute_score(
     return {
         "score": score,
         "acc": status.score,
-        **{flag.value: float(status is flag) for flag in FLAGS},
+        **{flag.value: float(status is flag) for flag in (Status.TIMEOUT, Status.PARSE_FAILED, Status.CRASHED)},
         "response_length": length,
         "status": status.value,
         "data_source": data_source,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from messages import holds
 
 from recipe.math.data.decontaminate import BOILERPLATE, distinct, without_overlap
 from recipe.math.data.prepare import REQUEST, main, prepare
-from recipe.math.data.sources import DAPO_OPENING, SOURCES, Problem, SourceError
+from recipe.math.data.sources import DAPO_OPENING, SOURCES, Problem
 
 Rows = list[dict[str, Any]]
 ROWS: dict[str, Rows] = json.loads((Path(__file__).parent / "assets" / "source_rows.json").read_text(encoding="utf-8"))
@@ -35,8 +34,6 @@ def write(path: Path, rows: Rows) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".csv":
-        path.write_text("".join(",".join(row) + "\n" for row in (rows[0], *(row.values() for row in rows))))
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
@@ -90,53 +87,44 @@ def test_published_sets_become_verls_rows(copies: Path, tmp_path: Path) -> None:
     }
 
 
-def test_duplicates_and_overlap_are_left_out_and_counted(copies: Path, tmp_path: Path) -> None:
-    manifest = prepare(SOURCES["dapo_math_17k"], tmp_path, copies, SOURCES["dapo_math_17k"].tests)
-    overlap = manifest["counts"].pop("overlap_with_tests")
-    assert manifest["counts"] == {"read": 10, "without_answer": 0, "duplicates": 4, "dropped_for_overlap": 2}
-    found = {name: tuple(kinds.values()) for name, kinds in overlap.items()}
+def test_what_is_left_out_is_counted_in_a_manifest(copies: Path, tmp_path: Path) -> None:
+    source = SOURCES["dapo_math_17k"]
+    manifest = prepare(source, tmp_path / "a", copies, source.tests)
+    assert manifest == prepare(source, tmp_path / "b", copies, source.tests), "it can be made again"
+    assert json.loads((tmp_path / "a/dapo_math_17k.manifest.json").read_text(encoding="utf-8")) == manifest
+    assert list(manifest["counts"].values()) == [10, 0, 4, 2, 4]
+    found = {name: tuple(kinds.values()) for name, kinds in manifest["overlap_with_tests"].items()}
     assert found == {"math500": (1, 0), "amc23": (0, 0), "aime24": (0, 1), "aime25": (0, 0)}
-    assert manifest["rows"] == len(read(tmp_path, "dapo_math_17k")) == 4
-    assert read(tmp_path, "dapo_math_17k")[0]["extra_info"]["source_id"] == "u-1"
-
-
-def test_a_manifest_describes_file_and_source(copies: Path, tmp_path: Path) -> None:
-    first = prepare(SOURCES["math500"], tmp_path / "a", copies)
-    assert first == prepare(SOURCES["math500"], tmp_path / "b", copies), "it can be made again"
-    assert json.loads((tmp_path / "a/math500.manifest.json").read_text(encoding="utf-8")) == first
-    assert first["sha256"] == sha256(tmp_path / "a/math500.parquet")
-    assert [file["sha256"] for file in first["source"]["files"]] == [sha256(copies / LAYOUT["math500"])]
-    assert first["source"]["revision"] == SOURCES["math500"].revision
-
-
-def changed(change: Callable[[dict[str, Any]], None]) -> Callable[[Path, Rows], None]:
-    def apply(path: Path, rows: Rows) -> None:
-        rows = json.loads(json.dumps(rows))
-        change(rows[1])
-        write(path, rows)
-
-    return apply
+    assert manifest["rows"] == len(read(tmp_path / "a", source.name)) == 4
+    assert read(tmp_path / "a", source.name)[0]["extra_info"]["source_id"] == "u-1"
+    assert manifest["sha256"] == sha256(tmp_path / "a/dapo_math_17k.parquet")
+    assert [file["sha256"] for file in manifest["source"]["files"]] == [sha256(copies / LAYOUT[source.name])]
+    assert manifest["source"]["revision"] == source.revision
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "says"),
+    ("name", "change"),
     [
-        ("math500", changed(lambda row: row.pop("answer")), ("row 2", "'answer'", "None")),
-        ("math500", changed(lambda row: row.update(problem=" ")), ("row 2", "'problem'")),
-        ("amc23", lambda path, _: path.write_bytes(b"PAR1 but not really"), ("Parquet",)),
-        ("dapo_math_17k", changed(lambda row: row["prompt"][0].update(content="plain")), ("row 2", "'prompt'")),
-        ("dapo_math_17k", lambda path, _: path.unlink(), ()),
-        ("gsm8k_train", changed(lambda row: row.update(answer="It is\n-3.")), ("row 2", "'answer'", "It is")),
+        ("math500", {"answer": None}),
+        ("math500", {"problem": " "}),
+        ("dapo_math_17k", {"prompt": [{"role": "user", "content": "plain"}]}),
+        ("gsm8k_train", {"answer": "It is\n-3."}),
+        ("amc23", {}),
     ],
 )
 def test_a_damaged_source_is_named_and_replaces_nothing(
-    copies: Path, tmp_path: Path, name: str, damage: Callable[[Path, Rows], None], says: tuple[str, ...]
+    copies: Path, tmp_path: Path, name: str, change: dict[str, Any]
 ) -> None:
-    out = tmp_path / "out"
+    out, path = tmp_path / "out", copies / LAYOUT[name]
     prepare(SOURCES[name], out, copies)
     before = {file.name: file.read_bytes() for file in out.iterdir()}
-    damage(copies / LAYOUT[name], ROWS[name])
-    with pytest.raises(SourceError, match=holds(str(copies), *says)):
+    if change:
+        write(path, [ROWS[name][0], ROWS[name][1] | change])
+    else:
+        path.write_bytes(b"PAR1 but not really")
+    with pytest.raises(
+        ValueError, match=holds(str(copies), *("row 2", *map(repr, change)) if change else ("Parquet",))
+    ):
         prepare(SOURCES[name], out, copies)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
     words = ["prepare", name, "aime25", "--out", str(out), "--source", str(copies), "--against"]
@@ -156,7 +144,7 @@ def test_the_hub_is_read_at_the_pinned_revision(tmp_path: Path, monkeypatch: pyt
     prepare(source, tmp_path)
     assert truths(tmp_path, "gsm8k_test") == ["180"]
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: next(iter(())))
-    with pytest.raises(SourceError, match=rf"{source.hub_id} at {source.revision}.*--source DIR"):
+    with pytest.raises(ValueError, match=rf"{source.hub_id} at {source.revision}.*--source DIR"):
         prepare(source, tmp_path)
 
 
@@ -170,7 +158,6 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
         ("a.parquet", "expected", {"q": QUESTION, "expected": 2.0}),
         ("a.json", "solution", {"q": QUESTION, "solution": r"One by one, \boxed{1} and \boxed{2}."}),
         ("a.jsonl", "a", {"q": QUESTION, "a": "#### Sum\nIt is 2.\n#### 2"}),
-        ("a.csv", "a", {"q": QUESTION, "a": "2"}),
         ("a.jsonl", "reward_model.ground_truth", {"q": QUESTION, "reward_model": {"ground_truth": "2"}}),
         ("a.parquet", "a", {"q": MESSAGES, "a": "2"}),
         ("a.parquet", "a", {"q": f" {json.dumps(MESSAGES)}", "a": "2"}),
@@ -194,7 +181,7 @@ def test_answers_of_a_table_stay_as_written_or_are_left_out(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b'{"q": "a", "b": "1"}\n', ("no problem is left", "1 are without", "'a'")),
+        (b'{"q": "a", "b": "1"}\n', ("no problem is left", "'without_answer': 1", "'a'")),
         (b'{"q": "a", "a": {"b": 1}}\n', ("row 1", "'a'", "'b': 1")),
         (b'{"q": [{"role": "system"}], "a": "1"}\n', ("row 1", "'q'", "system")),
         (b'{"q": "[{\'role\': \'user\'}]", "a": "1"}\n', ("row 1", "'q'", "JSON")),

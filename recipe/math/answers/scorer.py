@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import select
 import subprocess
 import sys
 from collections import deque
@@ -17,8 +16,6 @@ from typing import Final
 from recipe.math.answers.extraction import answer_of
 from recipe.math.answers.verdict import Status
 
-#: Wall-clock seconds beyond the time limit after which a silent worker is replaced.
-GRACE_S: Final = 5.0
 MAX_REMEMBERED: Final = 65_536
 _INTEGER: Final = re.compile(r"-?[0-9]{1,18}")
 
@@ -27,9 +24,8 @@ class MathScorer(contextlib.AbstractContextManager["MathScorer"]):
     """Judges responses by math-verify in worker processes: their crashes cannot end the caller.
 
     Two integers are compared in the calling process. Verdicts are remembered, since the responses of a group often have
-    the same answer. It can be used from any number of threads, from Ray actors and daemonic processes. Workers start
-    with the first answer that needs one; they end with `close()`, with the interpreter, or when the calling process
-    dies.
+    the same answer. It can be used from any number of threads. Workers start with the first answer that needs one; they
+    end with `close()` or with the calling process.
 
     Args:
         n_workers: number of worker processes; None takes half of the processors this process may use, at least 2 and
@@ -90,23 +86,20 @@ class _Worker:
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, answer: str, truth: str) -> Status:
-        """The worker's verdict; TIMEOUT if it has used its time, CRASHED if it dies."""
+        """The worker's verdict; CRASHED if it dies."""
         process = self._process = self._process or self._started()
         assert process.stdin is not None and process.stdout is not None
-        is_silent = False
         with contextlib.suppress(OSError, ValueError):  # it is dead, or closed by another thread
             process.stdin.write(json.dumps([answer, truth]) + "\n")
             process.stdin.flush()
-            is_silent = not select.select([process.stdout], [], [], self._time_limit_s + GRACE_S)[0]
-            if not is_silent:
-                return Status(process.stdout.readline().strip())
+            return Status(process.stdout.readline().strip())
         self.close()
-        return Status.TIMEOUT if is_silent else Status.CRASHED
+        return Status.CRASHED
 
     def _started(self) -> subprocess.Popen[str]:
         paths = str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH")
         process = subprocess.Popen(  # -P: no module from the current folder; a session: Ctrl-C is the caller's
-            [sys.executable, "-P", "-m", "recipe.math.answers.worker", str(os.getpid()), str(self._time_limit_s)],
+            [sys.executable, "-P", "-m", "recipe.math.answers.worker", str(self._time_limit_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

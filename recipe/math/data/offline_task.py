@@ -36,7 +36,6 @@ TEST_SHARE_INVERSE = 8  # one pair of divisor and remainder in eight belongs to 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, Split] = ("train", "test")
 
-_INTEGER = re.compile(r"[0-9]+")
 _CUMULATIVE = np.cumsum(1.0 / np.arange(2, MAX_QUOTIENT + 2))
 
 
@@ -67,8 +66,7 @@ class Division:
 
     @property
     def split(self) -> Split:
-        is_test = zlib.crc32(f"{self.divisor},{self.answer}".encode("ascii")) % TEST_SHARE_INVERSE == 0
-        return "test" if is_test else "train"
+        return "train" if zlib.crc32(f"{self.divisor},{self.answer}".encode()) % TEST_SHARE_INVERSE else "test"
 
 
 def draw(rng: np.random.Generator) -> Division:
@@ -106,13 +104,10 @@ def distinct(count: int, seed: int, split: Split) -> list[Division]:
 
 
 def score_answer(text: str, ground_truth: str) -> float:
-    """1.0 if what follows the last ``=`` of ``text`` (all of it where there is none) is ``ground_truth``, else 0.0.
-
-    Surrounding white space and leading zeros do not matter; anything that is not a row of ASCII digits scores 0.0.
-    """
+    """1.0 if the digits behind the last ``=`` of ``text`` are ``ground_truth``, but for leading zeros, else 0.0."""
     answer = text.rpartition("=")[2].strip()
     # Compared as text: int() refuses strings of more than 4,300 digits.
-    return float(_INTEGER.fullmatch(answer) is not None and answer.lstrip("0") == ground_truth.lstrip("0"))
+    return float(re.fullmatch("[0-9]+", answer) is not None and answer.lstrip("0") == ground_truth.lstrip("0"))
 
 
 def rows(count: int, seed: int, split: Split) -> list[dict[str, Any]]:

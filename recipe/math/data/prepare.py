@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -31,8 +31,7 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
         against: test sets whose problems are removed if it is a training set.
 
     Raises:
-        SourceError: the source, or one of `against`, is missing or not in its schema.
-        ValueError: no problem is left.
+        ValueError: the source, or one of `against`, is missing or not in its schema; no problem is left.
         OSError: `out` cannot be written to, or holds rows of that name that this program has not written.
     """
     data, description = out / f"{source.name}.parquet", out / f"{source.name}.manifest.json"
@@ -44,14 +43,17 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
     others = [SOURCES[other] for other in against if source.role == "train"]
     tests = {other.name: distinct(read_problems(other, folder))[0] for other in others}
     problems, overlaps = without_overlap(unique, tests)
+    counts |= {"dropped_for_overlap": len(unique) - len(problems), "written": len(problems)}
     if not problems:
-        raise ValueError(
-            f"no problem is left of {counts['read']} rows: {counts['without_answer']} are without {source.prompt!r} or "
-            f"{source.answer!r}, the others overlap with test sets"
-        )
+        raise ValueError(f"no problem is left ({source.prompt!r}, {source.answer!r}): {counts}")
+    # Removed first: after a failure, no manifest is better than the manifest of an older file.
+    description.unlink(missing_ok=True)
+    write_rows([_row(source, index, problem) for index, problem in enumerate(problems)], data)
     manifest = {
         "name": source.name,
         "role": source.role,
+        "rows": len(problems),
+        "sha256": _sha256(data),
         "source": {
             "hub_id": source.hub_id,
             "split": source.split,
@@ -59,25 +61,16 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
             "columns": [source.prompt, source.answer],
             "files": [{"name": path.name, "sha256": _sha256(path)} for path in local_files(source, folder)],
         },
-        "counts": {
-            **counts,
-            "overlap_with_tests": overlaps,
-            "dropped_for_overlap": len(unique) - len(problems),
-        },
-        "rows": len(problems),
+        "counts": counts,
+        "overlap_with_tests": overlaps,
         "prompt_template": "{problem}" + REQUEST,
     }
-    # Removed first: after a failure, no manifest is better than the manifest of an older file.
-    description.unlink(missing_ok=True)
-    write_rows([_row(source, index, problem) for index, problem in enumerate(problems)], data)
-    manifest |= {"file": data.name, "sha256": _sha256(data)}
     write_json(description, manifest)
     return manifest
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _row(source: Source, index: int, problem: Problem) -> dict[str, Any]:
@@ -91,17 +84,6 @@ def _row(source: Source, index: int, problem: Problem) -> dict[str, Any]:
         "reward_model": {"style": "rule", "ground_truth": problem.answer},
         "extra_info": {"index": index, "split": source.role, "problem_id": identity, "source_id": problem.source_id},
     }
-
-
-def describe(manifest: Mapping[str, Any]) -> str:
-    """What was kept and left out, in one line."""
-    counts = manifest["counts"]
-    by_set = ", ".join(f"{name} {sum(found.values())}" for name, found in counts["overlap_with_tests"].items())
-    return (
-        f"{manifest['name']}: {counts['read']} rows read, {counts['without_answer']} without a problem or an answer, "
-        f"{counts['duplicates']} duplicates, {counts['dropped_for_overlap']} overlapping with tests "
-        f"({by_set or 'not compared'}), {manifest['rows']} written"
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -133,7 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for source in sources:
         try:
             against = source.tests if args.against is None else args.against
-            print(describe(prepare(source, args.out, args.source, against)), flush=True)
+            manifest = prepare(source, args.out, args.source, against)
+            print(f"{source.name}: {manifest['counts']}, overlap {manifest['overlap_with_tests']}", flush=True)
         except (ValueError, OSError) as error:  # the other sets may still be whole
             print(f"error: {source.name}: {error}", file=sys.stderr)
             failed = True

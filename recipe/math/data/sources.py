@@ -16,10 +16,6 @@ from typing import Any, Final, Literal
 from recipe.math.answers.extraction import answer_of
 
 
-class SourceError(ValueError):
-    """A source that is missing, unreadable, or not in its schema."""
-
-
 @dataclass(frozen=True)
 class Problem:
     """One problem of a data set; a row of anybody's own may lack the text or the answer, and both are empty then."""
@@ -157,7 +153,7 @@ def read_problems(source: Source, folder: Path | None) -> Iterator[Problem]:
     A copy is read as the hub reads a repository: files' names say of which split they are.
 
     Raises:
-        SourceError: a file that is missing or cannot be read, a row that is not as it should be, with its number.
+        ValueError: a file that is missing or cannot be read, a row that is not as it should be, with its number.
     """
     from datasets import load_dataset
 
@@ -175,9 +171,9 @@ def read_problems(source: Source, folder: Path | None) -> Iterator[Problem]:
             rows = load_dataset(source.hub_id, source.subset, split=source.split, revision=source.revision)
     except Exception as error:  # of datasets, pyarrow or the network
         way = "" if source.path or folder else "; without network, copy it to DIR and give --source DIR"
-        raise SourceError(f"{place} cannot be loaded: {error.__cause__ or error}{way}") from error
+        raise ValueError(f"{place} cannot be loaded: {error.__cause__ or error}{way}") from error
     for number, row in enumerate(rows, start=1):
         try:
             yield source.problem(row)
         except ValueError as error:
-            raise SourceError(f"{place}, row {number}: {error}") from error
+            raise ValueError(f"{place}, row {number}: {error}") from error
