@@ -1,4 +1,4 @@
-"""The programs behind the pages: figures, the card of the recordings, losses of verl and of other code bases."""
+"""The programs behind the pages: figures, losses of verl and of other code bases."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from benchmarks import code_bases, losses
+from benchmarks import code_bases, figures, losses
 from benchmarks.checkouts import Source
 from benchmarks.pages import STUDY, read_table
-from benchmarks.studies import figures
 from fspo.audit import read_audit
 from fspo.check_loss import PolicyLoss, configured
 from fspo.check_loss.by_length import normalisation
