@@ -57,6 +57,16 @@ def unclipped_weight(log_ratio_BT: torch.Tensor, mask_BT: torch.Tensor, weight: 
     return d_BT.clamp(max=RATIO_LOG_CAP).exp() * mask_BT
 
 
+def kept_share(descent_BT: torch.Tensor, whole_BT: torch.Tensor) -> torch.Tensor:
+    """``sum_t min(max(d_t, 0), |h_t| w_t) / sum_t |h_t| w_t``, [B]; NaN for a sequence without a gradient on policy.
+
+    Args:
+        descent_BT: Minus the gradient of the loss, times the sign of A; 0 outside the mask.
+        whole_BT: ``|h_t| w_t``, what descent would be without the clip.
+    """
+    return descent_BT.clamp(min=0.0).minimum(whole_BT).sum(-1) / whole_BT.sum(-1)
+
+
 def kept_output(
     gradient: Gradient,
     log_prob_BT: torch.Tensor,
@@ -92,18 +102,16 @@ def kept_output(
         dtype = torch.promote_types(log_prob_BT.dtype, torch.float32)
         weight_BT = unclipped_weight(log_prob_BT.to(dtype) - old_log_prob_BT, mask_BT, weight)
         whole_BT = on_policy_BT.to(dtype) * weight_BT
-        plus_BT, minus_BT = (kept.to(dtype).clamp(min=0.0).minimum(whole_BT) for kept in (plus_BT, minus_BT))
-        whole_B, length_B = whole_BT.sum(-1), mask_BT.sum(-1)
 
-        def share(kept_BT: torch.Tensor) -> torch.Tensor:
-            share_B = torch.where(whole_B == 0, 1.0, kept_BT.sum(-1) / whole_B)
+        def share(descent_BT: torch.Tensor) -> torch.Tensor:
+            share_B = torch.where(whole_BT.sum(-1) == 0, 1.0, kept_share(descent_BT.to(dtype), whole_BT))
             return torch.where(torch.isfinite(share_B), share_B, 0.0).clamp(max=1.0)
 
         output = judge(log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT, None)
         advantage_B = output.advantage_B
         return dataclasses.replace(
             output,
-            weight_B=torch.where(output.valid_B, weight_BT.sum(-1) / length_B.clamp(min=1), 1.0),
+            weight_B=torch.where(output.valid_B, weight_BT.sum(-1) / output.length_B.clamp(min=1), 1.0),
             accepted_B=share(plus_BT.minimum(minus_BT)) * output.valid_B,
             clipped_high_B=(1 - share(plus_BT)) * (advantage_B > 0),
             clipped_low_B=(1 - share(minus_BT)) * (advantage_B < 0),

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -30,26 +30,17 @@ from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings, c_of
 
 @dataclass(frozen=True, slots=True)
 class NamedLoss:
-    """A named member of the family.
-
-    Attributes:
-        settings: Its settings, with the published clip values.
-        algo: Its name in conf/algo and in tables.
-        title: Its name in figures.
-        source: Who published the clip values.
-    """
+    """A named member of the family, with its published clip values."""
 
     settings: SequenceLossSettings
+    #: Its name in conf/algo and in tables, its name in figures, and who published the clip values.
     algo: str
     title: str
     source: str
 
 
-_RLOO_LOW, _RLOO_HIGH = c_of_eps(0.2, 0.2)
-_GSPO_LOW, _GSPO_HIGH = c_of_eps(3e-4, 4e-4)
-_GSPO: Final = SequenceLossSettings(
-    exponent=1.0, c_low=_GSPO_LOW, c_high=_GSPO_HIGH, weight="length_normalised", grad_scale="1/L"
-)
+_RLOO: Final = SequenceLossSettings(0.0, *c_of_eps(0.2, 0.2))
+_GSPO: Final = SequenceLossSettings(1.0, *c_of_eps(3e-4, 4e-4), weight="length_normalised", grad_scale="1/L")
 # At 4,000 tokens and sigma = 0.04 it leaves 72% outside, nearly all below, because the drift -L sigma^2 / 2 is larger
 # than the half-width.
 _FSPO_SOURCE: Final = "c = 0.03 is a third party's; the paper's values are not known here"
@@ -59,12 +50,7 @@ LOSSES: Final[Mapping[str, NamedLoss]] = MappingProxyType(
     {
         "fspo": NamedLoss(SequenceLossSettings(), "fspo", "FSPO, c sqrt(L)", _FSPO_SOURCE),
         "fspo_v1": NamedLoss(SequenceLossSettings(drift="kl"), "fspo_v1", "FSPO v1, about the drift", _FSPO_SOURCE),
-        "seq_rloo": NamedLoss(
-            SequenceLossSettings(exponent=0.0, c_low=_RLOO_LOW, c_high=_RLOO_HIGH),
-            "rloo",
-            "RLOO, constant",
-            "eps = 0.2, the default of TRL's RLOOTrainer",
-        ),
+        "seq_rloo": NamedLoss(_RLOO, "rloo", "RLOO, constant", "eps = 0.2, the default of TRL's RLOOTrainer"),
         "seq_gspo": NamedLoss(_GSPO, "gspo", "GSPO, linear in L", _GSPO_SOURCE),
         "luspo": NamedLoss(dataclasses.replace(_GSPO, grad_scale="1"), "luspo", "LUSPO, linear in L", _GSPO_SOURCE),
     }
@@ -77,16 +63,8 @@ ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
 """The settings of :data:`LOSSES`."""
 
 
-def _one_of_each_exponent() -> dict[str, str]:
-    firsts: dict[float, str] = {}
-    for name, loss in LOSSES.items():
-        if not loss.settings.needs_state:
-            firsts.setdefault(loss.settings.exponent, name)
-    return {LOSSES[name].algo: name for name in firsts.values()}
-
-
-BANDS: Final[Mapping[str, str]] = MappingProxyType(_one_of_each_exponent())
-"""The first loss of each exponent, by its name in tables: what a comparison of bands compares."""
+BANDS: Final[Mapping[str, str]] = MappingProxyType({"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"})
+"""A loss of each published exponent, by its name in tables: what a comparison of bands compares."""
 
 
 def named_loss(name: str) -> str | None:
@@ -140,9 +118,9 @@ def acceptance_band(
     """
     if state is None and settings.needs_state:
         raise ValueError(
-            f"drift={settings.drift!r} is measured during training, and no BandState came: give the state of a "
-            "fspo.measured.DriftMeasurement, BandState() before any data, or settings whose band stands still, such "
-            "as ALGORITHMS['fspo']"
+            f"drift={settings.drift!r} is measured during training, and no BandState came: give that of a "
+            "fspo.measured.DriftMeasurement, BandState() before any data, or a loss whose band stands still: "
+            "ALGORITHMS['fspo']"
         )
     state, length = state or BandState(), length_B.to(dtype)
     growth_B = length**settings.exponent * state.clip_scale  # torch takes sqrt for 0.5: the same bits
@@ -255,9 +233,8 @@ def sequence_policy_loss(
             rollout_weight_B, bad_weight_B = _value_of_row(rollout_is_weights_BT, mask_BT, valid_B, dtype)
             bad_B |= bad_weight_B
         if bool(bad_B.any()):
-            log_probs = {"log_prob_BT": log_prob_BT, "old_log_prob_BT": old_log_prob_BT}
-            constants = {"advantages_BT": advantages_BT, "rollout_is_weights_BT": rollout_is_weights_BT}
-            raise UnusableRowsError(_describe_bad_row(int(bad_B.nonzero()[0]), mask_BT, log_probs, constants))
+            tensors = (log_prob_BT, old_log_prob_BT, advantages_BT, rollout_is_weights_BT)
+            raise UnusableRowsError(_problem_of_row(int(bad_B.nonzero()[0]), mask_BT, tensors))
 
         output = judged(log_ratio_B, length_B, advantage_B, settings, band_state)
         # The maximum in the loss clamps S on one side only: from above for A > 0, from below for A < 0.
@@ -358,46 +335,33 @@ def check_shapes(reference_BT: torch.Tensor, *others: torch.Tensor | None) -> No
             f"log_prob_BT has shape {tuple(reference_BT.shape)}, expected (sequences, response positions); "
             "fspo.audit.from_packed(values, cu_seqlens) makes that of packed ones"
         )
-    rows = len(reference_BT)
     for name, tensor in zip(names, others, strict=True):
         if tensor is not None and tensor.shape != reference_BT.shape:
-            one = tensor.shape in ((rows,), (rows, 1)) and name != "response_mask_BT"
-            remedy = "slice every tensor to the response positions"
-            remedy = (
-                "give one value per sequence to all its tokens: .view(-1, 1).expand_as(log_prob)" if one else remedy
-            )
             raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}, expected that of log_prob_BT, {tuple(reference_BT.shape)}; "
-                f"{remedy}"
+                f"{name} has shape {tuple(tensor.shape)}, expected that of log_prob_BT, {tuple(reference_BT.shape)}: "
+                "slice every tensor to the response positions, and give one value per sequence to all its tokens, by "
+                ".view(-1, 1).expand_as(log_prob)"
             )
 
 
-def _describe_bad_row(
-    row: int, mask_BT: torch.Tensor, log_probs: Mapping[str, torch.Tensor], constants: Mapping[str, torch.Tensor | None]
-) -> str:
-    """What is wrong with a row: one clause per problem."""
-    problems = []
-    for name, tensor in log_probs.items():
-        values = tensor[row][mask_BT[row]]
-        wrong = (~torch.isfinite(values)).nonzero().flatten().tolist()
-        if wrong:
-            problems.append(
-                f"{name} is not finite at response token {wrong[0]} ({float(values[wrong[0]])}); look for a diverged "
-                "update, or a token masked out of the logits"
+#: By tensor: what its values at response tokens have to be, and where to look if they are not.
+_RULES: Final = {
+    "log_prob_BT": ("finite", "look for a diverged update, or a token masked out of the logits"),
+    "old_log_prob_BT": ("finite", "look for a diverged update, or a token masked out of the logits"),
+    "advantages_BT": ("finite and one value per sequence", "use a group advantage such as grpo or rloo"),
+    "rollout_is_weights_BT": ("finite and one value per sequence", "take the ratio of the whole sequence"),
+}
+
+
+def _problem_of_row(row: int, mask_BT: torch.Tensor, tensors: Sequence[torch.Tensor | None]) -> str:
+    """The first value for which a row has no loss, with the remedy; ``tensors`` in the order of _RULES."""
+    for (name, (rule, remedy)), tensor in zip(_RULES.items(), tensors, strict=True):
+        values = mask_BT.new_empty(0) if tensor is None else tensor[row][mask_BT[row]]
+        bad = ~torch.isfinite(values) | ((values != values[:1]) & (rule != "finite"))
+        if bool(bad.any()):
+            token = int(bad.nonzero()[0])
+            return (
+                f"row {row} of the micro-batch: {name} is {float(values[token]):g} at response token {token} (the "
+                f"first has {float(values[0]):g}), and has to be {rule}: {remedy}"
             )
-    remedies = {
-        "advantages_BT": "use a group advantage such as grpo or rloo",
-        "rollout_is_weights_BT": "take the ratio of the whole sequence",
-    }
-    for name, optional in constants.items():
-        values = mask_BT.new_empty(0) if optional is None else optional[row][mask_BT[row]]
-        if not bool(torch.isfinite(values).all()):
-            problems.append(f"{name} is not finite")
-        elif bool((values != values[:1]).any()):
-            problems.append(
-                f"{name} varies over its tokens ({float(values.min()):.6g} to {float(values.max()):.6g}), and a "
-                f"sequence-level loss has one value per sequence; {remedies[name]}"
-            )
-    if not problems:
-        problems.append("S is not finite though its terms are: the sum over the tokens overflows")
-    return f"row {row} of the micro-batch: " + "; ".join(problems)
+    return f"row {row} of the micro-batch: S is not finite though its terms are: the sum over the tokens overflows"

@@ -104,10 +104,8 @@ class LengthDiagnostics:
 
 def _means(values_B: Array, bin_B: npt.NDArray[np.int64]) -> Array:
     """Mean of each bin, [J]; nan in one without a sequence."""
-    count_J = np.bincount(bin_B)
-    mean_J = np.full(len(count_J), np.nan)
-    np.divide(np.bincount(bin_B, values_B), count_J, out=mean_J, where=count_J > 0)
-    return mean_J
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.bincount(bin_B, values_B) / np.bincount(bin_B))
 
 
 def _by_bin(name: str, values_J: Array) -> dict[str, float]:
@@ -144,12 +142,11 @@ def removed(responses: Responses) -> tuple[Array, Array]:
 def step_metrics(responses: Responses) -> dict[str, float]:
     """Metrics over all lengths of the responses of one step, at least one; undefined ones are nan."""
     high_B, low_B = removed(responses)
-    accepted = {"accept_rate": responses.inside_B, "clip_high_frac": high_B, "clip_low_frac": low_B}
-    shares = {
-        name: float(values_B.mean()) if responses.could_clip() else math.nan for name, values_B in accepted.items()
-    }
-    metrics = shares | {
-        "clip_frac": 1.0 - shares["accept_rate"],
+    shares = {"accept_rate": responses.inside_B, "clip_high_frac": high_B, "clip_low_frac": low_B}
+    could_clip = responses.could_clip()
+    metrics = {name: float(values_B.mean()) if could_clip else math.nan for name, values_B in shares.items()}
+    metrics |= {
+        "clip_frac": 1.0 - metrics["accept_rate"],
         "sequences": float(len(responses)),
         "drift_per_token": float(responses.s_B.sum() / responses.length_B.sum()),
         "z_std": float(responses.z_B.std()),
@@ -167,10 +164,9 @@ class NoiseFloor:
     noise.
 
     Attributes:
-        length_J: Mean length of each bin with sequences, in tokens.
+        length_J: Mean length of each bin, in tokens.
         rms_J: Root mean square of S, in nats.
-        half_width_J: The smaller distance from the band's centre to an edge at that length, in nats; nan for a loss
-            without a band on S.
+        half_width_J: The smaller distance from 0 to an edge at that length, in nats; nan for a loss without a band.
     """
 
     length_J: Array
@@ -181,8 +177,7 @@ class NoiseFloor:
     def margin(self) -> float:
         """Smallest half-width over noise of any bin; inf where S is exactly 0, nan without a band."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            margin_J = np.where(self.rms_J > 0, self.half_width_J / self.rms_J, np.inf)
-        return float(margin_J.min()) if not np.isnan(self.half_width_J).any() and len(margin_J) else math.nan
+            return float((self.half_width_J / self.rms_J).min(initial=math.inf)) if len(self.rms_J) else math.nan
 
     def metrics(self) -> dict[str, float]:
         """Metrics by name (docs/fairness.md); infinite and undefined ones are absent."""
@@ -193,12 +188,12 @@ class NoiseFloor:
         """A sentence with the remedy if the band is too close to the noise at a length that occurs; None otherwise."""
         if not self.margin < SAFE_MARGIN:
             return None
-        worst = int(np.argmin(self.half_width_J / np.maximum(self.rms_J, 1e-300)))
+        worst = int(np.argmax(self.rms_J / self.half_width_J))
         return (
             f"warning: rounding alone moves S by {self.rms_J[worst]:.2g} nats at lengths near "
             f"{self.length_J[worst]:.0f}, and the band's half-width there is {self.half_width_J[worst]:.2g}: it clips "
-            "noise (fspo/noise_floor/margin below 5). Give both passes the "
-            "same packs, compute in fp16 or fp32, or widen the band"
+            "noise (fspo/noise_floor/margin below 5). Give both passes the same packs, compute in fp16 or fp32, or "
+            "widen the band"
         )
 
 

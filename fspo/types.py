@@ -1,17 +1,9 @@
-"""Settings, inputs and outputs of the sequence-level policy losses.
+"""Settings, state and output of the sequence-level policy losses; CONTRIBUTING.md says what suffixes of tensors mean.
 
-"Shapes" in CONTRIBUTING.md says what the suffixes of tensors' names mean.
-
-Vocabulary:
-
-* *sequence log-ratio*: ``S = sum_t (log pi(y_t) - log pi_old(y_t))`` over the response tokens;
-* acceptance *band*: an interval ``[lower, upper]`` for S, which may depend on the length ``L``;
-* *accepted*: S lies inside the (closed) band; *clipped*: outside it; *actively clipped*: the clip removes the gradient
-  (S above the band with A > 0, or below it with A < 0);
-* *weight*: ``exp(S)`` or ``exp(S / L)``;
-* *drift*: the mean of S at length L; *dispersion*: the standard deviation of ``S / sqrt(L)`` about its drift;
-* *rollout batch*: the sequences sampled by one policy, pi_old; they are used in several mini-batches, with an optimizer
-  step after each.
+Vocabulary: S, the *sequence log-ratio*, is the sum of log pi(y_t) - log pi_old(y_t) over the response tokens. A
+sequence is *accepted* if S lies inside the closed *band* [lower, upper], which may depend on the length L. The clip
+*removes* its gradient if S is above the band with A > 0, or below it with A < 0. The *drift* is the mean of S at length
+L. pi_old has sampled a *rollout batch*, which is used in several mini-batches, with an optimizer step after each.
 """
 
 from __future__ import annotations
@@ -29,8 +21,6 @@ GradScale = Literal["1", "1/L"]
 
 #: From here on a clip value is meant to be none: algo=unclipped.
 NO_CLIP: Final = 1e9
-_S_MAX_LIMIT: Final = 80.0  # exp(88.7) is the largest finite float32
-_LARGEST_EXPONENT: Final = 2.0
 
 
 def c_of_eps(eps_low: float, eps_high: float) -> tuple[float, float]:
@@ -43,13 +33,9 @@ def c_of_eps(eps_low: float, eps_high: float) -> tuple[float, float]:
         ValueError: If ``eps_low`` is not in [0, 1), or ``eps_high`` no finite number >= 0.
     """
     if not 0 <= eps_low < 1:
-        raise ValueError(
-            f"eps_low={eps_low!r} must be in [0, 1): it is a bound on the ratio, and 1 - eps_low is the smallest"
-        )
+        raise ValueError(f"eps_low={eps_low!r} must be in [0, 1): the ratio is at least 1 - eps_low")
     if not 0 <= eps_high < math.inf:
-        raise ValueError(
-            f"eps_high={eps_high!r} must be a finite number >= 0: it is a bound on the ratio, 1 + eps_high"
-        )
+        raise ValueError(f"eps_high={eps_high!r} must be a finite number >= 0: the ratio is at most 1 + eps_high")
     return -math.log1p(-eps_low), math.log1p(eps_high)
 
 
@@ -66,8 +52,7 @@ class SequenceLossSettings:
     """One member of the family of sequence-level losses; see ``docs/algorithms.md`` for the formulas.
 
     Attributes:
-        exponent: Of L in the half-width c L**exponent of the acceptance band on S: 0 is RLOO's (constant), 0.5 FSPO's
-            (like sqrt(L)), 1 GSPO's (linear); at most 2.
+        exponent: Of L in the half-width c L**exponent of the band on S: 0 is RLOO's, 0.5 FSPO's, 1 GSPO's; at most 2.
         c_low: Lower clip value, in nats per token**exponent. :func:`c_of_eps` makes it of a bound on the ratio.
         c_high: Upper clip value.
         drift: Where the band is centred. ``none``: at 0 (FSPO from version 2 on, and the others). ``kl``: at
@@ -78,8 +63,7 @@ class SequenceLossSettings:
             2602.05261) is the same with ``1``.
         grad_multiplier: A constant factor on loss and gradient, for comparisons at matched gradient scale.
         s_max: Log-ratio clamp: the largest log-weight (S, or S / L when length-normalised). Beyond it the weight is the
-            constant exp(s_max), the gradient is kept with that weight, and the sequence is counted. verl's gspo clamps
-            at 10 too.
+            constant exp(s_max), and the gradient is kept with that weight. verl's gspo clamps at 10 too.
 
     Raises:
         ValueError: If a value is out of range; the message names the key, the value and what to set instead.
@@ -96,17 +80,14 @@ class SequenceLossSettings:
 
     def __post_init__(self) -> None:
         for key, choices in (("drift", Drift), ("weight", Weight), ("grad_scale", GradScale)):
-            known = get_args(choices)
-            rule = f"is not known; choose one of {', '.join(map(repr, known))}"
-            self._require(key, getattr(self, key) in known, rule)
-        rule = f"must be a number from 0 to {_LARGEST_EXPONENT:g}: 0 is RLOO's, 0.5 FSPO's, 1 GSPO's"
-        self._require("exponent", 0 <= self.exponent <= _LARGEST_EXPONENT, rule)
+            self._require(key, getattr(self, key) in get_args(choices), f"must be one of {get_args(choices)}")
+        self._require("exponent", 0 <= self.exponent <= 2, "must be from 0 to 2: 0 is RLOO's, 0.5 FSPO's, 1 GSPO's")
         for key in ("c_low", "c_high"):
             rule = "must be a finite number >= 0, in nats per token**exponent"
             self._require(key, 0 <= getattr(self, key) < math.inf, rule)
         self._require("grad_multiplier", 0 < self.grad_multiplier < math.inf, "must be a finite number > 0; 1 is none")
-        rule = f"must be above 0 and at most {_S_MAX_LIMIT:g}, so that exp stays finite"
-        self._require("s_max", 0 < self.s_max <= _S_MAX_LIMIT, rule)
+        # exp(88.7) is the largest finite float32.
+        self._require("s_max", 0 < self.s_max <= 80, "must be above 0 and at most 80, so that exp stays finite")
 
     def _require(self, key: str, holds: bool, rule: str) -> None:
         if not holds:
@@ -133,8 +114,8 @@ def unit_of(exponent: float) -> str:
 class BandState:
     """What the driver has measured, and what every worker needs to place the bands of the next rollout batch.
 
-    All fields are plain values; the default is the state before any data. The state is causal: nothing in it comes from
-    the sequences it is applied to, so results depend neither on the micro-batch split nor on the ranks.
+    The default is the state before any data. Nothing in it comes from the sequences it is applied to, so results depend
+    neither on the micro-batch split nor on the ranks.
 
     Attributes:
         drift_per_token: kl >= 0 in nats per token, of the mini-batch in progress; the drift of S at length L is

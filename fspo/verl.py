@@ -32,13 +32,12 @@ _KEY: Final = "actor_rollout_ref.actor.policy_loss"
 
 
 class Recorder(Protocol):
-    """What measures beside the losses of a process."""
+    """What measures beside the losses of a process: a factor on every loss, and the state of the band."""
 
-    #: Factor on every loss.
     loss_scale: float
 
     def current_band_state(self) -> BandState | None:
-        """What was measured for the mini-batch in progress; None: nothing measures, ``BandState()``: no data yet."""
+        """That of the mini-batch in progress; None: nothing measures, ``BandState()``: no data yet."""
 
 
 recorder: Recorder | None = None
@@ -92,19 +91,15 @@ class SequencePolicyLossConfig(PolicyLossConfig):
 
 
 def trained_settings(policy_loss: Any) -> SequenceLossSettings:
-    """What a loss of :data:`fspo.losses.ALGORITHMS` trains with, by ``actor.policy_loss`` as a worker has it.
-
-    Fields that verl's own class has not are absent there, and have their defaults.
-    """
+    """What a loss of :data:`fspo.losses.ALGORITHMS` trains with, by ``actor.policy_loss`` as a worker has it."""
     return resolve_settings(policy_loss) or ALGORITHMS[policy_loss.loss_mode]
 
 
 def unmeasured(loss_mode: str, settings: SequenceLossSettings) -> str:
     """The problem of settings that need a state where nothing measures one: the key, its value, the remedy."""
+    setting, remedy = f"drift={settings.drift}", "leave it out"
     if ALGORITHMS[loss_mode].needs_state:
         setting, remedy = f"loss_mode={loss_mode}", "give loss_mode=fspo"
-    else:
-        setting, remedy = f"drift={settings.drift}", "leave it out"
     return (
         f"{_KEY}.{setting} needs a band that is measured during training, and nothing here measures it: "
         f"{remedy}, or train with this recipe's trainer, which does: trainer.v1.trainer_mode=fspo in verl 0.9.1"

@@ -34,10 +34,9 @@ class Report:
     """Results for one loss.
 
     Attributes:
-        checks: The seven checks.
-        per_token, exponent: Gradient of a token on policy by LENGTHS, and the power of the length that it follows.
-        weight, bound: The importance weight near pi_old, None if it is none of the known ones, and in words where it is
-            truncated.
+        checks: Of :func:`fspo.check_loss.checks.checks`.
+        per_token, exponent: Of :func:`~fspo.check_loss.by_length.normalisation`.
+        weight, bound: Of :func:`~fspo.check_loss.by_length.weight_and_bound`.
         clips: What the clip keeps by length, at each of DISPERSIONS. It is measured against 1 if the weight is None.
     """
 
@@ -68,23 +67,20 @@ class Report:
 
     def measured(self) -> list[str]:
         """Lines of the checks that passed, and of what was measured by length."""
-        power = f"L^{round(self.exponent, 2) + 0.0:.2f}".replace("L^nan", "no power of L")
         lines = [
             *self.lines(True),
             "\nresponse length, reported and not judged:",
             _row("  tokens", map(str, LENGTHS)),
             _row("  gradient per token", (f"{value:.3g}".replace("nan", "-") for value in self.per_token)),
-            f"  per token ~ {power} (0: every token counts alike, -1: every response does)",
+            f"  per token ~ {by_length.power(self.exponent)} (0: every token counts alike, -1: every response does)",
             f"  weight near the old policy: {self.weight or 'another (the clip is measured against 1)'}{self.bound}",
         ]
         for sigma, (error, starts) in self.clips.items():
-            lre = error.debiased
-            shown = f"{lre.value:.3f} [{lre.low:.3f}, {lre.high:.3f}], noise {error.noise_floor:.3f}"
             lines += [
                 f"\n  clip at {sigma:g} nats per sqrt(token): a response keeps {error.rate:.1%} on average",
                 _row("  tokens from", map(str, starts)),
                 _row("  kept", (f"{share:.3f}" for share in error.rate_K)),
-                f"  LRE of what is kept: {shown if error.is_informative else '-'}",
+                f"  LRE of what is kept: {error.words}",
             ]
         return lines
 
@@ -131,12 +127,11 @@ def _of_the_library(
     advantages: Any,
     response_mask: Any,
     config: Any,
-    rollout_is_weights: Any = None,
+    rollout_is_weights: Any,
     **_: Any,
 ) -> torch.Tensor:
     settings = resolve_settings(_values(config.policy_loss))
-    if settings is None:
-        raise LossError(f"policy_loss.loss_mode has to be one of {', '.join(ALGORITHMS)}")
+    assert settings is not None, f"policy_loss.loss_mode has to be one of {', '.join(ALGORITHMS)}"
     tensors = log_prob, old_log_prob, advantages, response_mask
     output = sequence_policy_loss(*tensors, settings, BandState(), rollout_is_weights)
     info: dict[str, int] = config.global_batch_info
@@ -159,8 +154,8 @@ def imported(name: str) -> Callable[..., Any]:
 def configured(settings: Sequence[str], actor: Any = None) -> Any:
     """verl's defaults of the actor as far as a loss reads them, and what ``KEY=VALUE`` adds; a dot goes a level down.
 
-    ``policy_loss._target_=package.module.Class`` adds the defaults of that dataclass of settings. actor: the class
-    of the result, for losses that ask for one, as verl's do.
+    ``policy_loss._target_=package.module.Class`` adds the defaults of that dataclass. ``actor`` is the class of the
+    result, a dataclass too, for losses that ask for one, as verl's do.
     """
     config: Any = Config(_ACTOR, policy_loss=Config())
     if actor:
@@ -179,8 +174,8 @@ def configured(settings: Sequence[str], actor: Any = None) -> Any:
             level[last] = json.loads(text)
         except ValueError:
             level[last] = text
-    if target := _values(config.policy_loss).get("_target_"):
-        own = _values(config.policy_loss)
+    own = _values(config.policy_loss)
+    if target := own.get("_target_"):
         own.update(_defaults(imported(target)) | own)
     return config
 

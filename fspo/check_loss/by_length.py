@@ -15,7 +15,7 @@ import torch
 
 from fspo.check_loss.call import Batch, PolicyLoss, synthetic_batch
 from fspo.fairness.lre import LengthReweightingError
-from fspo.kept import UnclippedWeight, unclipped_weight
+from fspo.kept import UnclippedWeight, kept_share, unclipped_weight
 from fspo.responses import Responses
 
 LENGTHS: Final = (4, 16, 64, 256)
@@ -37,13 +37,16 @@ def normalisation(loss: PolicyLoss) -> tuple[list[float], float]:
     return mean, exponent
 
 
+def power(exponent: float) -> str:
+    """``L^-1.00`` of an exponent of :func:`normalisation`."""
+    return "no power of L" if math.isnan(exponent) else f"L^{round(exponent, 2) + 0.0:.2f}"
+
+
 def weight_and_bound(loss: PolicyLoss) -> tuple[UnclippedWeight | None, str]:
     """The importance weight that a loss uses near pi_old, by how its gradients react when two log-ratios move.
 
-    It is ``token`` if the gradient of a token grows with its own ratio, ``prefix`` with the ratios up to it,
-    ``sequence`` or ``length_normalised`` with all ratios of its response, and ``none`` with no ratio. It is None for
-    any other reaction, or if the two signs of A differ. The text after it is ``, at most 1`` or ``, at least 1`` if the
-    weight acts on one side of 1 only, else empty.
+    It is None for a reaction as to none of :func:`fspo.kept.unclipped_weight`, or if the two signs of A differ. The
+    text after it is ``, at most 1`` or ``, at least 1`` if the weight acts on one side of 1 only, else empty.
     """
     up, down = ({x for sign in (1.0, -1.0) for x in _weights(loss, sign, step)} for step in (_PROBE, -_PROBE))
     if len(up | down) == 1:
@@ -72,16 +75,14 @@ def _weights(loss: PolicyLoss, advantage: float, step: float) -> list[UnclippedW
     return [next(fits, None)]
 
 
-def kept_share(loss: PolicyLoss, batch: Batch, weight: UnclippedWeight) -> torch.Tensor:
-    """The share of its weight that the clip of a loss leaves to each response, in [0, 1], [B]; A is 1 or -1.
+def kept_by_clip(loss: PolicyLoss, batch: Batch, weight: UnclippedWeight) -> torch.Tensor:
+    """The share of its weight that the clip leaves to each response (:func:`fspo.kept.kept_share`), [B]; A is 1 or -1.
 
-    ``sum_t min(|g_t|, |h_t| w_t) / sum_t |h_t| w_t`` with g_t the gradient by the log-probability of token t (0 where
-    its sign has turned), h_t the same on policy and w_t the weight without the clip. NaN without a gradient on policy.
+    NaN without a gradient on policy.
     """
     d_BT = batch.log_prob_BT - batch.old_log_prob_BT
     whole_BT = loss.gradient(batch.on_policy())[0].abs() * unclipped_weight(d_BT, batch.mask_BT, weight)
-    kept_BT = (-batch.advantages_BT.sign() * loss.gradient(batch)[0]).clamp(min=0).minimum(whole_BT)
-    return kept_BT.sum(-1) / whole_BT.sum(-1)
+    return kept_share(-batch.advantages_BT.sign() * loss.gradient(batch)[0], whole_BT)
 
 
 def sides(loss: PolicyLoss, weight: UnclippedWeight | None) -> dict[str, float]:
@@ -96,7 +97,7 @@ def sides(loss: PolicyLoss, weight: UnclippedWeight | None) -> dict[str, float]:
     smallest: dict[str, float] = {}
     for name, sign in (("A > 0", 1.0), ("A < 0", -1.0)):
         batch = Batch(old_BT + d_BT, old_BT, torch.full_like(old_BT, sign), mask_BT)
-        for side, share in zip(("above", "below"), kept_share(loss, batch, weight or "none").chunk(2), strict=True):
+        for side, share in zip(("above", "below"), kept_by_clip(loss, batch, weight or "none").chunk(2), strict=True):
             lost = [d for d, kept in zip(MOVES, share.tolist(), strict=True) if kept < (0.5 if weight else 1e-30)]
             smallest[f"{name} {side}"] = math.nan if bool(share.isnan().any()) else min(lost, default=math.inf)
     return smallest
@@ -120,7 +121,7 @@ def clip_by_length(loss: PolicyLoss, weight: UnclippedWeight, samples: Sequence[
     """What the clip keeps of mini-batches; a response without a gradient on policy keeps all of it."""
     parts = []
     for batch in samples:
-        kept_B, length_B = kept_share(loss, batch, weight).nan_to_num(1.0).numpy(), batch.mask_BT.sum(-1).numpy()
+        kept_B, length_B = kept_by_clip(loss, batch, weight).nan_to_num(1.0).numpy(), batch.mask_BT.sum(-1).numpy()
         parts.append(Responses.of_rows({"S": 0 * kept_B, "L": length_B, "inside": kept_B}))
     all_B = Responses.join(parts)
     starts = (int(all_B.length_B[all_B.bin_B == j].min()) for j in np.unique(all_B.bin_B))

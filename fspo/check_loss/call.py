@@ -17,11 +17,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+_TENSORS: Final = ("old_log_prob", "log_prob", "advantages", "response_mask")
 #: The keyword arguments with which verl calls a policy loss.
-ARGUMENTS: Final = (
-    *("old_log_prob", "log_prob", "advantages", "response_mask"),
-    *("loss_agg_mode", "config", "rollout_is_weights"),
-)
+ARGUMENTS: Final = (*_TENSORS, "loss_agg_mode", "config", "rollout_is_weights")
 
 
 class LossError(Exception):
@@ -85,8 +83,7 @@ class PolicyLoss:
     """A policy loss with what verl calls it with; LossError if it does not accept these keyword arguments.
 
     Args:
-        function: The loss. Without a parameter ``config`` it gets those of ARGUMENTS that it has parameters for, of
-            which the first four must be there.
+        function: The loss. Without a parameter ``config`` it gets those of ARGUMENTS that it has parameters for.
         config: An object with ``global_batch_info``, a mapping that is filled before each call as verl does.
         loss_agg_mode: verl's word for how token losses are averaged; a loss may ignore it.
         caller_averages: The loss is a mean over the rows that it gets, and its caller averages over micro-batches and
@@ -107,7 +104,7 @@ class PolicyLoss:
         self.names = ARGUMENTS if takes_all else tuple(x for x in ARGUMENTS if x in parameters)
         self.takes_mode = "loss_agg_mode" in parameters
         try:
-            inspect.signature(function).bind(**dict.fromkeys({*ARGUMENTS[:4], *self.names}))
+            inspect.signature(function).bind(**dict.fromkeys({*_TENSORS, *self.names}))
         except TypeError as error:
             names = f"a policy loss is called with the keyword arguments {', '.join(ARGUMENTS)}"
             remedy = "give them these names, and end its parameters with **_; or take the first four alone"
@@ -135,10 +132,8 @@ class PolicyLoss:
             frames = traceback.extract_tb(error.__traceback__)
             place = next(one for one in reversed(frames) if one.filename != __file__)
             what = " ".join(f"{type(error).__name__} {error} ({place.filename}:{place.lineno})".split())
-            remedy = (
-                "give a setting that config lacks with --config KEY=VALUE (such as policy_loss.KEY=VALUE), and a class "
-            )
-            remedy += "of settings that it asks for with --actor MODULE:CLASS; its tensors are [responses, tokens]"
+            remedy = "give a setting that config lacks with --config KEY=VALUE (such as policy_loss.KEY=VALUE), and a "
+            remedy += "class of settings that it asks for with --actor MODULE:CLASS; tensors are [responses, tokens]"
             raise LossError(f"the loss raises {what}: {remedy}") from error
         scalar = result[0] if isinstance(result, tuple | list) and result else result
         if not isinstance(scalar, torch.Tensor) or scalar.numel() != 1:

@@ -25,9 +25,6 @@ _REMEDIES: Final = {
     "micro-batches": "divide by config.global_batch_info's batch_num_tokens or global_batch_size and multiply by its "
     "dp_size, once; compare no responses. If the caller averages a mean over the rows, as TRL does: --average caller",
 }
-_ADVANTAGE_OUTSIDE: Final = (
-    "the cause is an advantage that is read outside the mask, as advantages[:, 0] does: take it inside"
-)
 
 Outcome = tuple[torch.Tensor, float]
 #: A change, its outcome, and the outcome that it must have: the gradient and the loss.
@@ -88,9 +85,10 @@ def _compared(name: str, good: str, variants: Variants) -> Check:
 
 def _repeats(loss: PolicyLoss, batch: Batch, first: Outcome) -> Check:
     before, again = batch.map(torch.clone), loss.gradient(batch, seed=1)
-    names = [field.name for field in dataclasses.fields(Batch)]
-    if changed := [name for name in names if not torch.equal(getattr(batch, name), getattr(before, name))]:
-        return Check("repeats", False, f"a call changes {', '.join(changed).replace('_BT', '')} in place: clone it")
+    for field in dataclasses.fields(Batch):
+        if not torch.equal(getattr(batch, field.name), getattr(before, field.name)):
+            what = field.name.removesuffix("_BT")
+            return Check("repeats", False, f"a call changes {what} in place: clone it")
     return _compared("repeats", "two calls agree and leave their inputs alone", iter([("a second call", again, first)]))
 
 
@@ -98,7 +96,8 @@ def _inside_the_mask(name: str, good: str, variants: Callable[..., Variants], lo
     """A check whose failure may have no other cause than an advantage outside the mask."""
     check = _compared(name, good, variants(loss, batch))
     if not check.passed and _compared(name, good, variants(_with_advantages_everywhere(loss), batch)).passed:
-        return check._replace(says=f"{check.says.partition('; ')[0]}; {_ADVANTAGE_OUTSIDE}")
+        cause = "the cause is an advantage that is read outside the mask, as advantages[:, 0] does: take it inside"
+        return check._replace(says=f"{check.says.partition('; ')[0]}; {cause}")
     return check
 
 
@@ -144,9 +143,8 @@ def _weights(loss: PolicyLoss, batch: Batch, first: Outcome) -> Check:
     try:
         gradient_BT, value = loss.gradient(batch, weight_BT=weight_BT)
         if torch.equal(gradient_BT, first[0]):
-            return Check(
-                "weights", True, "ignores rollout_is_weights: a correction of the rollout does not reach this loss"
-            )
+            says = "ignores rollout_is_weights: a correction of the rollout does not reach this loss"
+            return Check("weights", True, says)
         if torch.allclose(gradient_BT, loss.gradient(in_ratio)[0], 1e-4, 1e-9):
             return Check("weights", True, "rollout_is_weights are a factor of the ratio of their response")
     except LossError as error:
@@ -179,28 +177,25 @@ def _direction(loss: PolicyLoss, batch: Batch) -> Check:
     gradient_BT, _ = loss.gradient(batch)
     signed = (gradient_BT * batch.advantages_BT.sign())[batch.mask_BT]
     wrong, right = int((signed > 0).sum()), int((signed < 0).sum())
-    says = "on policy, "
     if not bool(gradient_BT.isfinite().all()):
-        return Check("direction", False, f"{says}the gradient is not finite: look for a division by 0")
+        return Check("direction", False, "on policy, the gradient is not finite: look for a division by 0")
     if not bool(gradient_BT.any()):
-        return Check("direction", False, f"{says}the gradient is 0 everywhere: look for a clip that acts there")
+        return Check("direction", False, "on policy, the gradient is 0 everywhere: look for a clip that acts there")
     if wrong:
-        says += (
-            f"the gradient of {wrong} of {wrong + right} tokens has the sign of A: descending it makes good responses "
-        )
-        cause = (
-            "missing minus" if wrong > right else "term that changes the sign of A, such as a mean that is taken off"
-        )
-        return Check("direction", False, f"{says}less likely, and bad ones likelier; look for a {cause}")
-    says += "good responses get likelier, and bad ones less likely"
-    for sign in (1, -1):
+        says = f"on policy, the gradient of {wrong} of {wrong + right} tokens has the sign of A, so that descent makes "
+        says += "good responses less likely, and bad ones likelier; look for a "
+        other = "term that changes the sign of A, such as a mean that is taken off"
+        return Check("direction", False, says + ("missing minus" if wrong > right else other))
+    says = "on policy, good responses get likelier, and bad ones less likely"
+    for sign, words in ((1, ">"), (-1, "<")):
         if not bool(gradient_BT[sign * batch.advantages_BT > 0].any()):
-            says += f"; those with A {'>' if sign > 0 else '<'} 0 get no gradient"
+            says += f"; those with A {words} 0 get no gradient"
     return Check("direction", True, says)
 
 
 def _sides(loss: PolicyLoss) -> Check:
-    smallest = sides(loss, weight := weight_and_bound(loss)[0])
+    weight, _ = weight_and_bound(loss)
+    smallest = sides(loss, weight)
     words = ", ".join(f"{side} {place(d)}" for side, d in smallest.items())
     says = f"token log-ratios that lose {'half their weight' if weight else 'their gradient'}: {words}"
     good_up, good_down, _, bad_down = smallest.values()

@@ -12,14 +12,13 @@ largest log-ratio below which no response differs from it by more than TOLERANCE
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 
-from fspo.check_loss.by_length import MOVES, normalisation, place, sides, weight_and_bound
+from fspo.check_loss.by_length import MOVES, normalisation, place, power, sides, weight_and_bound
 from fspo.check_loss.call import Batch, LossError, PolicyLoss
 
 #: Relative to the largest entry of a response. The rounding of a loss that sums in float32 stays well below.
@@ -44,7 +43,7 @@ class Comparison(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """Gradients of the loss and of the named loss, [B, T] each, and the length of each response."""
+    """Gradients of the loss and of the named loss, and the length of each response."""
 
     mine_BT: torch.Tensor
     like_BT: torch.Tensor
@@ -87,11 +86,10 @@ def compare(mine: PolicyLoss, like: PolicyLoss) -> Comparison:
         return _Pair(mine_BT, like_BT, batch.mask_BT.sum(-1).double())
 
     on_policy = pair(_batch(0.0))
-    for name, gradient_BT in (("the loss", on_policy.mine_BT), ("the named loss", on_policy.like_BT)):
-        if not bool(gradient_BT.isfinite().all()):
-            raise LossError(f"not comparable: on policy the gradient of {name} is not finite: run it without --like")
-    if not bool(on_policy.like_BT.any()):
-        raise LossError("not comparable: on policy the named loss has no gradient: name another one")
+    if not bool(on_policy.mine_BT.isfinite().all()):
+        raise LossError("not comparable: on policy the gradient of the loss is not finite: run it without --like")
+    if not bool(on_policy.like_BT.isfinite().all() and on_policy.like_BT.any()):
+        raise LossError("not comparable: on policy the named loss has no finite gradient: name another one")
     if not bool(on_policy.mine_BT.any()):
         return Comparison(False, "no gradient on policy, where the named loss has one")
     if (factor := on_policy.factor()) is None:
@@ -134,18 +132,16 @@ def _clamp(pair: Callable[[Batch], _Pair], factor: tuple[float, float], on_polic
 
     Left out are responses on which the named loss itself grows or shrinks by more than exp(8).
     """
-    for turn in (1, -1):
-        batch = _batch(0.3, _BEYOND, turn)
-        log_prob_BT, advantages_BT = batch.log_prob_BT.clone(), batch.advantages_BT.clone()
-        for row, advantage in _LARGE.items():
-            log_prob_BT[row], advantages_BT[row] = batch.old_log_prob_BT[row], advantage
-        at = pair(dataclasses.replace(batch, log_prob_BT=log_prob_BT, advantages_BT=advantages_BT).padding())
-        size_B = at.like_BT.abs().amax(-1)
-        judged_B = ((size_B / on_policy_B).log().abs() < _LARGEST) | ((size_B == 0) & (on_policy_B > 0))
-        wrong_B = judged_B & ~at.agrees(*factor)
-        if bool(wrong_B.any()):
-            return "A is 30 or -30" if bool(wrong_B[list(_LARGE)].any()) else f"|S| exceeds {_LARGEST:g}"
-    return ""
+    batch = _batch(0.3, _BEYOND, turn=-1)  # the longest response moves down: with A > 0 no clip acts
+    for row, advantage in _LARGE.items():
+        batch.log_prob_BT[row], batch.advantages_BT[row] = batch.old_log_prob_BT[row], advantage
+    at = pair(batch.padding())
+    size_B = at.like_BT.abs().amax(-1)
+    judged_B = ((size_B / on_policy_B).log().abs() < _LARGEST) | ((size_B == 0) & (on_policy_B > 0))
+    wrong_B = judged_B & ~at.agrees(*factor)
+    if not bool(wrong_B.any()):
+        return ""
+    return "A is 30 or -30" if bool(wrong_B[list(_LARGE)].any()) else f"|S| exceeds {_LARGEST:g}"
 
 
 def _in_words(k: float, exponent: float) -> str:
@@ -162,8 +158,8 @@ def _differences(*losses: PolicyLoss) -> list[str]:
     both: list[dict[str, str]] = []
     for loss in losses:
         weight, bound = weight_and_bound(loss)
-        power = f"L^{round(normalisation(loss)[1], 2) + 0.0:.2f}".replace("L^nan", "no power of L")
-        said = {"weight near the old policy": f"{weight or 'another'}{bound}", "gradient per token on policy": power}
+        said = {"weight near the old policy": f"{weight or 'another'}{bound}"}
+        said["gradient per token on policy"] = power(normalisation(loss)[1])
         both.append(said | {f"clip at {side}": place(log_ratio) for side, log_ratio in sides(loss, weight).items()})
     mine, like = both
     return [f"{name}: {mine[name]} in place of {like[name]}" for name in mine if mine[name] != like[name]]

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from importlib import metadata
 from pathlib import Path
 
-import pytest
 from matplotlib.figure import Figure
 
-from benchmarks import code_bases, figures, losses
-from benchmarks.checkouts import Source
+from benchmarks import figures, losses, public_losses
 from benchmarks.pages import STUDY, read_table
 from fspo.audit import read_audit
-from fspo.check_loss import PolicyLoss, configured
-from fspo.check_loss.by_length import normalisation
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,13 +31,7 @@ def test_the_table_of_losses_has_every_loss() -> None:
     assert losses.table_of_losses(some) == [heads, *(row for name in some for row in rows if row[0] == name)]
 
 
-def test_a_release_is_read_where_it_is_installed() -> None:
-    spec = importlib.util.find_spec("verl")
-    assert spec is not None and spec.origin is not None
-    release = Source(Path(spec.origin).parents[1])
-    path = code_bases.CODE_BASES["verl"][0]
-    assert release.holds(path) and release.version("verl") == (metadata.version("verl"), "installed")
-    gspo = next(code_bases.verl(release))
-    config = configured([f"{key}={value}" for key, value in gspo.settings.items()])
-    assert normalisation(PolicyLoss(gspo.loss, config))[1] == pytest.approx(0, abs=0.01)
-    assert normalisation(PolicyLoss(gspo.loss, config, "seq-mean-token-mean"))[1] == pytest.approx(-1, abs=0.01)
+def test_a_row_of_the_public_table_is_made_again() -> None:
+    gspo = public_losses.of_verl("gspo", *public_losses.VERL["gspo"])
+    recorded = next(row for row in read_table("public-losses") if row[3] == "gspo, token-mean")
+    assert public_losses.row(gspo, takes_weights=True) == recorded[4:]

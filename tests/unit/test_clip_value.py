@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
@@ -17,7 +16,8 @@ from fspo.audit.expected import expected, shares_outside
 from fspo.clip_value import needed_scale, scale_for, scale_with_interval, scaled
 from fspo.kept import clipped_cosine
 from fspo.losses import ALGORITHMS, BANDS, judged, sequence_policy_loss
-from fspo.measured import BATCHES, FIXED_AFTER, ClipMeasurement
+from fspo.measured import BATCHES, FIXED_AFTER, ClipMeasurement, DriftMeasurement
+from fspo.responses import Responses
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,15 +33,6 @@ def responses(groups: int, seed: int = 0, sigma: float = 0.04) -> tuple[np.ndarr
     return s, length, group
 
 
-def share_inside(
-    s: np.ndarray, length: np.ndarray, loss: SequenceLossSettings, state: BandState | None = None
-) -> float:
-    """By the loss itself, of which this module knows only the band's edges."""
-    A = torch.ones(len(s), dtype=torch.float64)
-    output = judged(torch.tensor(s), torch.tensor(length), A, loss, state)
-    return float(output.accepted_B.to(torch.float64).mean())
-
-
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_wanted_share_lies_inside_the_loss_s_own_band(name: str) -> None:
     s, length, group = responses(100)
@@ -49,26 +40,12 @@ def test_the_wanted_share_lies_inside_the_loss_s_own_band(name: str) -> None:
     needed = needed_scale(s, length, loss, kl)
     measured = scale_with_interval(needed, group, 0.85)
     assert measured.low < measured.value < measured.high and measured.value == scale_for(needed, 0.85)
-    in_force = BandState(drift_per_token=kl, clip_scale=measured.value)
-    assert share_inside(s, length, loss, in_force) == pytest.approx(0.85, abs=2 / len(s))
-    # As clip values, for a reader or another run.
-    as_values = scaled(loss, measured.value)
-    assert share_inside(s, length, as_values, BandState(drift_per_token=kl)) == pytest.approx(0.85, abs=2 / len(s))
+    as_values = scaled(loss, measured.value)  # for a reader or another run
+    columns = (torch.tensor(s), torch.tensor(length), torch.ones(len(s), dtype=torch.float64))
+    for settings, factor in ((loss, measured.value), (as_values, 1.0)):
+        output = judged(*columns, settings, BandState(drift_per_token=kl, clip_scale=factor))
+        assert float(output.accepted_B.double().mean()) == pytest.approx(0.85, abs=2 / len(s))
     assert as_values.c_low / as_values.c_high == pytest.approx(loss.c_low / loss.c_high)
-
-
-def test_clip_values_that_no_factor_scales_are_refused() -> None:
-    s, length, _ = responses(2)
-    with pytest.raises(ValueError, match=r"c_low=0\.0"):
-        needed_scale(s, length, dataclasses.replace(ALGORITHMS["fspo"], c_low=0.0))
-    with pytest.raises(ValueError, match=r"needed_B.*record responses"):
-        scale_for(np.zeros(0))
-
-
-def test_an_estimate_does_not_depend_on_the_order() -> None:
-    s, length, group = responses(60)
-    needed, order = needed_scale(s, length, ALGORITHMS["fspo"]), np.random.default_rng(1).permutation(len(s))
-    assert scale_with_interval(needed[order], group[order]) == scale_with_interval(needed, group)
 
 
 def test_the_interval_is_that_of_groups_not_of_responses() -> None:
@@ -116,10 +93,6 @@ def test_the_cosine_is_that_of_the_gradients_where_those_of_tokens_are_orthogona
     assert cosine_of(outputs[0], loss) == pytest.approx(cosine, rel=1e-9)
 
 
-def test_without_an_advantage_there_is_no_cosine() -> None:
-    assert np.isnan(clipped_cosine(np.ones(3), np.zeros(3), np.ones(3), np.ones(3)))
-
-
 #: Cosines measured with the gradients themselves, on other responses of the demo's (docs/results.md).
 STUDY = {"fspo": 0.889, "seq_rloo": 0.854, "seq_gspo": 0.502}
 
@@ -149,7 +122,7 @@ def fed(measurement: ClipMeasurement, first: int, last: int, sigma: float = 0.04
     return steps
 
 
-def test_values_have_an_interval_from_the_second_batch_on_and_lines_when_set_and_fixed() -> None:
+def test_values_have_an_interval_from_the_second_batch_on() -> None:
     measurement = ClipMeasurement(ALGORITHMS["fspo"], 0.85)
     assert fed(measurement, 1, FIXED_AFTER + 3) == [1, FIXED_AFTER]
     assert [value["batches"] for value in measurement.values] == [*range(1, BATCHES), *[BATCHES] * 6]
@@ -157,14 +130,10 @@ def test_values_have_an_interval_from_the_second_batch_on_and_lines_when_set_and
     value, line = measurement.values[-1], measurement.sentence()
     low, high = value["c_high_interval"]
     assert low < value["c_high"] < high
-    assert (
-        f"c = {value['c_high']:.3g} [{low:.3g}, " in line
-        and f"from step {FIXED_AFTER + 1} on" in line
-        and "85%" in line
-    )
+    assert f"c = {value['c_high']:.3g} [{low:.3g}, " in line and f"step {FIXED_AFTER + 1} on" in line and "85%" in line
 
 
-def test_a_fixed_value_that_no_longer_fits_is_questioned_once_and_kept() -> None:
+def test_a_fixed_value_that_no_longer_fits_is_questioned_once() -> None:
     measurement, quiet = (ClipMeasurement(ALGORITHMS["fspo"], 0.85) for _ in range(2))
     fed(measurement, 1, FIXED_AFTER)
     last = measurement.scale
@@ -180,38 +149,30 @@ def test_a_fixed_value_that_no_longer_fits_is_questioned_once_and_kept() -> None
     assert sum(line is not None for line in small) == 1, "nothing outside any more"
 
 
-def test_it_refuses_the_state_of_another_share_and_responses_that_did_not_move() -> None:
+def test_responses_that_did_not_move_and_a_clip_value_of_0_measure_nothing() -> None:
     measurement = ClipMeasurement(ALGORITHMS["fspo"], 0.85)
     assert measurement.add(np.zeros(50), 2) is None and measurement.values == []
-    with pytest.raises(ValueError, match=r"accept=0\.85.*accept=0\.9"):
-        ClipMeasurement(ALGORITHMS["fspo"], 0.9).load_state_dict(measurement.state_dict())
+    with pytest.raises(ValueError, match=r"c_low=0\.0"):
+        needed_scale(np.ones(1), np.ones(1), SequenceLossSettings(c_low=0.0))
+    with pytest.raises(ValueError, match=r"needed_B.*record responses"):
+        scale_for(np.zeros(0))
 
 
-def cell(text: str, band: str) -> float:
-    line = next(line for line in unpadded(text).splitlines() if line.startswith(f"| {band} |"))
-    return float(line.split("|")[-2])
+def test_a_policy_that_grew_likelier_has_no_drift() -> None:
+    state = DriftMeasurement().update(Responses.of_rows({"S": np.ones(5), "L": np.ones(5)}))
+    assert set(state.drift_by_mini_batch) == {0.0}
 
 
 @pytest.mark.parametrize("band", BANDS)
 def test_a_removed_share_is_solved_for_the_sigma_that_gives_it(band: str) -> None:
     """Against draws of S: two digits of sigma are printed, and two thirds of the mini-batches count."""
-    sigma = cell(expected(["removed=0.12", "minibatches=3", "lengths=[900]"]), band)
+    text = unpadded(expected(["removed=0.12", "minibatches=3", "lengths=[900]"]))
+    sigma = float(next(line for line in text.splitlines() if line.startswith(f"| {band} |")).split("|")[-2])
     settings, length = ALGORITHMS[BANDS[band]], np.full(200_000, 900.0)
     s_B = np.random.default_rng(0).normal(-900 * sigma**2 / 2, 30 * sigma, len(length))
     outside = (needed_scale(s_B, length, settings) > 1).mean()
     assert outside / 2 * 2 / 3 == pytest.approx(0.12, rel=0.07)
     assert shares_outside(sigma, [900], settings)[0] == pytest.approx(outside, abs=0.006)
-
-
-def test_a_band_that_follows_the_drift_clips_all_lengths_alike() -> None:
-    shares = shares_outside(0.04, [100, 10_000], ALGORITHMS["fspo_v1"])
-    assert shares[0] == pytest.approx(shares[1]) == pytest.approx(2 * (1 - NormalDist().cdf(0.03 / 0.04)))
-
-
-def test_reports_of_clip_fractions() -> None:
-    paper = expected(["removed=0.15", "minibatches=4", "lengths=[4000]"])
-    assert cell(paper, "gspo") == 0.02 and "20.0% of those after the first" in paper
-    assert cell(expected(["removed=0.2", "lengths=[4000]"]), "gspo") == 0.02  # where every mini-batch counts
 
 
 @pytest.mark.parametrize(
@@ -220,9 +181,6 @@ def test_reports_of_clip_fractions() -> None:
         (["removed=0.1", "minibatches=1", "lengths=[9]"], "minibatches=1"),
         (["sigma=0.1", "minibatches=2", "lengths=[9]"], "minibatches=2: .*removed="),
         (["removed=0.1", "sigma=0.8", "lengths=[9]"], "one of sigma= and removed="),
-        (["removed=1.1", "lengths=[9]"], "removed=1.1"),
-        (["sigma=0.1", "lengths=[]"], r"lengths=\[\]"),
-        (["sigmas=0.1", "lengths=[9]"], "sigmas=0.1: .*sigma"),
         (["removed=0.63", "minibatches=2", "lengths=[256]"], "removed=0.63: .*at most 25.0%.*S follows A.*audit"),
     ],
 )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import tempfile
-import threading
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +11,6 @@ from typing import Any
 
 import psutil
 import pytest
-import zmq
 from torch.distributed import TCPStore
 
 from recipe.runner.faults import node
@@ -41,33 +37,6 @@ def test_the_socket_is_private_and_the_run_s_own(tmp_path: Path, monkeypatch: py
     assert sockets.private_handle("tcp://127.0.0.1:1") == "tcp://127.0.0.1:1"
     # Shorter than Ray's own, whose length is checked before a run.
     assert len(handles[0]) - len(f"ipc://{private}/") < len("12345678/") + len(node.RAY)
-
-
-def test_both_ends_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
-
-    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own may be too long for a socket
-    monkeypatch.setenv(node.PRIVATE_VARIABLE, str(folder))
-    monkeypatch.setenv(RUN_ID_VARIABLE, "a" * 32)
-    ends = SimpleNamespace(
-        BucketedWeightSender=type("Sender", (transfer.BucketedWeightSender,), {}),
-        BucketedWeightReceiver=type("Receiver", (transfer.BucketedWeightReceiver,), {}),
-    )
-    sockets.move_weights_to_the_private_folder(ends)
-    sender = ends.BucketedWeightSender(NAME, bucket_size_mb=1)
-    receiver = ends.BucketedWeightReceiver(NAME, device="cpu")
-    sender._init_socket()
-    receiver._init_socket()
-    try:
-        thread = threading.Thread(target=lambda: sender.socket.send_pyobj("weights"))
-        thread.start()
-        assert receiver.socket.poll(20000, zmq.POLLIN) and receiver.socket.recv_pyobj() == "weights"
-        thread.join()
-        assert [path.name for path in folder.iterdir()] == ["a" * 16 + "-01000000-replica-0-rank-0.sock"]
-    finally:
-        sender.socket.close(linger=0)
-        receiver.socket.close(linger=0)
-        shutil.rmtree(folder)
 
 
 def free_port() -> int:

@@ -18,27 +18,10 @@ from waiting import wait_until
 from recipe.runner.faults import processes, supervisor
 from recipe.runner.faults.hang import HangLimit
 from recipe.runner.faults.phase import PHASE_FILE, Phase, read_phase, write_phase
-from recipe.runner.faults.processes import RUN_ID_VARIABLE, is_alive, kill, log_of, processes_of, role_of
+from recipe.runner.faults.processes import is_alive, kill, log_of, processes_of, role_of
 from recipe.runner.faults.supervisor import Supervisor
 
 Begin = Callable[..., "subprocess.Popen[bytes]"]
-
-
-def test_a_process_that_gets_the_mark_later_is_found(run_id: str) -> None:
-    """In a cluster that a run joins, Ray starts a worker in its node's environment, and then replaces its program."""
-    mark = {RUN_ID_VARIABLE: run_id}
-    later = f"import os, sys; sys.stdin.readline(); os.execve('/bin/sleep', ['ray::WorkerDict', '60'], {mark})"
-    worker = subprocess.Popen([sys.executable, "-c", later], stdin=subprocess.PIPE, text=True)
-    try:
-        foreign: set[int] = set()
-        assert processes_of(run_id, foreign) == []
-        assert worker.stdin is not None
-        worker.stdin.write("\n")
-        worker.stdin.flush()
-        wait_until(lambda: processes_of(run_id, foreign) == [worker.pid])
-    finally:
-        worker.kill()
-        worker.communicate()
 
 
 def test_processes_are_found_by_mark_and_named_by_title(
@@ -81,7 +64,7 @@ class Watched:
 def watch(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watched]]:
     """Makes the supervisor of a run that is in the update of step 3."""
     made: list[Watched] = []
-    monkeypatch.setattr(supervisor, "_leave", lambda status: made[-1].called.append(f"leave {status}"))
+    monkeypatch.setattr(os, "_exit", lambda status: made[-1].called.append(f"leave {status}"))
     monkeypatch.setattr(supervisor, "GRACE_S", 0.3)
     monkeypatch.setattr(supervisor, "LEAVE_S", 0.3)
 

@@ -15,12 +15,10 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
-from fspo.audit import Audit, read_audit
-from fspo.clip_value import needed_scale, scale_for, scaled
+from fspo.audit import Audit
 from fspo.losses import ALGORITHMS
 from fspo.table import read_table
 from fspo.trl import FSPOTrainer
-from fspo.types import eps_of_c
 
 MODEL = Path(__file__).resolve().parents[2] / "recipe/math/data/assets/demo_model"
 GSPO = {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}
@@ -101,7 +99,8 @@ def test_training_is_audited(rule: str | None, tmp_path: Path) -> None:
     assert float((after - before).norm()) > 0
     table = read_table(tmp_path / "audit")
     assert table.problems == [] and table.meta["rule"] == "known"
-    assert table.batches.tolist() == [[1, 0], [1, 1], [2, 0], [2, 1]] and len(table) == 4 * 16
+    assert table.columns["step"].tolist() == [1] * 32 + [2] * 32
+    assert table.columns["update"].tolist() == ([0] * 16 + [1] * 16) * 2
     first_B = table.columns["update"] == 0
     assert np.abs(table.columns["S"][first_B]).max() < 1e-3 < np.abs(table.columns["S"][~first_B]).max()
     assert table.columns["inside"][table.columns["minibatch"] > 0].mean() < 1  # the rule acts
@@ -112,16 +111,6 @@ def test_a_loss_without_a_rule_that_is_known_has_s_alone(tmp_path: Path) -> None
     run.train()
     table = read_table(tmp_path / "audit")
     assert table.meta["rule"] == "unknown" and len(table) == 32
-
-
-def test_a_measured_clip_value_keeps_the_wanted_share_inside_trls_bounds(tmp_path: Path) -> None:
-    trainer(tmp_path, **GSPO).train()
-    moved, gspo = read_audit(tmp_path / "audit").responses.moved(), ALGORITHMS["seq_gspo"]
-    band = scaled(gspo, scale_for(needed_scale(moved.s_B, moved.length_B, gspo), accept=0.85))
-    epsilon, epsilon_high = eps_of_c(band.c_low, band.c_high)
-    ratio_B = np.exp(moved.s_B / moved.length_B)
-    inside = np.mean((ratio_B >= 1 - epsilon - 1e-9) & (ratio_B <= 1 + epsilon_high + 1e-9))
-    assert 0.85 <= inside < 0.85 + 2 / len(moved)
 
 
 class Corrected(FSPOTrainer):
@@ -151,11 +140,11 @@ class Corrected(FSPOTrainer):
         return output
 
 
-@pytest.mark.parametrize("mode", ["sequence_mask", "sequence_truncate", "token_mask", "token_truncate"])
+@pytest.mark.parametrize("mode", ["sequence_mask", "token_truncate"])
 def test_trls_correction_is_audited_by_the_call_of_an_own_loop(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against the definition, from the same log-probabilities, for each of TRL's modes."""
+    """Against the definition, from the same log-probabilities."""
     made: list[dict[str, Any]] = []
     run = trainer(tmp_path, kind=Corrected, max_steps=2, vllm_importance_sampling_mode=mode)
     run.vllm_importance_sampling_correction, run.vllm_importance_sampling_clip_max = True, 1.01
@@ -185,12 +174,6 @@ def test_training_goes_on_without_an_audit_that_fails(
     run = trainer(tmp_path, "fspo", max_steps=2)
     assert run.train().global_step == 2
     assert capsys.readouterr().out.count("audits nothing more") == 1
-
-
-def test_an_audit_that_cannot_write_ends_before_the_training(tmp_path: Path) -> None:
-    (tmp_path / "audit").touch()
-    with pytest.raises(NotADirectoryError, match=r"/audit: .*give another"):
-        trainer(tmp_path, "fspo", max_steps=2)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def archive_damage(path: Path, whole: bool = False) -> str | None:
 
 
 def unsound(files: Iterable[Path], whole: bool = False) -> list[str]:
-    """A sentence for each damaged file; see :func:`archive_damage`."""
+    """A sentence for each damaged file."""
     return [f"{path} {damage}" for path in files if (damage := archive_damage(path, whole)) is not None]
 
 
@@ -77,7 +77,7 @@ def damage_of_rank(worker: object, folder: Path, contents: Sequence[str]) -> lis
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder ``global_step_N``; there may be nothing."""
+    """A folder ``global_step_N``, which may not be there."""
 
     folder: Path
 
@@ -98,11 +98,6 @@ class Checkpoint:
         """Numbers of FSDP ranks that have saved it; several if saves are mixed."""
         matches = (re.search(r"_world_size_(\d+)_rank_", path.name) for path in (self.folder / "actor").glob("*.pt"))
         return sorted({int(match[1]) for match in matches if match})
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether none of its files was cut short."""
-        return not unsound({self.folder / "data.pt", *self.folder.rglob("*.pt")})
 
     def problems(self, ranks: int, contents: Sequence[str]) -> list[str]:
         """What keeps a run of so many FSDP ranks, with these contents, from resuming it, a sentence each."""
@@ -135,7 +130,7 @@ def remove_old(root: Path, step: int, keep: int) -> None:
     verl removes only what one process has saved. If all look damaged, nothing is: a file system may fail for a moment.
     """
     old = [checkpoint for checkpoint in checkpoints(root) if checkpoint.step < step]
-    whole = [checkpoint for checkpoint in old if checkpoint.is_whole]
+    whole = [one for one in old if not unsound({one.folder / "data.pt", *one.folder.rglob("*.pt")})]
     kept = (*whole[: keep - 1], latest(root))
     for checkpoint in old if whole else ():
         if checkpoint not in kept:

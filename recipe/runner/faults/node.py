@@ -1,7 +1,6 @@
 """A run's private folder on one machine, and what keeps a run from starting there, asked before Ray.
 
-``python -m recipe.runner.faults.node PARENT NAME`` does so on a node of a SLURM job (``slurm/node.sh``); a run that
-starts a Ray of its own does so itself. Needs Python alone.
+``python -m recipe.runner.faults.node PARENT NAME`` does so on a node of a SLURM job. Needs Python alone.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Final
 _SOCKET_BYTES: Final = 107
 #: The longest path of a socket in Ray's folder (process ids have up to seven digits), and of vLLM's in a temporary one.
 RAY, VLLM = "session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store", "00000000-0000-0000-0000-000000000000"
-#: Variables that name a folder for sockets and kernels, the first that is set; Ray obeys the last two.
+#: Name a folder for sockets and kernels, the first that is set; Ray obeys the last two.
 _PARENTS: Final = ("FSPO_RAY_TMP", "RAY_TMPDIR", "TMPDIR")
 #: Names the private folder to every process that is started with it.
 PRIVATE_VARIABLE: Final = "FSPO_PRIVATE"
@@ -77,10 +76,7 @@ def private_folder(parent: Path, setting: str) -> Path:
         why = f"is open to others (mode {mode:o})"
     else:
         return folder
-    raise NotPrivateError(
-        f"{setting}: {folder} {why}, and a run executes what lies there: remove it if it is yours, or give another "
-        "folder"
-    )
+    raise NotPrivateError(f"{setting}: {folder} {why}, and a run executes what lies there: give another folder")
 
 
 def _can_write(folder: Path) -> bool:
@@ -136,7 +132,7 @@ def gpu_problems() -> Iterator[str]:
         if visible != "" and mode.startswith(("Exclusive", "Prohibited")):
             yield (
                 f"GPU {gpu} has the compute mode {mode}, and the processes of the trainer and vLLM share it: have it "
-                "set to Default (nvidia-smi --compute-mode=DEFAULT, by an administrator or an option of your cluster)"
+                "set to Default (nvidia-smi --compute-mode=DEFAULT)"
             )
 
 

@@ -16,10 +16,8 @@ from pathlib import Path
 from recipe.runner.faults.phase import during, read_phase
 from recipe.runner.faults.processes import RUN_ID_VARIABLE, is_alive, kill, processes_of
 
-#: How long processes may take to end by themselves once the launching process has ended.
-_PATIENCE_S = 6.0
-#: How long it goes on killing what is still there after that.
-_KILL_S = 10.0
+#: How long processes may take to end by themselves once the launching process has ended, and are killed after that.
+_PATIENCE_S, _KILL_S = 6.0, 10.0
 _BYE = "bye"
 
 

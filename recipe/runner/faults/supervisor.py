@@ -38,10 +38,9 @@ _LOOK_AT_NODES_EVERY_S = 2.0
 _SEEN_S = 1.5 * _LOOK_AT_NODES_EVERY_S
 #: How long the nodes may take to look at their processes.
 _STACKS_S = 30.0
-#: How long an error may take to come out of Ray by itself after a failure, before the run is stopped.
-GRACE_S = 8.0
-#: How long the stopped run may take to end after that, before its launching process leaves without waiting.
-LEAVE_S = 15.0
+#: How long an error may take to come out of Ray by itself after a failure, before the run is stopped, and how long the
+#: stopped run may take to end, before its launching process leaves without waiting.
+GRACE_S, LEAVE_S = 8.0, 15.0
 
 
 def _may_end(phase: Phase | None) -> tuple[str, ...]:
@@ -78,16 +77,13 @@ class Supervisor(threading.Thread):
         self._nodes = OtherNodes(run_id, self._phase, self.report, self.over) if other_nodes else None
         self._reaper = Reaper(run_id, str(run_dir))
 
-    def start(self) -> None:
-        super().start()
-        if self._nodes is not None:
-            self._nodes.start()
-
     def report(self, failure: Failure) -> None:
         """Take a failure for the first, unless there was one."""
         self.failure = self.failure or failure
 
     def run(self) -> None:
+        if self._nodes is not None:
+            self._nodes.start()
         while self.failure is None and not self.over.is_set():
             ended = self.processes.first_end(lambda: _may_end(self._phase()))
             if ended is not None and not self.over.is_set():
@@ -104,7 +100,7 @@ class Supervisor(threading.Thread):
             return
         threading.Thread(target=self._stop_run, daemon=True).start()  # a call to a dead Ray may not return
         if not self.over.wait(LEAVE_S):
-            _leave(self._record(failure.sentence))  # the reaper says it and ends what is left
+            os._exit(self._record(failure.sentence))  # the reaper says it and ends what is left
 
     def _phase(self) -> Phase | None:
         return read_phase(self._run_dir)
@@ -140,13 +136,6 @@ class Supervisor(threading.Thread):
         ray.shutdown()  # may not return where a part of Ray has died; the thread ends this process then
         self.over.set()
         self._reaper.bye()
-
-
-def _leave(status: int) -> None:
-    os._exit(status)
-
-
-# ---------------------------------------------------------------- other nodes
 
 
 @ray.remote(num_cpus=0, max_concurrency=2)

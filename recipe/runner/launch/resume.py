@@ -46,7 +46,6 @@ _MAY_NOT: Final = ("trainer.balance_batch", "trainer.critic_warmup", "trainer.de
 _PER_START: Final = ("dry_run", "evaluate", "ray_kwargs", "run.allow_changed")
 #: The key of a run's folder.
 RUN: Final = "trainer.default_local_dir"
-_ROLLOUT: Final = "actor_rollout_ref.rollout"
 _LENGTH: Final = ("trainer.total_training_steps", "trainer.total_epochs")
 _STATUSES: Final = ("running", "finished", "failed", "preempted", "interrupted", "killed")
 _RESTORE: Final = f"restore it, or begin another run with another {RUN}"
@@ -97,11 +96,9 @@ def with_words_of_the_run(words: Sequence[str]) -> list[str]:
         return list(words)
     text = named[-1].partition("=")[2]  # of a folder like seed=1,algo=fspo, too, which Hydra's grammar does not take
     folder = Path(text.strip("'\"")).expanduser().absolute()
-    problems = list[str]()
-    info = read_object(folder / INFO_FILE, problems)
-    if run_info(folder) is None or "overrides" not in info:
-        why = "; ".join(problems) or f"{INFO_FILE} does not say how it ended"
-        raise Refused(f"{named[-1]}: there is no run in {folder} ({why}): give the folder of one")
+    info = run_info(folder) or {}
+    if "overrides" not in info:
+        raise Refused(f"{named[-1]}: there is no run with a readable {INFO_FILE} in {folder}: give the folder of one")
     new = [word for word in words if word not in named]
     replaced = [*map(_key, new), *_PER_START, RUN]
     kept = [word for word in info["overrides"] if not is_below(_key(word), replaced)]
@@ -168,9 +165,8 @@ def _moved(value: Any, old: str, new: str) -> Any:
 
 def path_without_effect(trainer: DictConfig, settings: Mapping[str, Any] | None) -> str | None:
     """Why a path that the command gives has no effect; None if it has, or is that of the run's beginning."""
-    first = (settings or {}).get("trainer", {}).get("resume_from_path")
     path, mode = trainer.resume_from_path, trainer.resume_mode
-    if not path or mode == "resume_path" or path == first:
+    if not path or mode == "resume_path" or path == (settings or {}).get("trainer", {}).get("resume_from_path"):
         return None
     return f"trainer.resume_from_path={path} has no effect with resume_mode={mode}: give resume_mode=resume_path"
 
@@ -209,28 +205,6 @@ def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]
         yield key, old, new
 
 
-def _differing(
-    config: DictConfig, settings: Mapping[str, Any], references: Mapping[str, str]
-) -> list[tuple[str, Any, Any]]:
-    """Key, old and new value of each setting that differs from the run's, but for texts from the environment.
-
-    One that came from the environment, and now does not, differs: a shell lacks the variable that the run began with.
-    """
-    new = as_given(OmegaConf.to_container(config, resolve=True), "", references)
-    return [change for change in _changes(settings, new) if not is_reference(change[2])]
-
-
-def evaluated_otherwise(config: DictConfig, settings: Mapping[str, Any], references: Mapping[str, str]) -> str:
-    """What an evaluation has otherwise than its run, beside what is asked of it and the machine; empty if nothing."""
-    asked = (*_MAY_CHANGE, "data.val_files", "data.val_batch_size", f"{_ROLLOUT}.val_kwargs")
-    asked += (f"{_ROLLOUT}.n_gpus_per_node", f"{_ROLLOUT}.nnodes")  # as the trainer has them
-    changes = [change for change in _differing(config, settings, references) if not is_below(change[0], asked)]
-    if not changes:
-        return ""
-    told = "; ".join(f"{key} is {new!r}, in the run {old!r}" for key, old, new in changes)
-    return f"the evaluation has settings of its own (resume=FOLDER takes the run's): {told}"
-
-
 def changed_settings(
     config: DictConfig,
     settings: Mapping[str, Any],
@@ -245,14 +219,13 @@ def changed_settings(
     Raises:
         Refused: if one may not, and is not in ``run.allow_changed``.
     """
+    new = as_given(OmegaConf.to_container(config, resolve=True), references)
     differing = [change for change in also if change[1] != change[2]]
-    differing += _differing(config, settings, references)
-    fixed, allowed = [*_MAY_NOT, *(_LENGTH if _schedule_has_a_length(config) else ())], config.run.allow_changed
-
-    def may_change(key: str) -> bool:
-        return is_below(key, allowed) or (is_below(key, _MAY_CHANGE) and not is_below(key, fixed))
-
-    if refused := [change for change in differing if not may_change(change[0])]:
+    # A text that came from the environment, and now does not, differs: a shell lacks the variable of the beginning.
+    differing += [change for change in _changes(settings, new) if not is_reference(change[2])]
+    fixed = [*_MAY_NOT, *(_LENGTH if _schedule_has_a_length(config) else ())]
+    unlike = [change for change in differing if not is_below(change[0], config.run.allow_changed)]
+    if refused := [one for one in unlike if is_below(one[0], fixed) or not is_below(one[0], _MAY_CHANGE)]:
         raise Refused(
             f"{config.trainer.default_local_dir} holds a run with other settings: "
             + "; ".join(f"{key} was {old!r} and would be {new!r}" for key, old, new in refused)
