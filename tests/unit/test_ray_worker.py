@@ -30,7 +30,6 @@ assert are_signed()
 """
 
 
-@pytest.mark.slow  # fresh processes that import torch or verl
 def test_a_worker_imports_nothing_too_early_and_signs(tmp_path: Path) -> None:
     set_by_it = ("FSPO_PRIVATE", "TORCHINDUCTOR_CACHE_DIR")
     kept = {name: value for name, value in os.environ.items() if name not in set_by_it}
