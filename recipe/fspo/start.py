@@ -104,14 +104,12 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
     if config.evaluate:
         resume.turn_into_evaluation(config, start.checkpoint)
         refused += filter(None, [resume.foreign_files(Path(trainer.default_local_dir))])
-        if settings is not None:
-            start.notes.append(resume.evaluated_otherwise(config, settings, start.references))
     start.stop_tokens, note = end_of_turn.add_stop_token(config, settings is not None, elsewhere)
     (start.unsettled if isinstance(note, MachineProblem) else start.notes).append(note)
     start.notes += checks.notes(config)
     joins = not machine.starts_ray(config)
     found = [*refused, *secrets.printed_problems(config, start.references, joins)]
-    found += [*checks.problems(config), *of_a_run.problems(config)]
+    found += [*checks.method_problems(config), *of_a_run.problems(config)]
     start.unsettled += [problem for problem in found if elsewhere and isinstance(problem, MachineProblem)]
     if refused := [problem for problem in dict.fromkeys(found) if problem not in start.unsettled]:
         raise Refused(*refused)
