@@ -26,8 +26,8 @@ import psutil
 from omegaconf import OmegaConf, open_dict
 
 from benchmarks.starts import Start
+from fspo.files import read_lines
 from fspo.markdown import markdown_table
-from fspo.records import complete_lines
 from recipe.fspo.main import composed, write_task
 from recipe.runner.launch.machine import platform_environment
 
@@ -125,7 +125,7 @@ def measure(variant: str) -> dict[str, Any]:
         began, start = time.monotonic(), Start(run_dir, *words, **environment)
         try:
             while (now := time.monotonic() - began) < TIME_LIMIT_S and len(ended) < STEPS:
-                ended += [now] * (len(complete_lines(run_dir / STEPS_FILE)) - len(ended))
+                ended += [now] * (len(read_lines(run_dir / STEPS_FILE)) - len(ended))
                 if start.process.poll() is not None:
                     break
                 if now >= memory_at:
@@ -134,7 +134,7 @@ def measure(variant: str) -> dict[str, Any]:
                 time.sleep(0.1)
             if len(ended) < STEPS:
                 sys.exit(f"error: {variant}: {len(ended)} of {STEPS} steps in {now:.0f} s\n{start.output()[-3000:]}")
-            times = step_times(complete_lines(run_dir / STEPS_FILE), ended)
+            times = step_times(read_lines(run_dir / STEPS_FILE), ended)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 start.process.wait(60)
         finally:
@@ -162,7 +162,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        count = {v: sum(row["variant"] == v for row in complete_lines(arguments.out)) for v in ALGOS}
+        count = {v: sum(row["variant"] == v for row in read_lines(arguments.out)) for v in ALGOS}
         variant = min(ALGOS, key=count.__getitem__)
         if count[variant] >= arguments.runs:
             break
@@ -170,7 +170,7 @@ def main() -> None:
         with arguments.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(row, flush=True)
-    print(table(complete_lines(arguments.out)))
+    print(table(read_lines(arguments.out)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ fail() { say "error: $*" >&2; exit 1; }
 is_running() { kill -0 "$@" 2>/dev/null; } # PROCESS-ID...: one of them
 steps=() command='' lost='' cancelled=no # process ids of srun, Ray's first; which node was lost
 
-(($# > 0)) || fail "usage: launch.sh COMMAND [ARGUMENT...]"
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is not a SLURM job: submit one of slurm/*.sh with sbatch"
 job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}" job="${job:-$SLURM_JOB_ID}" # as scontrol takes it
 export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
@@ -18,8 +17,7 @@ export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
 FSPO_RUN_DIR="$(realpath -ms -- "${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}")" # absolute: it is mounted
 again="submit the job again with FSPO_RUN_DIR=$FSPO_RUN_DIR: it goes on from its last checkpoint"
 export FSPO_RUN_DIR FSPO_LOG_DIR="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restart-$restart"
-# The command saves and ends once the first file is there. It removes the second, which has a line for each start of the
-# job since the last checkpoint, when it has saved.
+# The command saves and ends once the first file is there. When it has saved, it removes the second, a line for each start.
 export FSPO_STOP="$FSPO_LOG_DIR/stop" FSPO_UNSAVED="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-unsaved"
 mkdir -p "$FSPO_LOG_DIR" || fail "the log folder cannot be made; set FSPO_RUN_DIR to a folder that every node can write"
 ask_to_save() { # WHY
@@ -29,7 +27,7 @@ ask_to_save() { # WHY
 trap 'ask_to_save "warning signal"' USR1 USR2 XCPU
 # scancel, or a preemption: SLURM kills the job after a while, and requeues by itself what it preempts.
 trap 'cancelled=yes; ask_to_save cancelled; [[ -n $command ]] || exit 143' TERM INT HUP
-# The command saves before this time, without a warning, too. SLURM sets it from 23.02 on.
+# The command saves before this time, too. SLURM sets it from 23.02 on.
 end="$(timeout 20 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null)" || end=''
 [[ $end != [0-9]* ]] || SLURM_JOB_END_TIME="$(date +%s --date="$end")" && export SLURM_JOB_END_TIME
 # srun would confine a step to so many CPUs, and after sbatch --export=NONE or NAME=VALUE give it no variables.
@@ -45,8 +43,7 @@ case "${FSPO_CONTAINER:+${FSPO_CONTAINER_RUNTIME:-apptainer}}" in
     '') ;;
     apptainer | singularity)
         container_command=("${FSPO_CONTAINER_RUNTIME:-apptainer}" exec --bind "$mounts" --pwd "$FSPO_ROOT" ${SLURM_GPUS_ON_NODE:+--nv} "$FSPO_CONTAINER") ;;
-    pyxis) # By its name all steps on a node use one container, and the image is unpacked once; a requeued job takes a new
-        # one, because a half-made one may be left. Its /tmp is private, and every step needs Ray's sockets.
+    pyxis) # All steps on a node use one container, a requeued job a new one. Its /tmp is private: all need Ray's sockets.
         container_srun=(--container-name="fspo-$SLURM_JOB_ID-$restart" --container-image="$FSPO_CONTAINER"
             --container-workdir="$FSPO_ROOT" --container-mounts="$mounts,$FSPO_RAY_TMP:$FSPO_RAY_TMP") ;;
     *) fail "FSPO_CONTAINER_RUNTIME=$FSPO_CONTAINER_RUNTIME: choose apptainer, singularity or pyxis" ;;
@@ -71,8 +68,7 @@ stop_steps() {
     wait "${steps[@]}" 2>/dev/null || true
 }
 
-pause() { sleep 1 & wait $! || true; } # like sleep 1, but a signal's trap runs at once
-
+pause() { sleep 1 & wait $! || true; } # a signal's trap runs at once
 # Waits for a step. Its exit status is in $status; if Ray ends before it, $lost names the node, and the log that says why.
 watch_step() { # PROCESS-ID
     local node log
@@ -122,7 +118,7 @@ unset RAY_AUTH_TOKEN RAY_ADDRESS
 start_step ray "${#nodes[@]}" ray
 # SLURM's signals to all steps, that of the command among them, must not look like a Ray that is not ready.
 start_step ready 1 run python -m recipe.runner.faults.preemption \
-    python -m recipe.runner.faults.resources --timeout "${FSPO_READY_TIMEOUT:-600}" "${nodes[@]}"
+    python -m recipe.runner.faults.resources "${FSPO_READY_TIMEOUT:-600}" "${nodes[@]}"
 watch_step "${steps[1]}"
 [[ -z $lost ]] || { ((restart > 0)) && requeue "$lost"; } || fail "$lost" # what has run once may run again
 ((status == 0)) || fail "$(tail -n 1 "$FSPO_LOG_DIR/ready.log"); see ready.log and ray-*.log in $FSPO_LOG_DIR"

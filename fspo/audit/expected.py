@@ -18,7 +18,6 @@ from scipy.special import ndtr  # type: ignore[import-untyped]
 from fspo.fairness.lre import Array, plain_lre
 from fspo.losses import ALGORITHMS, BANDS
 from fspo.markdown import markdown_table
-from fspo.names import did_you_mean
 from fspo.types import SequenceLossSettings
 
 USAGE: Final = """\
@@ -102,7 +101,7 @@ def expected(words: Sequence[str]) -> str:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or key not in _KNOWN:
-            raise ValueError(f"{word}: not one of {', '.join(_KNOWN)} with a value{did_you_mean(key, _KNOWN)}")
+            raise ValueError(f"{word}: not one of {', '.join(_KNOWN)} with a value")
         try:
             values[key] = ast.literal_eval(text)
         except (SyntaxError, ValueError):

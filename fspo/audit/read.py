@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from fspo.audit.recording import left_out_words
 from fspo.clip import ACCEPT
+from fspo.files import INFO_FILE, read_object
 from fspo.losses import resolve_settings
-from fspo.records import INFO_FILE, read_info
 from fspo.responses import EVERY_MINI_BATCH, Responses
 from fspo.table import FOLDER, SCHEMA, Table, columns_of, holds_table, read_table
 from fspo.types import SequenceLossSettings
@@ -107,7 +107,7 @@ def read_audit(path: str | Path, run: str = "", every_mini_batch: bool = False) 
     path = Path(path)
     problems: list[str] = []
     place = path / FOLDER if (path / FOLDER).is_dir() else path
-    info = read_info(path, problems) if (path / INFO_FILE).is_file() else {}
+    info = read_object(path / INFO_FILE, problems) if (path / INFO_FILE).is_file() else {}
     try:
         if path.suffix == ".parquet" and path.is_file():
             table = _read_own(path)

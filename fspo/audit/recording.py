@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from fspo.acceptance import judge
-from fspo.files import check_folder
+from fspo.files import folder_problem
 from fspo.losses import check_shapes
 from fspo.table import Rows, TableWriter, is_whole_number, join_rows
 
@@ -83,8 +83,8 @@ class Audit:
                 "loss returned"
             )
         self._folder = None if folder is None else Path(folder)
-        if self._folder is not None:
-            check_folder(self._folder)
+        if self._folder is not None and (problem := folder_problem(self._folder)):
+            raise NotADirectoryError(f"{folder}: {problem}")
         self._ended = False  # by an error of the disk
         self._came_again = self._warned = False
         self._whose: dict[str, Any] = {"run": run or uuid.uuid4().hex[:12], "rank": rank, "ranks": ranks}

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import pkgutil
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,7 +18,6 @@ from fspo.check_loss.by_length import DISPERSIONS, LENGTHS, Clip
 from fspo.check_loss.call import Config, LossError, PolicyLoss
 from fspo.check_loss.checks import Check, checks
 from fspo.losses import ALGORITHMS, named_loss, resolve_settings, sequence_policy_loss
-from fspo.names import did_you_mean
 from fspo.types import BandState, eps_of_c
 
 __all__ = ["LossError", "PolicyLoss", "Report", "check", "configured", "load"]
@@ -147,14 +145,12 @@ def _of_the_library(
 
 def imported(name: str) -> Callable[..., Any]:
     """The function or class that ``module:name`` stands for; LossError if there is none."""
-    module, colon, attribute = name.partition(":")
     try:
         value = pkgutil.resolve_name(name)
     except (Exception, SystemExit) as error:
-        close = did_you_mean(attribute, dir(sys.modules.get(module))) if colon else did_you_mean(name, ALGORITHMS)
         remedy = "give MODULE:FUNCTION, and start in the folder that holds the module, or install its package; or give "
         remedy += f"one of ours, {', '.join(ALGORITHMS)}"
-        raise LossError(f"{name} cannot be imported ({type(error).__name__}: {error}){close}: {remedy}") from error
+        raise LossError(f"{name} cannot be imported ({type(error).__name__}: {error}): {remedy}") from error
     if not callable(value):
         raise LossError(f"{name} is no function: give MODULE:FUNCTION")
     return value  # type: ignore[no-any-return]

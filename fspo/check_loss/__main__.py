@@ -7,6 +7,7 @@ verl is not needed. Exit status: 0 if every check passed and, with ``--like NAME
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -15,7 +16,6 @@ import torch
 from fspo.check_loss import LossError, PolicyLoss, Report, check, load
 from fspo.check_loss.checks import checks
 from fspo.check_loss.like import compare
-from fspo.files import piped
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,4 +73,5 @@ def _report(name: str, options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(piped(main))
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends as other programs do where the reader has gone, as head does
+    sys.exit(main())

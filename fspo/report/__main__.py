@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-from fspo.files import piped
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,4 +37,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(piped(main))
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends as other programs do where the reader has gone, as head does
+    sys.exit(main())

@@ -14,8 +14,7 @@ import jinja2
 from matplotlib import style
 
 from fspo.audit.show import by_length, what_follows
-from fspo.files import atomic_path, check_folder, write_json
-from fspo.records import read_object
+from fspo.files import atomic_path, read_object, write_json
 from fspo.report.compare import Table, final_numbers, heads, paired_differences, verdicts
 from fspo.report.figures import STYLE, figures
 from fspo.report.runs import Group, differing_settings, group_runs, load_runs
@@ -61,7 +60,6 @@ def build_report(paths: Sequence[Path], out: Path, every_mini_batch: bool = Fals
         NothingReadError: If there is no run in any of the paths. Nothing is written.
     """
     page, summary = out / "report.html", out / "summary.json"
-    check_folder(out)
     foreign = [page] if page.exists() and _MARK not in page.read_text(encoding="utf-8", errors="replace") else []
     foreign += [summary] if summary.exists() and "verdicts" not in read_object(summary) else []
     if foreign:

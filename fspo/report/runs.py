@@ -19,8 +19,8 @@ import yaml  # type: ignore[import-untyped]
 from fspo.audit.read import AuditRecords, read_audit
 from fspo.audit.show import NOT_MOVED
 from fspo.fairness.lre import Array, LengthReweightingError
+from fspo.files import CONFIG_FILE, INFO_FILE, METRICS_FILE, read_object, read_steps
 from fspo.losses import ALGORITHMS, BANDS, LOSSES
-from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, read_info, read_steps
 from fspo.responses import Responses
 from fspo.table import FOLDER
 
@@ -151,10 +151,11 @@ def load_runs(path: Path, every_mini_batch: bool = False) -> list[Run]:
 
 def _load_run(path: Path) -> Run:
     run = Run(path)
-    run.info = {"algo": path.name, **read_info(path, run.problems)}
-    for _, step, metrics in read_steps(path / METRICS_FILE, run.problems, lambda line: dict(line["metrics"])):
+    run.info = {"algo": path.name, **read_object(path / INFO_FILE, run.problems)}
+    for line in read_steps(path / METRICS_FILE, run.problems):
+        step = line["step"]
         # Validation and training of one step may come on two lines; null means undefined.
-        values = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+        values = {name: float(value) for name, value in line["metrics"].items() if isinstance(value, int | float)}
         if wrong := [name for name, value in values.items() if not math.isfinite(value)]:
             run.problems.append(f"{path / METRICS_FILE}: step {step}: not finite, and left out: {', '.join(wrong)}")
             values = {name: value for name, value in values.items() if name not in wrong}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from fspo.audit.show import NOT_MOVED, verdict
-from fspo.records import METRICS_FILE
+from fspo.files import METRICS_FILE
 from fspo.report.build import NothingReadError, build_report
 from fspo.report.compare import problems_interval
 from fspo.report.runs import load_runs

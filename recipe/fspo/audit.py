@@ -78,6 +78,8 @@ class AuditedWorkers:
 
     def wrap(self, worker_class: Any) -> None:
         """Audit what this class trains by a policy loss."""
+        # upstream: verl.workers.engine_workers:TrainingWorker.set_loss_fn(loss_fn)
+        # upstream: verl.workers.engine_workers:TrainingWorker.train_batch(data)
         set_loss_fn, train_batch = worker_class.set_loss_fn, worker_class.train_batch
 
         @wraps(set_loss_fn)

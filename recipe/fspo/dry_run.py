@@ -15,9 +15,8 @@ from recipe.runner.launch.check_reward import scores_of_the_usual_forms
 from recipe.runner.launch.settings import DATA, files_of
 
 from fspo.audit.expected import shares_outside
-from fspo.files import existing_place
+from fspo.files import INFO_FILE, existing_place, read_object
 from fspo.losses import LOSSES
-from fspo.records import read_info
 from fspo.types import NO_CLIP, SequenceLossSettings
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def _clip_values(start: Start, settings: SequenceLossSettings) -> Iterator[str]:
     is_published = (settings.c_low, settings.c_high) == (loss.settings.c_low, loss.settings.c_high)
     whose, what = loss.source if is_published else "given", "clip values, which stay as they are"
     if config.fspo.clip_values == "measured":
-        info = read_info(start.checkpoint.folder.parent) if start.checkpoint else {}
+        info = read_object(start.checkpoint.folder.parent / INFO_FILE) if start.checkpoint else {}
         if known := [one for one in info.get("clip_values_measured", ()) if one["after_step"] <= start.step]:
             settings = replace(settings, c_low=known[-1]["c_low"], c_high=known[-1]["c_high"])
             whose, what = f"measured up to step {known[-1]['after_step']}", "clip values, with which the run goes on"

@@ -34,7 +34,7 @@ import hydra  # noqa: E402
 from hydra import initialize_config_dir  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
 from hydra.types import RunMode  # noqa: E402
-from omegaconf import DictConfig  # noqa: E402
+from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from recipe.fspo import CONF_DIR  # noqa: E402
 from recipe.fspo.start import Start, prepared  # noqa: E402
 from recipe.runner.checkpoints import integrity  # noqa: E402
@@ -57,14 +57,15 @@ _MODES: Final = set[RunMode]()
 def compose_by_hydra(config: DictConfig) -> None:
     """Keep what Hydra has composed: one run, or each of a sweep."""
     of_hydra = HydraConfig.get()
-    own = [word for word in of_hydra.overrides.hydra if not word.startswith(("hydra.mode=", "hydra.sweep."))]
+    given = OmegaConf.to_container(of_hydra.overrides)  # as it is: read one by one, references would be resolved
+    own = [word for word in given["hydra"] if not word.startswith(("hydra.mode=", "hydra.sweep."))]
     own += [
         f"--config-dir={Path(source.path.removeprefix('file://')).absolute()}"
         for source in of_hydra.runtime.config_sources
         if source.provider == "command-line"
     ]
     _MODES.add(of_hydra.mode)
-    _ARMS.append(Arm(config, (*of_hydra.overrides.task, *own), of_hydra.runtime.choices.get("algo")))
+    _ARMS.append(Arm(config, (*given["task"], *own), of_hydra.runtime.choices.get("algo")))
 
 
 def composed(words: Sequence[str] = ()) -> DictConfig:
@@ -159,7 +160,7 @@ def _conclusion(config: DictConfig) -> str:
     if config.evaluate:
         from recipe.math.evaluation import conclude_evaluation
 
-        return conclude_evaluation(folder, config.seed)
+        return conclude_evaluation(folder)
     from fspo.report.summary import summarise
 
     return summarise(folder)

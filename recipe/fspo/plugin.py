@@ -19,8 +19,7 @@ from omegaconf import OmegaConf
 from recipe.fspo import TRAINER_MODES
 from recipe.runner import SUPPORTED_VERL
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
-
-from fspo.when_imported import WhenImported
+from recipe.runner.when_imported import WhenImported
 
 
 def find_trainers(v1: Any) -> None:
@@ -29,6 +28,8 @@ def find_trainers(v1: Any) -> None:
     Args:
         v1: verl's package ``verl.trainer.ppo.v1``.
     """
+    # upstream: verl.trainer.main_ppo "from verl.trainer.ppo.v1 import get_trainer_cls"
+    # upstream: verl.trainer.ppo.v1.trainer_base:get_trainer_cls(name)
     get = v1.get_trainer_cls
 
     @wraps(get)
@@ -50,6 +51,7 @@ def prepare_driver(constants: Any) -> None:
     Args:
         constants: verl's module ``verl.trainer.constants_ppo``.
     """
+    # upstream: verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)
     environment, is_verls = constants.get_ppo_ray_runtime_env, RUN_ID_VARIABLE not in os.environ
 
     @wraps(environment)
@@ -100,8 +102,8 @@ def prepare(config: Any) -> None:
 
     folder = Path(config.trainer.default_local_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    remove_old_request(folder)
-    if RUN_ID_VARIABLE not in os.environ:
+    if RUN_ID_VARIABLE not in os.environ:  # verl's own command
+        remove_old_request(folder)
         own_run_id()
 
 

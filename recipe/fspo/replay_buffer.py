@@ -8,10 +8,9 @@ from typing import Any, Final
 
 import transfer_queue as tq
 from recipe.fspo.rollout_batch import lengths_and_ends, prompt_of, response_of
-from recipe.runner.progress import writing
+from recipe.runner.progress import append_records, writing
 from transfer_queue import KVBatchMeta
 
-from fspo.records import append_records
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 ENDS_FILE: Final = "ends.jsonl"

@@ -22,6 +22,7 @@ from transfer_queue import KVBatchMeta
 from fspo.diagnostics import LengthDiagnostics
 
 #: The one column without tensors that verl's engines read.
+# upstream: verl.workers.engine.fsdp.transformer_impl "micro_batch.get("multi_modal_inputs""
 _IMAGES: Final = "multi_modal_inputs"
 
 
@@ -143,6 +144,8 @@ def for_workers(batch: KVBatchMeta) -> KVBatchMeta:
 
     Without a selection verl sends every column of the data set to the workers, and copies it for each micro-batch.
     """
+    # upstream: transfer_queue.client:TransferQueueClient.kv_retrieve_meta(keys, partition_id)
+    # upstream: transfer_queue.metadata ""is_non_tensor": not is_tensor"
     stored = tq.get_client().kv_retrieve_meta(keys=batch.keys, partition_id=batch.partition_id)
     columns = [name for name, column in stored.field_schema.items() if not column["is_non_tensor"] or name == _IMAGES]
     return KVBatchMeta(batch.keys, batch.tags, batch.partition_id, columns, batch.extra_info)

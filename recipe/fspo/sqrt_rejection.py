@@ -16,8 +16,7 @@ from functools import wraps
 from typing import Any, Final
 
 import torch
-
-from fspo.when_imported import WhenImported
+from recipe.runner.when_imported import WhenImported
 
 RULE: Final = "seq_sqrt_k1"
 #: The rule that verl applies in its place, to log-ratios over sqrt(L).
@@ -26,6 +25,7 @@ _SUM: Final = "seq_sum_k1"
 
 def add_rule(helper: Any) -> None:
     """Add the rule to ``compute_rollout_rejection_mask`` of verl's module ``rollout_corr_helper``."""
+    # upstream: verl.trainer.ppo.rollout_corr_helper:compute_rollout_rejection_mask(log_ratio, rollout_rs)
     original = helper.compute_rollout_rejection_mask
 
     @wraps(original)

@@ -96,7 +96,6 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
         repaired = integrity.tracker_repair(trainer, contents)
         if repaired is not None and not elsewhere:
             start.notes.append(str(integrity.repair_tracker(trainer, contents)))
-        end_of_turn.keep_stop_tokens(config, settings)
     start.checkpoint = integrity.resumed_from(trainer)
     if settings is not None and repaired is not None and trainer.resume_mode == "auto":
         start.checkpoint = repaired[1]
@@ -104,11 +103,11 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
     if config.evaluate:
         resume.turn_into_evaluation(config, start.checkpoint)
         refused += filter(None, [resume.foreign_files(Path(trainer.default_local_dir))])
-    start.stop_tokens, note = end_of_turn.add_stop_token(config, settings is not None, elsewhere)
-    (start.unsettled if isinstance(note, MachineProblem) else start.notes).append(note)
+    start.stop_tokens, note = end_of_turn.add_stop_token(config, settings, elsewhere)
+    start.notes.append(note)
     start.notes += checks.notes(config)
     joins = not machine.starts_ray(config)
-    found = [*refused, *secrets.printed_problems(config, start.references, joins)]
+    found = [*refused, *secrets.printed_problems(start.references, joins)]
     found += [*checks.method_problems(config), *of_a_run.problems(config)]
     start.unsettled += [problem for problem in found if elsewhere and isinstance(problem, MachineProblem)]
     if refused := [problem for problem in dict.fromkeys(found) if problem not in start.unsettled]:

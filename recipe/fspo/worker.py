@@ -87,6 +87,7 @@ class RecordingTrainingWorker(GuardedWorker):
 class FSPOWorker(ActorRolloutRefWorker):
     """``ActorRolloutRefWorker`` with the calls that the trainer adds: rows out, band state in."""
 
+    # upstream: verl.workers.engine_workers:ActorRolloutRefWorker.actor_worker_cls
     actor_worker_cls = RecordingTrainingWorker
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

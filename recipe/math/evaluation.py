@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fspo.fairness.bootstrap import ratio_interval
-from fspo.fairness.lre import wilson_interval
+import numpy as np
+
+from fspo.fairness.lre import Interval, cluster_interval, wilson_interval
 from fspo.files import write_json
 from fspo.markdown import markdown_table
 
@@ -86,7 +87,7 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     return 1.0 - math.prod(1.0 - k / i for i in range(n - correct + 1, n + 1))
 
 
-def evaluate(records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
+def evaluate(records: Iterable[Record]) -> dict[str, Any]:
     """Accuracy per data set and by response length, as a JSON-ready dictionary.
 
     For every data set:
@@ -98,18 +99,26 @@ def evaluate(records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
     - `by_length`: the mean score of the responses in each bin `[low, high)` of the length in tokens, and their number;
       a problem weighs by its responses in the bin.
 
-    Every value is {value, low, high} with a 95% interval; `seed` is that of its bootstrap. Where all problems have one
+    Every value is {value, low, high} with a 95% interval. Where all problems have one
     value, 0 or 1 say, the bootstrap has no width, and the interval is Wilson's for so many problems.
     """
     by_source: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         by_source[record.data_source][record.problem_id].append(record)
-    return {source: _evaluate_source(list(by_source[source].values()), seed) for source in sorted(by_source)}
+    return {source: _evaluate_source(list(by_source[source].values())) for source in sorted(by_source)}
 
 
-def _evaluate_source(problems: list[list[Record]], seed: int) -> dict[str, Any]:
+def ratio_interval(sums: Sequence[float], counts: Sequence[float]) -> Interval:
+    """`sum(sums) / sum(counts)` of one value per problem each, with an interval over resampled problems."""
+    with np.errstate(invalid="ignore"):  # 0 / 0 in a resample without any count, which is left out
+        return cluster_interval(
+            lambda sums, counts: float(sums[0] / counts[0]), [np.reshape(one, (-1, 1)) for one in (sums, counts)]
+        )
+
+
+def _evaluate_source(problems: list[list[Record]]) -> dict[str, Any]:
     def estimate(sums: Sequence[float], counts: Sequence[float] = (1.0,) * len(problems)) -> dict[str, float | None]:
-        result = ratio_interval(sums, counts, seed=seed).to_json()
+        result = ratio_interval(sums, counts).to_json()
         values = [total / count for total, count in zip(sums, counts, strict=True) if count > 0]
         if len(values) > 1 and max(values) - min(values) < 1e-9:
             result["low"], result["high"] = map(float, wilson_interval(values[0], len(values)))
@@ -162,7 +171,7 @@ def format_table(result: Mapping[str, Any]) -> str:
     return f"{markdown_table(heads, sets)}\n\n{by_length}\n"
 
 
-def conclude_evaluation(folder: Path, seed: int) -> str:
+def conclude_evaluation(folder: Path) -> str:
     """Evaluate the newest generations in ``folder/validation`` and write ``folder/evaluation.json``.
 
     Returns:
@@ -175,7 +184,7 @@ def conclude_evaluation(folder: Path, seed: int) -> str:
     files = sorted((folder / "validation").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
     if not files:
         raise FileNotFoundError(f"{folder / 'validation'} holds no generations: the evaluation did not finish")
-    result = evaluate(read_records(files[-1]), seed=seed)
+    result = evaluate(read_records(files[-1]))
     write_json(folder / "evaluation.json", result)
     return f"{format_table(result)}\ngenerations: {files[-1]}\nnumbers: {folder / 'evaluation.json'}"
 

@@ -10,9 +10,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from fspo.files import atomic_folder
 from recipe.runner.checkpoints.integrity import latest, unsound
 
 
@@ -43,8 +43,13 @@ def export(actor: Path, out: Path) -> None:
         raise OSError(f"{damage[0]}: give another global_step_N folder, or copy this one again")
     merge = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp", "--use_cpu_initialization"]
     environment = {"VERL_PLATFORM": "cpu"} | os.environ  # merging needs no accelerator, and must not look for one
-    with atomic_folder(out) as folder:
+    if out.exists():
+        raise FileExistsError(f"{out} exists: give a new folder, or remove it first")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
+        folder = Path(temporary, out.name)
         subprocess.run([*merge, "--local_dir", actor, "--target_dir", folder], env=environment, check=True)
+        os.rename(folder, out)
 
 
 def main() -> None:

@@ -7,8 +7,11 @@ files of a run are in ``trainer.default_local_dir``, in verl's own command, too.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import time
+import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +21,7 @@ from typing import Any, Final
 import ray
 from omegaconf import DictConfig, open_dict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import trainer_separate_async
+from verl.trainer.ppo.v1 import agent_loop_tq, trainer_separate_async
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
@@ -36,16 +39,26 @@ from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, write_phase
 from recipe.runner.faults.preemption import NOTHING_SAVED, Preempted, stop_request, tell_of_save, time_left_s
 from recipe.runner.faults.resources import wait_for_resources
-from recipe.runner.launch import loggers
+from recipe.runner.launch.end_of_turn import REMEDY
 from recipe.runner.progress import PROGRESS, RunLog, note
-from recipe.runner.response_watch import keep_failures, last_failure, tell_polls, warn_of_cut, warn_of_missing
 from recipe.runner.reward_manager import raise_failure
 from recipe.runner.verl_patches import server_slots
 from recipe.runner.verl_patches.frames import are_signed
 from recipe.runner.verl_patches.packs import rows_of_ranks
 
+#: Where verl's loggers write, by the variables that they read: into the run folder, but for one that the user has set.
+_LOGGERS: Final = {
+    # upstream: verl.utils.tracking "os.environ.get("TENSORBOARD_DIR""
+    "TENSORBOARD_DIR": "{}/tensorboard",
+    "WANDB_DIR": "{}",  # W&B makes a folder wandb in it
+    # upstream: verl.utils.tracking "os.environ.get("MLFLOW_TRACKING_URI""
+    "MLFLOW_TRACKING_URI": "sqlite:///{}/mlflow.db",
+    # upstream: verl.utils.tracking "os.environ.get("SWANLAB_LOG_DIR""
+    "SWANLAB_LOG_DIR": "{}/swanlog",
+}
 #: Time for the end itself, and for a save that takes longer than those before it, seconds.
 _MARGIN_S: Final = 120.0
+_ASK_S: Final = 10.0
 
 
 class RunnerHooks(PPOTrainer):
@@ -57,18 +70,17 @@ class RunnerHooks(PPOTrainer):
     def __init__(self, config: DictConfig) -> None:
         #: Where all files of the run go.
         self.folder = Path(config.trainer.default_local_dir).absolute()
-        with open_dict(config):
-            config.trainer.default_local_dir = str(self.folder)
-            if "dry_run" in config:  # of recipe.fspo.main, whose runs share their experiment's name
-                config.trainer.experiment_name = loggers.run_name(config)
-            config.trainer.v1.trainer_mode = self.verl_mode  # verl takes its asynchronous branches for any but sync
+        config.trainer.default_local_dir = str(self.folder)
+        config.trainer.v1.trainer_mode = self.verl_mode  # verl takes its asynchronous branches for any but sync
         PROGRESS.write_to(self.folder)
+        for variable, place in _LOGGERS.items():
+            os.environ.setdefault(variable, place.format(self.folder))
         if (slots := server_slots.slots(config)) is not None:
             server_slots.give_servers_slots(slots)
         if self.verl_mode == "separate_async":
-            # verl 0.9.1 hands its logger ``flush``, a keyword of print(): a TypeError unless the level drops it.
+            # verl 0.9.1 hands its logger a keyword of print(): a TypeError unless the level drops it.
+            # upstream: verl.trainer.ppo.v1.trainer_separate_async "flush=True"
             logging.getLogger(trainer_separate_async.__name__).setLevel(logging.WARNING)
-        loggers.point_into(str(self.folder))
         if not are_signed():
             PROGRESS.say(
                 "note: Ray was started without a token (RAY_AUTH_MODE=token): whoever reaches its ports, or "
@@ -76,8 +88,7 @@ class RunnerHooks(PPOTrainer):
             )
         self._run_log: RunLog | None = None
         self._saved_step: int | None = None
-        self._lengths: list[int] = []  # of the responses of a step
-        self._warned_of_cut = False
+        self._lengths: list[int] | None = []  # of the responses of a step; None: it has been said that they are cut
         self._phase = Phase(0, "start-up")
         self._moved_s = 0.0
         self._training = False  # there is a step in progress, or done
@@ -86,10 +97,6 @@ class RunnerHooks(PPOTrainer):
         self._longest_s = {"step": 0.0, "save": 0.0}
         self.global_steps = 0  # verl sets it when it looks for a checkpoint
         super().__init__(config)
-
-    def raise_failure(self) -> None:
-        """Raise what a reward worker could not do; verl would go on without those responses."""
-        raise_failure(self.reward_loop_manager.reward_loop_worker_handles or ())
 
     # ---------------------------------------------------------------- what it is doing
 
@@ -123,33 +130,51 @@ class RunnerHooks(PPOTrainer):
         self._enter("update")
         return super()._update_actor(batch, metrics)
 
-    # ---------------------------------------------------------------- mini-batches
+    # ---------------------------------------------------------------- responses
 
-    @property
-    def mini_batch(self) -> int:
-        """Sequences of a mini-batch, over all ranks."""
-        return int(self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n)
+    def raise_failure(self) -> None:
+        """Raise what a reward worker could not do; verl would go on without those responses."""
+        # upstream: verl.experimental.reward_loop.reward_loop:RewardLoopManager.reward_loop_worker_handles
+        raise_failure(self.reward_loop_manager.reward_loop_worker_handles or ())
+
+    def _build_replay_buffer(self) -> ReplayBuffer:
+        buffer = super()._build_replay_buffer()
+        # verl polls every 2 s and offers no setting, so every generation would take a multiple of 2 s. A poll of the 8B
+        # job moves half a megabyte.
+        # upstream: verl.trainer.ppo.v1.replay_buffer:ReplayBuffer.poll_interval
+        buffer.poll_interval = 0.05 if self.config.trainer.device == "cpu" else 0.5
+        # upstream: verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._wait_for_next_poll(partition_id, last_debug_time)
+        wait = buffer._wait_for_next_poll
+
+        def note_and_wait(partition_id: str, last_debug_time: float) -> float:
+            self._moved(f"{len(buffer.partitions[partition_id])} responses finished")  # so that a long one is no hang
+            return float(wait(partition_id, last_debug_time))
+
+        buffer._wait_for_next_poll = note_and_wait
+        return buffer
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
-        expected = self.config.data.train_batch_size // self.parameter_sync_step
-        expected *= self.config.actor_rollout_ref.rollout.n
-        self._lengths += [int(tag["response_len"]) for tag in batch.tags]
-        missing = expected - len({key.rpartition("_")[0] for key in batch.keys})
-        warn_of_missing(missing, expected, f"step {self.global_steps}", "trains without them")
+        n = self.config.actor_rollout_ref.rollout.n
+        expected = self.config.data.train_batch_size // self.parameter_sync_step * n
+        warn_of_missing(len({key.rpartition("_")[0] for key in batch.keys}), expected, f"step {self.global_steps}")
+        if self._lengths is not None:
+            self._lengths += [int(tag["response_len"]) for tag in batch.tags]
         # After verl's, which fills up the last mini-batch with rows of its own.
         place = {key: index for index, key in enumerate(batch.keys)}
         batch = super()._balance_batch(batch, metrics, **options)
         batch.reorder(sorted(range(len(batch)), key=lambda row: place.get(batch.keys[row], len(place))))
         lengths = [tag["seq_len"] for tag in batch.tags]
+        # upstream: verl.single_controller.base.worker_group:WorkerGroup._dispatch_info
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-        rows = rows_of_ranks(lengths, self.mini_batch, ranks)
+        rows = rows_of_ranks(lengths, self.config.actor_rollout_ref.actor.ppo_mini_batch_size * n, ranks)
         metrics.update(log_seqlen_unbalance(lengths, rows, "global_seqlen"))
         batch.reorder([row for part in rows for row in part])
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        if not self.config.actor_rollout_ref.actor.shuffle:  # else verl's mini-batches are drawn at random
-            batch.extra_info["mini_batch_size"] = self.mini_batch
+        actor = self.config.actor_rollout_ref.actor
+        if not actor.shuffle:  # else verl's mini-batches are drawn at random
+            batch.extra_info["mini_batch_size"] = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
         return super()._compute_old_log_prob(batch, metrics)
 
     # ---------------------------------------------------------------- start-up
@@ -162,27 +187,21 @@ class RunnerHooks(PPOTrainer):
             raise
 
     def _init_dataloader(self) -> None:
+        trainer = self.config.trainer
         try:
             super()._init_dataloader()
         finally:  # torch raises an error if nothing at all is left
             self._check_prompts()
-        self._end_with_the_epochs()
+        # verl ends at whichever comes first, the last step or the last epoch, but takes the former alone for the last
+        # step, which it saves and validates, and for the schedule's length (verl pull request 7516).
+        self.total_training_steps = min(self.total_training_steps, self.steps_per_epoch * trainer.total_epochs)
+        with open_dict(self.config):
+            for optimizer in (self.config.actor_rollout_ref.actor.optim, self.config.critic.optim):
+                optimizer.total_training_steps = self.total_training_steps * self.parameter_sync_step
+        # upstream: verl.utils.dataset.rl_dataset "self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)"
         rows = getattr(self.val_dataset, "dataframe", None)  # a data class of the user's own may have none
         if rows is not None and "data_source" in rows.column_names:  # for the intervals of held-out accuracy
             note(self.folder, validation_problems=dict(Counter(rows["data_source"])))
-
-    def _end_with_the_epochs(self) -> None:
-        # verl ends at whichever comes first, the last step or the last epoch, but takes the former alone for the last
-        # step, which it saves and validates, and for the schedule's length (verl pull request 7516).
-        steps = self.steps_per_epoch * self.config.trainer.total_epochs
-        if steps < self.total_training_steps:
-            key = f"trainer.total_epochs={self.config.trainer.total_epochs}"
-            before = f"trainer.total_training_steps={self.total_training_steps}"
-            PROGRESS.say(f"note: {key} ends the run after {steps} steps, before {before}")
-            self.total_training_steps = steps
-            with open_dict(self.config):
-                for optimizer in (self.config.actor_rollout_ref.actor.optim, self.config.critic.optim):
-                    optimizer.total_training_steps = steps * self.parameter_sync_step
 
     def _check_prompts(self) -> None:
         # What the filter of long prompts leaves is known only now; verl would divide by its number of batches later.
@@ -192,18 +211,9 @@ class RunnerHooks(PPOTrainer):
             if left is not None and len(left) < needed:
                 raise ExplainedError(
                     f"data.{kind}_files: {len(left)} prompts have no more than data.max_prompt_length="
-                    f"{data.max_prompt_length} tokens, and {needed} are needed"
-                    + (" (data.train_batch_size)" if kind == "train" else "")
-                    + "; allow longer prompts, or give more data"
+                    f"{data.max_prompt_length} tokens, and {needed} are needed (data.train_batch_size, or 1): allow "
+                    "longer prompts, or give more data"
                 )
-
-    def _build_replay_buffer(self) -> ReplayBuffer:
-        replay_buffer = super()._build_replay_buffer()
-        # verl polls every 2 s and offers no setting, so every generation would take a multiple of 2 s. A poll of the 8B
-        # job moves half a megabyte.
-        replay_buffer.poll_interval = 0.05 if self.config.trainer.device == "cpu" else 0.5
-        tell_polls(replay_buffer, self._moved)
-        return replay_buffer
 
     def _init_resource_pool_mgr(self) -> None:
         wait_for_resources(self.config, PROGRESS.say)
@@ -212,17 +222,16 @@ class RunnerHooks(PPOTrainer):
 
     def on_init_end(self) -> None:
         PROGRESS.say("sending the weights to vLLM")
-        if self.verl_mode != "separate_async":
-            super().on_init_end()
-            return
-        self._enter(FIRST_SYNC)  # which has a limit of its own: verl makes the NCCL group of all transfers in it
+        if self.verl_mode == "separate_async":
+            self._enter(FIRST_SYNC)  # with a limit of its own: verl makes the NCCL group of all transfers in it
         super().on_init_end()
         self._enter("start-up")
 
     def fit(self, agent_loop_manager: Any) -> None:
         workers: Sequence[Any] = getattr(agent_loop_manager, "agent_loop_workers", ())
         try:
-            keep_failures(workers)
+            for worker in workers:
+                worker.__ray_call__.remote(keep_last_failure)
             self._reseed_sampling()
             super().fit(agent_loop_manager)
         except Exception as error:
@@ -239,6 +248,7 @@ class RunnerHooks(PPOTrainer):
         if self.config.trainer.device != "cpu":
             return
         seed = (self.config.data.seed or 0) * 1_000_003 + self.global_steps
+        # upstream: verl.trainer.ppo.v1.trainer_base:PPOTrainer._rollout_server_managers
         replicas = [replica for manager in self._rollout_server_managers() for replica in manager.get_replicas()]
         servers = [server for replica in replicas for server in replica.servers]
         ray.get([server.collective_rpc.remote("reseed", args=(seed + i,)) for i, server in enumerate(servers)])
@@ -249,7 +259,7 @@ class RunnerHooks(PPOTrainer):
         """Add the run folder to verl's loggers, which exist from the first validation or the first step on."""
         if self._run_log is None:
             self._run_log = RunLog(self.folder, total_steps=self.total_training_steps)
-            self.logger.logger["run_folder"] = self._run_log
+            self.logger.logger["run_folder"] = self._run_log  # upstream: verl.utils.tracking:Tracking.logger
 
     def on_validate_begin(self) -> None:
         self._open_run_log()
@@ -262,7 +272,7 @@ class RunnerHooks(PPOTrainer):
 
     def _val_metrics_update(self, data_sources: Any, sample_uids: Any, infos: Any, *rest: Any, **more: Any) -> Any:
         expected = sum((more.get("expected_acc_counts") or {}).values())
-        warn_of_missing(expected - len(sample_uids), expected, "the validation", "counts them as wrong")
+        warn_of_missing(len(sample_uids), expected, "the validation")
         return super()._val_metrics_update(data_sources, sample_uids, infos, *rest, **more)
 
     def on_train_begin(self) -> None:
@@ -272,22 +282,22 @@ class RunnerHooks(PPOTrainer):
 
     # ---------------------------------------------------------------- preemption
 
-    def _why_end(self) -> str | None:
-        """Why the run shall save and end: it is asked to, or its job's time ends before one more step and save."""
-        if (file := stop_request(self.folder)) is not None:
-            return f"{file} is there"
-        left_s, needed_s = time_left_s(), sum(self._longest_s.values()) + _MARGIN_S
-        if self._training and left_s < needed_s:
-            return f"the job ends in {left_s:.0f} s, and one more step and save may take {needed_s:.0f} s"
-        return None
-
     def _look_for_end(self) -> None:
-        """Look whether the run shall end, which it then does before the next step.
+        """Look whether the run shall save and end before the next step.
+
+        It is asked to, or its job's time ends before one more step and save.
 
         Raises:
             Preempted: before the first step: there is nothing to wait for.
         """
-        if self._is_to_end or (why := self._why_end()) is None:
+        if self._is_to_end:
+            return
+        left_s, needed_s = time_left_s(), sum(self._longest_s.values()) + _MARGIN_S
+        if (file := stop_request(self.folder)) is not None:
+            why = f"{file} is there"
+        elif self._training and left_s < needed_s:
+            why = f"the job ends in {left_s:.0f} s, and one more step and save may take {needed_s:.0f} s"
+        else:
             return
         if not self._training:
             raise Preempted(f"preempted {NOTHING_SAVED}")
@@ -313,14 +323,15 @@ class RunnerHooks(PPOTrainer):
         super().on_step_begin()
 
     def _free_gpus(self) -> None:
-        """Put vLLM to sleep where it shares the GPUs that train, for a save between two steps that ends the run.
+        """Put vLLM to sleep where it shares the GPUs that train, before a save between two steps.
 
-        verl's own saves come while vLLM sleeps. A save brings offloaded weights back to the GPU, and beside vLLM there
-        is no room for them.
+        A save brings offloaded weights back to the GPU, and beside vLLM there is no room for them; verl's own saves
+        come while vLLM sleeps.
         """
         try:
             if self.verl_mode == "separate_async":
                 # Only with hybrid_engine=true, and awake from a validation on, or lent to the generation.
+                # upstream: verl.trainer.ppo.v1.trainer_separate_async "self.current_mode = HybridEngineMode.ROLLOUT"
                 if self.current_mode == trainer_separate_async.HybridEngineMode.ROLLOUT:
                     self.switch_to_trainer()
                 return
@@ -333,14 +344,13 @@ class RunnerHooks(PPOTrainer):
     def on_step_end(self) -> None:
         self._enter("weight sync")
         # As a whole, whose shortest responses come first in separate_async.
-        limit, lengths, self._lengths = self.config.data.max_response_length, self._lengths, []
-        self._warned_of_cut = self._warned_of_cut or warn_of_cut(lengths, limit, self.global_steps)
+        is_said = warn_of_cut(self._lengths or [], self.config.data.max_response_length, self.global_steps)
+        self._lengths = None if is_said or self._lengths is None else []
         super().on_step_end()
         self._look_for_end()
         if self._is_to_end and self.global_steps < self.total_training_steps:
             # Not now: it may take longer than the time that is left. The resumed run begins with a validation.
-            with open_dict(self.config):
-                self.config.trainer.test_freq = -1
+            self.config.trainer.test_freq = -1
 
     # ---------------------------------------------------------------- checkpoints
 
@@ -349,7 +359,6 @@ class RunnerHooks(PPOTrainer):
         # checkpoint callback runs after that.)
         self._enter("save")
         started = time.monotonic()
-        folder = step_folder(self.folder, self.global_steps)
         if keep := self.config.trainer.max_actor_ckpt_to_keep:
             remove_old(self.folder, self.global_steps, keep)
         with room_for_save(self.folder, self.global_steps):
@@ -358,7 +367,7 @@ class RunnerHooks(PPOTrainer):
         tell_of_save()
         seconds = time.monotonic() - started
         self._longest_s["save"] = max(self._longest_s["save"], seconds)
-        PROGRESS.say(f"saved {folder} in {seconds:.1f} s")
+        PROGRESS.say(f"saved {step_folder(self.folder, self.global_steps)} in {seconds:.1f} s")
 
     def _check_whole(self, checkpoint: Checkpoint) -> None:
         """Let every rank read its shards of a checkpoint whole, and read the trainer's own files, before they load.
@@ -373,14 +382,13 @@ class RunnerHooks(PPOTrainer):
             for name, group, role in groups
             for worker in group.workers
         ]
-        own = sorted(checkpoint.folder.glob("*.pt"))
-        damage = [sentence for of_rank in ray.get(asked) for sentence in of_rank] + unsound(own, whole=True)
-        if damage:
-            remedy = (
-                "restore the file, or give an older checkpoint (trainer.resume_mode=resume_path "
-                f"trainer.resume_from_path={checkpoint.folder.parent / 'global_step_N'})"
+        damage = [sentence for of_rank in ray.get(asked) for sentence in of_rank]
+        if damage := damage + unsound(sorted(checkpoint.folder.glob("*.pt")), whole=True):
+            older = checkpoint.folder.parent / "global_step_N"
+            raise ExplainedError(
+                f"the checkpoint cannot be resumed: {'; '.join(damage)}: restore the file, or give an older checkpoint "
+                f"(trainer.resume_mode=resume_path trainer.resume_from_path={older})"
             )
-            raise ExplainedError(f"the checkpoint cannot be resumed: {'; '.join(damage)}: {remedy}")
 
     def _load_checkpoint(self) -> None:
         if (resumed := resumed_from(self.config.trainer)) is not None:
@@ -389,3 +397,48 @@ class RunnerHooks(PPOTrainer):
         self._saved_step = self.global_steps  # nothing new until a step is done
         if self.global_steps > 0 and resumed is not None:
             PROGRESS.say(f"resumed from {resumed}")
+
+
+def warn_of_cut(lengths: Sequence[int], limit: int, step: int) -> bool:
+    """Say that most responses of a step ended at ``data.max_response_length``, if they did; whether it was said."""
+    share = sum(length >= limit for length in lengths) / max(1, len(lengths))
+    if share > 0.5:
+        PROGRESS.say(
+            f"warning: {share:.0%} of the responses of step {step} were cut at data.max_response_length={limit}: "
+            f"rewards and lengths are those of the limit. Raise it. {REMEDY}"
+        )
+    return share > 0.5
+
+
+def warn_of_missing(found: int, expected: int, where: str) -> None:
+    """Say how many responses of a step or a validation failed: verl trains without them, or counts them as wrong."""
+    if found < expected:
+        PROGRESS.say(
+            f"warning: {where} has {found} of {expected} responses, of the others generation or reward failed; verl "
+            "goes on without them. Why: Ray's logs of AgentLoopWorker"
+        )
+
+
+def keep_last_failure(worker: Any) -> None:
+    """In an agent loop worker: keep the last exception of its loops, which verl writes to the worker's log alone."""
+
+    def look(record: logging.LogRecord) -> bool:
+        worker.last_failure = record.exc_info or worker.last_failure
+        return True
+
+    worker.last_failure = None
+    # upstream: verl.trainer.ppo.v1.agent_loop_tq "exc_info=(type(error), error, error.__traceback__)"
+    agent_loop_tq.logger.addFilter(look)
+
+
+def _kept(worker: Any) -> str:
+    failure = getattr(worker, "last_failure", None)
+    return "".join(traceback.format_exception(*failure)) if failure else ""
+
+
+def last_failure(workers: Sequence[Any]) -> str:
+    """What one of the workers has kept, with its traceback; empty if none has."""
+    with contextlib.suppress(ray.exceptions.RayError):  # a worker that has died has another reporter
+        kept = ray.get([worker.__ray_call__.remote(_kept) for worker in workers], timeout=_ASK_S)
+        return next(filter(None, kept), "")
+    return ""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 
-from fspo.when_imported import WhenImported
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.faults.stacks import write_when_asked
 from recipe.runner.ray_worker import have_workers_begin
 from recipe.runner.verl_patches.shown import log_as_written, print_as_written
 from recipe.runner.verl_patches.sockets import move_weights_to_the_private_folder
 from recipe.runner.verl_patches.stores import listen_at_the_address
+from recipe.runner.when_imported import WhenImported
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     import recipe.runner.cpu.platform  # noqa: F401  (registers the platform)

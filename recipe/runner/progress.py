@@ -7,18 +7,18 @@ process of a run prints.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 
-from fspo.files import write_json
-from fspo.records import INFO_FILE, METRICS_FILE, append_records, read_object
+from fspo.files import INFO_FILE, METRICS_FILE, read_object, write_json
 from recipe.runner.faults.phase import PROGRESS_FILE
 
 
@@ -123,6 +123,20 @@ def writing(path: Path) -> Iterator[Path]:
             f"{path} cannot be written ({error.strerror or error}): make room, or mend the file system, before you "
             "continue"
         ) from error
+
+
+def append_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Append records to a JSON Lines file, a line each, by one write: a kill costs at most the last line.
+
+    That line has no end then, and gets one here; readers name and skip it.
+    """
+    text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        if file.seek(0, os.SEEK_END) > 0:
+            file.seek(-1, os.SEEK_END)
+            text = text if file.read(1) == b"\n" else f"\n{text}"
+        file.write(text.encode())
 
 
 def note(folder: str | Path, **facts: Any) -> None:

@@ -14,7 +14,8 @@ from recipe.runner.faults.preemption import job_variables, keep_blocked
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.verl_patches.frames import sign_messages
 
-#: Ray's setting, and its value, a name that each worker imports.
+#: Ray's setting, which it calls experimental, and its value, a name that each worker imports.
+# upstream: ray._private.workers.default_worker "load_and_execute_setup_hook("
 HOOK: Final = "worker_process_setup_hook"
 BEGIN: Final = "recipe.runner.ray_worker.begin"
 
@@ -40,6 +41,7 @@ def have_workers_begin(constants: Any) -> None:
     Args:
         constants: verl's module ``verl.trainer.constants_ppo``.
     """
+    # upstream: verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)
     environment = constants.get_ppo_ray_runtime_env
 
     @wraps(environment)

@@ -24,7 +24,7 @@ import pytest
 
 from benchmarks import starts
 from benchmarks.starts import MARK, SMALL, marked_processes, user_environment
-from fspo.records import complete_lines
+from fspo.files import read_lines
 from recipe.runner.faults.processes import kill
 
 REPOSITORY = Path(__file__).parents[2]
@@ -201,7 +201,7 @@ class Start(starts.Start):
 
     def steps(self) -> dict[int, dict[str, float]]:
         """Metrics by step, each of which has to be there once, in their order."""
-        records = complete_lines(self.folder / "metrics.jsonl")
+        records = read_lines(self.folder / "metrics.jsonl")
         steps = [record["step"] for record in records]
         assert steps == sorted(set(steps)), "one line a step"
         return {record["step"]: record["metrics"] for record in records}

@@ -21,7 +21,7 @@ from real_stack import (
     saved_under,
 )
 
-from fspo.records import complete_lines
+from fspo.files import read_lines
 from fspo.table import Table, read_table
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3 * LATER)]
@@ -58,12 +58,12 @@ def test_a_mode_trains_is_ended_resumes_and_counts_every_response(
     run.ends_with(0)
     assert f"resumed from {saved_under(folder)}/global_step_{resumed}\n" in run.output()
 
-    logged = {record["step"]: record["metrics"] for record in complete_lines(folder / "metrics.jsonl")}
+    logged = {record["step"]: record["metrics"] for record in read_lines(folder / "metrics.jsonl")}
     assert sorted(logged) == [*range(1, steps + 1)]
     # Its turns end with another token than its eos: without the stop token all responses would be cut.
     assert min(metrics["response_length/clip_ratio"] for metrics in logged.values()) < 1
     # What is dropped hangs on the times of generation and update; test_rows.py counts it.
-    ends = complete_lines(file) if (file := folder / "ends.jsonl").exists() else []
+    ends = read_lines(file) if (file := folder / "ends.jsonl").exists() else []
     assert {line["reason"] for line in ends} <= {"failed", "stale", "surplus"}
     assert all(line["lengths"] and 0 < line["step"] <= steps for line in ends)
 

@@ -10,7 +10,7 @@ import pytest
 from columns import all_rows
 from real_stack import LATER, REPOSITORY, SMALL, Starter, compare, compared, measured, own_groups
 
-from fspo.records import complete_lines, read_info
+from fspo.files import read_lines, read_object
 from fspo.report.build import build_report
 
 PAGE = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3 * LATER)]
 def lengths_by_prompt(folder: Path, step: int) -> dict[str, list[int]]:
     """Lengths in tokens (characters and the end, 64 at most) of the responses to each prompt of a step."""
     lengths: dict[str, list[int]] = {}
-    for row in complete_lines(folder / "rollouts" / f"{step}.jsonl"):
+    for row in read_lines(folder / "rollouts" / f"{step}.jsonl"):
         lengths.setdefault(row["input"], []).append(min(len(row["output"]) + 1, 64))
     return lengths
 
@@ -53,22 +53,25 @@ def test_a_comparison_trains_both_losses_under_the_same_conditions_and_once(star
     one = (f"trainer.default_local_dir='{power}'", "seed=5", "algo=fspo_power", "algorithm.adv_estimator=grpo")
     alone = start.module(tmp_path, "recipe.fspo.main", *one, *words)
     alone.ends_with(0)
-    assert read_info(power)["status"] == "finished" and not gspo.exists()
-    began = read_info(power)["starts"]
+    assert read_object(power / "run.json")["status"] == "finished" and not gspo.exists()
+    began = read_object(power / "run.json")["starts"]
     rest = compare(tmp_path, losses, *words)
     assert rest.returncode == 0, rest.stdout[-2000:] + rest.stderr[-2000:]
     again = compare(tmp_path, losses, *words)
     assert again.returncode == 0, again.stdout[-2000:] + again.stderr[-2000:]
     assert [text.stdout.count("finished before") for text in (rest, again)] == [1, 2]
-    assert read_info(power)["starts"] == began
+    assert read_object(power / "run.json")["starts"] == began
 
-    assert [read_info(folder)["loss"]["loss_mode"] for folder in (gspo, power)] == ["seq_gspo", "fspo_power"]
+    assert [read_object(folder / "run.json")["loss"]["loss_mode"] for folder in (gspo, power)] == [
+        "seq_gspo",
+        "fspo_power",
+    ]
     for step in (1, 2):
         prompts = [lengths_by_prompt(folder, step).keys() for folder in (gspo, power)]
         assert prompts[0] == prompts[1] and len(prompts[0]) == 8, f"step {step}: other prompts"
     assert first_mini_batch(gspo) & first_mini_batch(power), "mini-batches of other prompts"
     for folder in (gspo, power):
-        assert [line["step"] for line in complete_lines(folder / "metrics.jsonl")] == [1, 2]
+        assert [line["step"] for line in read_lines(folder / "metrics.jsonl")] == [1, 2]
         rows = all_rows(folder)
         assert [*rows.groupby(["step", "update"]).groups] == [(1, 0), (1, 1), (2, 0), (2, 1)]
         first, second = (rows["S"][(rows["step"] == 1) & (rows["update"] == update)].abs() for update in (0, 1))

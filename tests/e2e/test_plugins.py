@@ -12,7 +12,7 @@ from columns import all_rows, assert_in_force, assert_measured
 from real_stack import LATER, SMALL, Starter, measured
 
 from benchmarks.versus_verl import STEPS_FILE, plain_verl
-from fspo.records import complete_lines
+from fspo.files import read_lines
 from fspo.table import read_table
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3 * LATER)]
@@ -36,7 +36,7 @@ def on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def logged(folder: Path) -> dict[int, dict[str, Any]]:
     """Metrics by step, of verl's file logger."""
-    return {entry["step"]: entry["data"] for entry in complete_lines(folder / STEPS_FILE)}
+    return {entry["step"]: entry["data"] for entry in read_lines(folder / STEPS_FILE)}
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from real_stack import (
     saved_under,
 )
 
-from fspo.records import complete_lines
+from fspo.files import read_lines
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3 * LATER)]
 
@@ -65,7 +65,7 @@ class Story:
 
 def prompts(folder: Path, step: int) -> list[str]:
     """The prompts of a step; verl dumps them in the order of random identifiers."""
-    return sorted({row["input"] for row in complete_lines(folder / f"rollouts/{step}.jsonl")})
+    return sorted({row["input"] for row in read_lines(folder / f"rollouts/{step}.jsonl")})
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_each_start_begins_after_the_checkpoint_that_is_whole(story: Story) -> N
 
 
 def test_every_step_has_its_metrics_and_rows_once(story: Story) -> None:
-    steps = [record["step"] for record in complete_lines(story.folder / "metrics.jsonl")]
+    steps = [record["step"] for record in read_lines(story.folder / "metrics.jsonl")]
     again = [*range(1, story.stopped_after[0] + 1), *range(3, max(steps) + 1)]
     assert steps in (again, [*range(1, max(steps) + 1)])
     rows = all_rows(story.folder)
@@ -134,7 +134,7 @@ def test_the_data_goes_on_in_its_order(story: Story) -> None:
 
 
 def test_the_learning_rate_goes_on_with_the_rate_of_the_command(story: Story) -> None:
-    last = {record["step"]: record["metrics"] for record in complete_lines(story.folder / "metrics.jsonl")}
+    last = {record["step"]: record["metrics"] for record in read_lines(story.folder / "metrics.jsonl")}
     for step, metrics in last.items():
         base = 1e-4 if step <= story.stopped_after[1] else 5e-5
         assert metrics["actor/lr"] == pytest.approx(base * (1 + math.cos(math.pi * step / 1000)) / 2, rel=1e-9), step
@@ -144,7 +144,7 @@ def test_the_learning_rate_goes_on_with_the_rate_of_the_command(story: Story) ->
 def test_the_clip_values_go_on_with_what_they_had_measured(story: Story) -> None:
     rows, values = all_rows(story.folder), measured(story.folder)["clip_values_measured"]
     assert story.measured_before and values[: len(story.measured_before)] == story.measured_before
-    logged = max(record["step"] for record in complete_lines(story.folder / "metrics.jsonl"))
+    logged = max(record["step"] for record in read_lines(story.folder / "metrics.jsonl"))
     rows = rows[rows["step"] <= logged]
     assert_measured(rows, [value for value in values if value["after_step"] <= logged])
     assert_in_force(rows, values)

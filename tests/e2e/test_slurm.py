@@ -14,7 +14,7 @@ import pytest
 from real_stack import LATER, SMALL, SOON, latest_step, saved_under
 from slurm_cluster import Cluster, tail, why_not
 
-from fspo.records import complete_lines
+from fspo.files import read_lines
 from recipe.runner.faults import node
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(4 * LATER)]
@@ -78,7 +78,7 @@ def wait_for(text: str, cluster: Cluster, job: str, log: Path, times: int = 1) -
 
 def steps(run_dir: Path) -> list[int]:
     """Steps in the order in which they were logged."""
-    return [record["step"] for record in complete_lines(run_dir / "metrics.jsonl")]
+    return [record["step"] for record in read_lines(run_dir / "metrics.jsonl")]
 
 
 def assert_nothing_left(cluster: Cluster, job: str, run_dir: Path) -> None:

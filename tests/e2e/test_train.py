@@ -27,7 +27,7 @@ from real_stack import (
     read_probe,
 )
 
-from fspo.records import complete_lines
+from fspo.files import read_lines
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2 * LATER)]
 
@@ -97,7 +97,7 @@ def test_clip_values_are_measured_and_then_in_force(trained: Start) -> None:
 
 def test_rows_join_with_the_dumped_responses(trained: Start) -> None:
     for step, of_step in all_rows(trained.folder).groupby("step"):
-        dump = {row["uid"]: row for row in complete_lines(trained.folder / f"rollouts/{step}.jsonl")}
+        dump = {row["uid"]: row for row in read_lines(trained.folder / f"rollouts/{step}.jsonl")}
         assert len(dump) == 64 and set(of_step["row"]) == set(range(64))
         for row in of_step.itertuples():
             line = dump[row.id]
@@ -160,7 +160,7 @@ def test_an_evaluation_scores_the_checkpoint_and_leaves_the_run_alone(
     result = json.loads((folder / "evaluation.json").read_text())["fspo/remainder"]
     assert (result["problems"], result["responses"]) == (8, 16)
     (dump,) = folder.rglob("4.jsonl")
-    responses = [(row["output"], row["response_length"]) for row in complete_lines(dump)]
+    responses = [(row["output"], row["response_length"]) for row in read_lines(dump)]
     assert len(responses) == 16
     for response, length in responses:
         assert_ends_or_is_cut(response, length)

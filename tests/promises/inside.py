@@ -146,7 +146,7 @@ def evicted(
     import transfer_queue
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-    from fspo.records import complete_lines
+    from fspo.files import read_lines
     from recipe.fspo.replay_buffer import ordered
 
     def read(keys: list[str], **_: Any) -> dict[str, Any]:
@@ -163,6 +163,6 @@ def evicted(
         buffer._evict_terminal_groups(3, "train", ({*stale}, set(), {*failed}, Counter()))
         buffer._clear_groups("train", {*surplus})
     ended: Counter[str] = Counter()
-    for line in complete_lines(ends):
+    for line in read_lines(ends):
         ended[line["reason"]] += len(line["lengths"])
     return dict(ended)

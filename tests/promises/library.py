@@ -15,12 +15,12 @@ from fspo.calibration import DriftMeasurement
 from fspo.clip import ClipMeasurement, needed_scale, scale_for
 from fspo.conclusion import even_band, exponent_of, rounding_share
 from fspo.fairness.lre import length_reweighting_error
+from fspo.files import read_steps as _read_steps
 from fspo.losses import ALGORITHMS, UnusableRowsError, acceptance_band, judged, resolve_settings, sequence_policy_loss
-from fspo.records import append_records
-from fspo.records import read_steps as _read_steps
 from fspo.responses import Responses
 from fspo.table import read_table
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings, c_of_eps, eps_of_c
+from recipe.runner.progress import append_records
 
 __all__ = [
     "ALGORITHMS",
@@ -60,7 +60,7 @@ def drift_measurement() -> Any:
 def read_steps(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """The records of a run's steps that count, and what is wrong with the file."""
     problems: list[str] = []
-    return [line for _, _, line in _read_steps(path, problems, lambda line: line)], problems
+    return _read_steps(path, problems), problems
 
 
 def write_steps(path: Path, *steps: int, **values: float) -> None:

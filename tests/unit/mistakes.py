@@ -26,12 +26,9 @@ BOTH: Final[dict[str, tuple[Row, ...]]] = {
         (f"{LOSS}.loss_mode=nobody", "loss_mode=nobody ", "external_lib", "seq_gspo"),
         (f"{MODEL}.external_lib=nowhere", "external_lib=nowhere ", "nowhere"),
         (f"++{LOSS}.exponent=3", f"{LOSS}.exponent=3"),
-        (f"++{LOSS}.c_low=-1", f"{LOSS}.c_low=-1"),
         (f"++{LOSS}.clip=1", f"{LOSS}: ", "'clip'"),
         (f"++{LOSS}.c_low=3e-4", f"{LOSS}.c_low=0.0003 ", "nearly every", "0.03"),
-        (f"++{LOSS}.exponent=2", f"{LOSS}.c_low=0.03 ", "never clip"),
         (f"{ACTOR}.clip_ratio_high=0.28", "clip_ratio_high=0.28 ", "loss_mode=fspo", "c_low"),
-        (f"{ACTOR}.clip_ratio=0.0003", "clip_ratio=0.0003 "),
         ("+fspo.acept=0.5", "fspo.acept: ", "accept"),
     ),
     "advantages and corrections": (
@@ -41,11 +38,9 @@ BOTH: Final[dict[str, tuple[Row, ...]]] = {
         (f"{CORRECTION}.rollout_is=token {ROLLOUT}.calculate_log_probs=true", "rollout_is=token ", "sequence"),
         (f"{CORRECTION}.rollout_rs=token_k1 {ROLLOUT}.calculate_log_probs=true", "rollout_rs=token_k1 ", "seq_"),
         (f"{CORRECTION}.rollout_is=sequence {ROLLOUT}.calculate_log_probs=false", "calculate_log_probs=false: "),
-        (f"{CORRECTION}.bypass_mode=true {ROLLOUT}.calculate_log_probs=false", "log_probs=false: ", "bypass_mode"),
     ),
     "sampling and rounding": (
         (f"{ROLLOUT}.top_p=0.9", "rollout.top_p=0.9 ", "top_p=1"),
-        (f"{ROLLOUT}.top_k=50", "rollout.top_k=50 ", "top_k=-1"),
         (f"{ACTOR}.ppo_max_token_len_per_gpu=1000 {ROLLOUT}.log_prob_max_token_len_per_gpu=9000", "=1000 ", "=9000"),
         (f"{STALENESS}=0", f"{STALENESS}=0 ", "null"),
         (f"{ROLLOUT}.temperature=0.009", "temperature=0.009 ", "0.01"),
@@ -63,16 +58,14 @@ BOTH: Final[dict[str, tuple[Row, ...]]] = {
     "types": (
         (f"{ACTOR}.use_kl_loss=Flase", "use_kl_loss=Flase ", "boolean"),
         (f"{ROLLOUT}.n=2.5", "rollout.n=2.5 ", "integer"),
-        (f"{OPTIM}.lr=abc", "lr=abc ", "number"),
-        ("data.train_batch_size=many", "train_batch_size=many ", "integer"),
         ("++fspo.accept=much", "fspo.accept=much ", "number"),
         ("++fspo.clip_values=mine", "fspo.clip_values=mine ", "measured"),
     ),
 }
 MAIN: Final[dict[str, tuple[Row, ...]]] = {
     "sizes": (
-        ("data.train_batch_size=30", "train_batch_size=30 ", "ppo_mini_batch_size=8"),
-        (f"trainer.n_gpus_per_node=4 {ACTOR}.fsdp_config.fsdp_size=3", "n_gpus_per_node=4 ", "fsdp_size=3"),
+        ("data.train_batch_size=30", "train_batch_size=30:", "ppo_mini_batch_size=8 "),
+        (f"trainer.n_gpus_per_node=4 {ACTOR}.fsdp_config.fsdp_size=3", "n_gpus_per_node=4:", "fsdp_size=3 "),
         ("data.max_response_length=600", "= 616 ", "max_position_embeddings = 512", "shorten"),
         (f"{ROLLOUT}.max_model_len=128", "= 272 ", "max_model_len = 128"),
         (f"{ROLLOUT}.tensor_model_parallel_size=3", "parallel_size=3 ", "heads"),
@@ -105,7 +98,7 @@ MAIN: Final[dict[str, tuple[Row, ...]]] = {
         ("data.val_files=foreign.jsonl", "data.val_files: ", "foreign.jsonl", "no column prompt"),
         ("data.val_files=none.parquet", "data.val_files: ", "none.parquet", "exist"),
         ("data.train_max_samples=8", "data.train_files: ", "8 rows", "32"),
-        (f"{REWARD}.path=reward.py {REWARD}.name=score", "reward.py, name=score", "compute_score"),
+        (f"{REWARD}.path=reward.py {REWARD}.name=score", "reward.py, name=score"),
         (f"{REWARD}.path=narrow.py", "narrow.py", "data_source"),
         (f"{REWARD}.path=ends.py", "ends.py", " 7"),
         (f"+{REWARD}.reward_kwargs.overlong_bufer=64", "overlong_bufer"),

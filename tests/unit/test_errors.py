@@ -37,13 +37,15 @@ def test_a_failed_run_says_why_and_keeps_the_rest_in_its_log(tmp_path: Path) -> 
     engine = death(Ended(Process("vLLM engine", 12)), None)
     nan = Both(Both(ExplainedError("the gradient norm is nan")))
     assert explained(nan, log, engine, None).of_process, "what a worker says after a death comes of the death"
+    closed = death(Ended(Process("TransferQueue's controller", 12)), None)
+    assert not explained(nan, log, closed, None).of_process, "the trainer closes it, and may be unable to write so"
     ours = str(explained(nan, log, None, None))
     assert ours.splitlines() == ["the gradient norm is nan", f"the whole error: {log}"]
     died = str(explained(Wrapped(None), log, engine, None))
     assert died.splitlines()[0] == "the vLLM engine (process 12) died"
     other = str(explained(Wrapped(None), log, None, None))
     assert "Wrapped" in other and "line 39" in other and "line 20" not in other
-    assert log.read_text().count("line 0\n") == 4
+    assert log.read_text().count("line 0\n") == 5
     unwritable = str(explained(Wrapped(None), tmp_path, engine, None))
     assert unwritable == died.replace(str(log), str(tmp_path))
 

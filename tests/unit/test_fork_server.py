@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -104,39 +104,14 @@ def test_without_a_server_python_runs_the_worker(tmp_path: Path) -> None:
     assert not run_client(tmp_path / "nothing", tmp_path)["forked"]
 
 
-#: Exit codes that multiprocessing gives.
-_ENDS = {"return": 0, "exit": 7, "killed": -signal.SIGKILL, "terminate": -signal.SIGTERM, "kill": -signal.SIGKILL}
-
-
-def run_spawner(tmp_path: Path, command: Callable[[Path], list[str]]) -> dict[str, object]:
+@pytest.mark.slow
+def test_what_a_forked_worker_spawns_is_forked_and_ends_like_a_spawned_process(server: Server, tmp_path: Path) -> None:
     spawner, out = tmp_path / "spawner.py", tmp_path / "out"
     spawner.write_text(_SPAWNER, encoding="utf-8")
     with out.open("wb") as file:
-        subprocess.run(command(spawner), stdout=file, check=True, timeout=120)
+        subprocess.run([str(write_program(server[1])), str(spawner)], stdout=file, check=True, timeout=120)
     wait_until(out.read_text, 60)  # a forked worker goes on after its client
-    ends: dict[str, object] = json.loads(out.read_text())
-    return ends
-
-
-def with_executable(program: Path) -> Callable[[Path], list[str]]:
-    """A spawner that was not forked itself."""
-    code = (
-        "import multiprocessing, runpy; multiprocessing.set_executable({!r}); runpy.run_path({!r}, run_name='__main__')"
-    )
-    return lambda spawner: [sys.executable, "-c", code.format(str(program), str(spawner))]
-
-
-@pytest.mark.slow
-def test_what_a_forked_worker_spawns_is_forked_and_ends_like_a_spawned_process(server: Server, tmp_path: Path) -> None:
-    program = write_program(server[1])
-    actual = run_spawner(tmp_path, lambda spawner: [str(program), str(spawner)])
-    # forked; in the worker's process group, which Ray ends; with its own name; gone; with the exit code of a child
-    ends = _ENDS | {"terminate": -signal.SIGKILL}  # of the process that stands in for it
-    assert actual == {how: [True, True, True, False, code] for how, code in ends.items()}
-
-
-def test_without_a_server_python_runs_what_is_spawned(tmp_path: Path) -> None:
-    program = write_program(tmp_path / "nothing")
-    assert run_spawner(tmp_path, with_executable(program)) == {
-        how: [False, True, True, False, code] for how, code in _ENDS.items()
-    }
+    # The exit codes of a child; what is to be terminated is killed by what stands in for it.
+    ends = {"return": 0, "exit": 7} | dict.fromkeys(("killed", "terminate", "kill"), -signal.SIGKILL)
+    # Forked; in the worker's process group, which Ray ends; with its own name; gone.
+    assert json.loads(out.read_text()) == {how: [True, True, True, False, code] for how, code in ends.items()}

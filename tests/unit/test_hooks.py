@@ -22,7 +22,7 @@ from verl.workers.rollout.replica import RolloutReplica
 from recipe.runner import hooks
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, read_phase, write_phase
 from recipe.runner.faults.preemption import UNSAVED_VARIABLE, Preempted, ask_to_stop
-from recipe.runner.launch import loggers
+from recipe.runner.launch.end_of_turn import SETTING
 from recipe.runner.progress import Progress
 
 TRAINERS = {
@@ -95,7 +95,7 @@ def train(
     progress = Progress()
     progress.write_to(folder)
     monkeypatch.setattr(hooks, "PROGRESS", progress)
-    monkeypatch.setattr(loggers, "point_into", lambda run_dir: None)  # the loggers of the whole process
+    monkeypatch.setattr(hooks, "_LOGGERS", {})  # of the whole process
     monkeypatch.setattr(RolloutReplica, "max_concurrency", RolloutReplica.max_concurrency)  # which a trainer replaces
 
     class Trainer(hooks.RunnerHooks, TRAINERS[mode]):  # type: ignore[misc]
@@ -227,3 +227,40 @@ def test_a_run_saves_before_the_end_of_its_job_s_time(
     train(monkeypatch, tmp_path, "sync", machine, "", ends=f"after step {after}")
     assert [call for call in machine.calls if call.startswith("save")][-1] == f"save {after} without vLLM"
     assert " 300 s" in (tmp_path / "progress.log").read_text()
+
+
+def test_cut_and_missing_responses_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    progress = Progress()
+    progress.write_to(tmp_path)
+    monkeypatch.setattr(hooks, "PROGRESS", progress)
+    assert not hooks.warn_of_cut([64, 64, 63, 1], 64, 3) and not hooks.warn_of_cut([], 64, 3)
+    hooks.warn_of_missing(64, 64, "step 4")
+    assert not (tmp_path / "progress.log").exists(), "half of them"
+    assert hooks.warn_of_cut([64, 64, 70, 1], 64, 3)
+    hooks.warn_of_missing(61, 64, "step 4")
+    cut, missing = (tmp_path / "progress.log").read_text().splitlines()
+    assert re.search(holds(" 75% ", " step 3 ", "data.max_response_length=64", f"++{SETTING}="), cut)
+    assert re.search(holds("step 4 ", "61 of 64 ", "AgentLoopWorker"), missing)
+
+
+def test_the_last_failure_of_an_agent_loop_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl writes it to the worker's log and to nobody else."""
+
+    class Handle:
+        def __init__(self) -> None:
+            self.__ray_call__ = SimpleNamespace(remote=lambda function: function(self))
+
+    monkeypatch.setattr(hooks.ray, "get", lambda answers, timeout: answers)
+    workers = [Handle(), Handle()]
+    assert hooks.last_failure(workers) == ""
+    filters = list(hooks.agent_loop_tq.logger.filters)
+    try:
+        hooks.keep_last_failure(workers[1])
+        try:
+            raise RuntimeError("of a tool")
+        except RuntimeError as error:
+            hooks.agent_loop_tq.logger.exception("Error in _run_prompt: %s", error)
+        hooks.agent_loop_tq.logger.error("another line")
+    finally:
+        hooks.agent_loop_tq.logger.filters[:] = filters
+    assert "RuntimeError: of a tool" in hooks.last_failure(workers)

@@ -18,21 +18,18 @@ LAYERS: dict[str, set[str]] = {
     "recipe.runner.cpu": set(),
     "recipe.runner.ranks": set(),
     "recipe.runner.faults": {"recipe.runner.ranks"},
-    "recipe.runner.verl_patches": {"recipe.runner.faults", "recipe.runner.ranks"},
+    "recipe.runner.verl_patches": {"recipe.runner.faults", "recipe.runner.ranks", "recipe.runner.when_imported"},
     "recipe.runner.checkpoints": {"recipe.runner.cpu", "recipe.runner.faults"},
     "recipe.runner.launch": {
         *("recipe.runner.cpu", "recipe.runner.faults", "recipe.runner.verl_patches", "recipe.runner.checkpoints"),
         *("recipe.runner.ranks", "recipe.runner.ray_worker", "recipe.runner.progress"),
     },
 }
-#: What the other packages of the recipe may import of the library, each besides itself. The runner: files, texts, a run
-#: folder's records and table. The task: files, texts, intervals. So neither knows the other, or the method.
+#: What the other packages of the recipe may import of the library, each besides itself. The runner: a run
+#: folder's files and table. The task: files, texts, intervals. So neither knows the other, or the method.
 MAY: dict[str, tuple[str, ...]] = {
-    "recipe.runner": (
-        *("fspo.files", "fspo.reading", "fspo.records", "fspo.table"),
-        "fspo.when_imported",
-    ),
-    "recipe.math": ("fspo.fairness.bootstrap", "fspo.fairness.lre", "fspo.files", "fspo.markdown"),
+    "recipe.runner": ("fspo.files", "fspo.table"),
+    "recipe.math": ("fspo.fairness.lre", "fspo.files", "fspo.markdown"),
 }
 #: The modules of the library that know a trainer; nothing in it imports them.
 OPTIONAL = ("fspo.trl", "fspo.verl")

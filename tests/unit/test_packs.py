@@ -43,7 +43,7 @@ def mini_batches_of_ranks(ranks: int) -> list[list[list[int]]]:
 
     sizes = (f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH // 8}", "actor_rollout_ref.rollout.n=8")
     with pytest.MonkeyPatch.context() as patch:  # of the whole process
-        patch.setattr("recipe.runner.launch.loggers.point_into", lambda run_dir: None)
+        patch.setattr("recipe.runner.hooks._LOGGERS", {})
         batch = f"data.train_batch_size={len(lengths()) // 8}"
         trainer = RunnerTrainer(composed("trainer.default_local_dir=/nowhere", batch, *sizes))
     trainer.tokenizer = SimpleNamespace(eos_token_id=0)

@@ -15,7 +15,6 @@ from recipe.fspo import plugin
 from recipe.runner.faults import processes
 from recipe.runner.faults.preemption import STOP_VARIABLE
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
-from recipe.runner.launch import checks
 from recipe.runner.ray_worker import BEGIN, HOOK, have_workers_begin
 
 LIGHT = """
@@ -55,12 +54,6 @@ def test_workers_begin_so_in_a_run_of_either_command(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(RUN_ID_VARIABLE, "7")
     assert asked()[HOOK] == BEGIN
     assert asked()["env_vars"].items() >= {"A": "1", RUN_ID_VARIABLE: "7", STOP_VARIABLE: "/here/stop"}.items()
-
-
-def test_another_hook_is_refused() -> None:
-    (problem,) = checks.hook_problems(composed(f"++ray_kwargs.ray_init.runtime_env.{HOOK}=mine.hook"))
-    assert f"runtime_env.{HOOK}=mine.hook" in problem and "leave it out" in problem
-    assert list(checks.hook_problems(composed())) == []
 
 
 def test_a_trainer_of_ours_makes_verls_own_command_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

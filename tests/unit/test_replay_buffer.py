@@ -10,7 +10,7 @@ import pytest
 import torch
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-from fspo.records import complete_lines
+from fspo.files import read_lines
 from recipe.fspo import replay_buffer
 from recipe.fspo.replay_buffer import ENDS_FILE, ordered
 
@@ -19,7 +19,7 @@ MASKS = {"a_0_0": [1, 0, 0, 1], "a_0_1": [0, 1], "a_1_0": [1, 1, 1, 0], "b_0_0":
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    return complete_lines(folder / ENDS_FILE)
+    return read_lines(folder / ENDS_FILE)
 
 
 def buffer_in(folder: Path, n: int = 2) -> Any:

@@ -110,24 +110,15 @@ def test_rows_that_do_not_say_their_problem_are_known_by_their_prompt(own: Any, 
     assert problem_id_of(1, index=3, problem_id="p") == problem_id_of(2, index=4, problem_id="p") == "p"
 
 
-def test_a_key_whose_kind_changes_ends_the_run(own: Any) -> None:
-    one = own("return {'score': 1, 'read': 34 if solution_str == '34' else 'none'}")
-    run(one, response("34"))
-    with pytest.raises(ExplainedError, match=r"(?s)index=7: .*read='none'.*number"):
-        run(one, response("35"))
-
-
 @pytest.mark.parametrize(
     ("body", "says"),
     [
         ("number = int(solution_str)\nreturn 1 / (number - 34)", "ZeroDivisionError: division by zero"),
-        ("return None", " None"),
+        ("return None", "NoneType"),
         ("return float('nan')", " nan"),
         ("return {'acc': 1}", "KeyError: 'score'"),
-        ("return {'score': None}", "score=None"),
-        ("return {'score': 1, 'acc': 'yes'}", "acc='yes'"),
-        ("return {'score': 1, 'parts': {'a': 1}}", "parts={'a': 1}"),
-        ("return {'score': 1, 'parts': [[1], [1, 2]]}", "parts=[[1], [1, 2]]"),
+        ("return {'score': None}", "NoneType"),
+        ("return '0.5'", " '0.5'"),
     ],
 )
 def test_a_failure_names_row_and_response_and_is_kept(own: Any, body: str, says: str) -> None:
@@ -137,7 +128,6 @@ def test_a_failure_names_row_and_response_and_is_kept(own: Any, body: str, says:
     message = str(failed.value)
     for what in (says, "reward.py", "data_source='own/task'", "index=7", "ground truth: '34'", "response: '34'"):
         assert what in message
-    assert message.count('  File "') == ("ZeroDivision" in says), "the traceback is that of the user's lines"
     assert one.failure == message
     with pytest.raises(ExplainedError):
         run(one, response("34", source="another"))

@@ -235,16 +235,6 @@ def test_a_path_that_is_named_again_goes_on_from_what_was_saved_since(tmp_path: 
     assert "give resume_mode=resume_path" in str(resume.path_without_effect(settings(folder, path).trainer, before))
 
 
-def test_an_evaluation_says_what_is_not_as_in_its_run(tmp_path: Path) -> None:
-    before = resume.settings_of_the_run(begun(tmp_path / "run", "data.max_response_length=99"))
-    assert before is not None
-    asked = ("actor_rollout_ref.rollout.val_kwargs.n=9", "data.val_files=[mine.parquet]", "trainer.n_gpus_per_node=4")
-    same = settings(tmp_path / "run", "data.max_response_length=99", *asked)
-    assert resume.evaluated_otherwise(same, before, {}) == ""
-    other = settings(tmp_path / "run", *asked)
-    assert "data.max_response_length is 256, in the run 99" in resume.evaluated_otherwise(other, before, {})
-
-
 def test_a_folder_with_an_equals_sign_is_gone_on_with(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run", "seed=1").rename(tmp_path / "seed=1,algo=fspo")
     words = resume.with_words_of_the_run([f"resume={folder}"])

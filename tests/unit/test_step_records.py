@@ -14,8 +14,8 @@ import torch
 from batches import loss_output, random_batch
 from composing import composed
 
+from fspo.files import read_object
 from fspo.losses import sequence_policy_loss
-from fspo.records import read_info
 from fspo.responses import rows_of
 from fspo.table import FOLDER, read_table
 from fspo.types import BandState
@@ -73,7 +73,7 @@ def test_a_run_notes_each_clip_value_when_it_is_set(tmp_path: Path, lines: list[
     steps = Steps(tmp_path, "algo=fspo", "fspo.clip_values=measured")
     for step in (1, 2, 3):
         steps([0.0, 1.0] * (N // 2), advantage=1.0)
-        noted = read_info(tmp_path)["clip_values_measured"]
+        noted = read_object(tmp_path / "run.json")["clip_values_measured"]
         assert [value["after_step"] for value in noted] == [*range(1, step + 1)]
     assert sum(line.startswith("clip values: ") for line in lines) == 1
 

@@ -81,7 +81,7 @@ class Watched:
 def watch(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watched]]:
     """Makes the supervisor of a run that is in the update of step 3."""
     made: list[Watched] = []
-    monkeypatch.setattr(supervisor, "_leave", lambda status: made[-1].called.append(f"leave {status}"))
+    monkeypatch.setattr(os, "_exit", lambda status: made[-1].called.append(f"leave {status}"))
     monkeypatch.setattr(supervisor, "GRACE_S", 0.3)
     monkeypatch.setattr(supervisor, "LEAVE_S", 0.3)
 

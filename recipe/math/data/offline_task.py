@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fspo.files import write_rows
+from recipe.math.data.rows import write_rows
 
 DATA_SOURCE = "fspo/remainder"
 VOCABULARY = tuple("0123456789%-=")

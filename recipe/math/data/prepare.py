@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from fspo.files import check_folder, check_replaceable, sha256_of, write_json, write_rows
+from fspo.files import write_json
 from recipe.math.data.decontaminate import distinct, without_overlap
+from recipe.math.data.rows import check_replaceable, write_rows
 from recipe.math.data.sources import GROUPS, SOURCES, TEST_SETS, Problem, Source, local_files, own_source, read_problems
 
 #: Qwen's request for a box.
@@ -38,7 +40,7 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
     files = local_files(source, folder)
     if data.resolve() in (path.resolve() for path in files):
         raise ValueError(f"{data} would be written over while it is read: give another --out or --name")
-    check_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
     check_replaceable(data)
     unique = distinct(
         replace(problem, text=problem.text.removesuffix(REQUEST).strip())  # which this has put there before
@@ -62,7 +64,7 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
             "split": source.split,
             "revision": source.revision,
             "columns": [source.prompt, source.answer],
-            "files": [{"name": path.name, "sha256": sha256_of(path)} for path in files],
+            "files": [{"name": path.name, "sha256": _sha256(path)} for path in files],
         },
         "counts": {
             "read": unique.read,
@@ -77,9 +79,14 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
     # Removed first: after a failure, no manifest is better than the manifest of an older file.
     description.unlink(missing_ok=True)
     write_rows(rows, data)
-    manifest |= {"file": data.name, "bytes": data.stat().st_size, "sha256": sha256_of(data)}
+    manifest |= {"file": data.name, "bytes": data.stat().st_size, "sha256": _sha256(data)}
     write_json(description, manifest)
     return manifest
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _row(source: Source, index: int, problem: Problem) -> dict[str, Any]:

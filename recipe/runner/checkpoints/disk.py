@@ -1,8 +1,6 @@
-"""A save on a disk without room for it, or that cannot be written: said in one sentence, beforehand if possible.
+"""A save on a disk without room for it, or that cannot be written: said beforehand, by the size of the last one.
 
-A checkpoint is about as large as the one before it, so the room for it can be checked beforehand. The first of a run,
-or a disk that others fill meanwhile, fails half-way: what was written is removed then, so that the last good checkpoint
-stays the one to resume.
+A save that fails half-way is removed, so that the last good checkpoint stays the one to resume.
 """
 
 from __future__ import annotations
@@ -14,14 +12,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from fspo.files import remove_folder
 from recipe.runner.checkpoints.integrity import latest, name_latest, step_folder
 from recipe.runner.faults.errors import ExplainedError
 
 #: Beyond the size of the last checkpoint: file systems round up, and logs grow during a save.
 _MARGIN = 1.02
-#: Errors of a file system that is full, read-only after an error, failing, or no longer mounted; and the message of
-#: torch.save, which does not give the system's.
+#: Of a file system that is full, fails or is no longer mounted; and of torch.save, which does not give the system's.
 _FAILED = (
     *(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.ESTALE)),
     "PytorchStreamWriter failed",
@@ -34,7 +30,7 @@ def room_for_save(root: Path, step: int) -> Iterator[None]:
     """Around a save of ``root/global_step_N``: room is checked before it, and a half-written one removed after.
 
     Raises:
-        ExplainedError: if there is not enough room, or was not; if the file system is read-only or fails.
+        ExplainedError: if there is no room, or the file system fails.
     """
 
     def refusal(why: str) -> ExplainedError:
@@ -49,7 +45,8 @@ def room_for_save(root: Path, step: int) -> Iterator[None]:
     needed = _MARGIN * (good.size if good else 0)
     if shutil.disk_usage(root).free < needed:
         raise refusal(f"the last one has {needed / 2**20:.1f} MiB")
-    remove_folder(folder)  # of a run that has gone back since: no mixture of both may be left
+    if folder.exists():
+        shutil.rmtree(folder)  # of a run that has gone back since: no mixture of both may be left
     try:
         yield
     except Exception as error:
@@ -57,7 +54,7 @@ def room_for_save(root: Path, step: int) -> Iterator[None]:
         if why is None:
             raise
         explained = refusal(why)  # with the room that there was when it failed
-        remove_folder(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         if good is not None:  # verl may have registered the new one already
             with contextlib.suppress(OSError):
                 name_latest(good)

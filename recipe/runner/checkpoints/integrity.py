@@ -1,17 +1,18 @@
 """Looks at the checkpoint that a run is about to resume, before Ray starts.
 
-verl writes a checkpoint's files first and its tracker file last, so a save that was killed leaves the tracker naming
-the checkpoint before. What verl does not handle: an empty tracker (a crash), a tracker that names a missing folder (a
-silent start from the beginning), and damaged files (an error minutes later, in one rank, or a wrong weight).
+verl writes a checkpoint's files first and its tracker file last. It does not handle an empty tracker (a crash), one
+that names a missing folder (a silent start from the beginning), and damaged files (an error minutes later in one rank,
+or a wrong weight).
 
 A checkpoint is torn if a file lacks the directory at its end. Bytes that have changed within a file are found by the
-rank that loads it (:func:`damage_of_rank`), because only that process reads it whole anyway.
+rank that loads it (:func:`damage_of_rank`), which reads it whole anyway.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from fspo.files import atomic_path, remove_folder
+from fspo.files import atomic_path
 
 # upstream: verl.trainer.ppo.v1.trainer_base "latest_checkpointed_iteration.txt"
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
@@ -38,10 +39,7 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def archive_damage(path: Path, whole: bool = False) -> str | None:
-    """What is wrong with a file of ``torch.save`` (a zip archive); None if it looks sound.
-
-    With ``whole`` the file is read and every checksum compared. Without, only its end is looked at.
-    """
+    """What is wrong with a file of ``torch.save``, a zip archive: at its end, or ``whole``, by all checksums."""
     if not path.is_file():
         return "is missing"
     try:
@@ -60,14 +58,14 @@ def archive_damage(path: Path, whole: bool = False) -> str | None:
 
 
 def unsound(files: Iterable[Path], whole: bool = False) -> list[str]:
-    """A sentence for each damaged file; see :func:`archive_damage`."""
+    """A sentence for each damaged file."""
     return [f"{path} {damage}" for path in files if (damage := archive_damage(path, whole)) is not None]
 
 
 def damage_of_rank(worker: object, folder: Path, contents: Sequence[str]) -> list[str]:
     """What is wrong with the shards that this FSDP rank (``worker`` is its actor) is about to load, each read whole.
 
-    ``contents`` are verl's ``checkpoint.load_contents`` of the role.
+    ``contents``: verl's ``checkpoint.load_contents`` of the role.
     """
     import torch.distributed as dist
 
@@ -79,7 +77,7 @@ def damage_of_rank(worker: object, folder: Path, contents: Sequence[str]) -> lis
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder ``global_step_N``; there may be nothing."""
+    """A folder ``global_step_N``, which may not be there."""
 
     folder: Path
 
@@ -88,7 +86,6 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """The step that it holds."""
         return int(self.folder.name.removeprefix("global_step_"))
 
     @property
@@ -98,20 +95,12 @@ class Checkpoint:
 
     @property
     def ranks(self) -> list[int]:
-        """How many FSDP ranks have saved it; several numbers if saves are mixed."""
+        """Numbers of FSDP ranks that have saved it; several if saves are mixed."""
         matches = (re.search(r"_world_size_(\d+)_rank_", path.name) for path in (self.folder / "actor").glob("*.pt"))
         return sorted({int(match[1]) for match in matches if match})
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether none of its files was cut short."""
-        return not unsound({self.folder / "data.pt", *self.folder.rglob("*.pt")})
-
     def problems(self, ranks: int, contents: Sequence[str]) -> list[str]:
-        """What keeps a run of so many FSDP ranks from resuming it, a sentence each.
-
-        ``contents``: verl's ``actor.checkpoint.load_contents``, and ``QUEUE`` where prompts under way belong to it.
-        """
+        """What keeps a run of so many FSDP ranks, with these contents, from resuming it, a sentence each."""
         if self.ranks and ranks not in self.ranks:
             return [
                 f"{self} was saved by {', '.join(map(str, self.ranks))} FSDP rank(s) and this run has {ranks}: use as "
@@ -131,26 +120,25 @@ def checkpoints(root: Path) -> list[Checkpoint]:
 
 
 def newest_complete(root: Path, ranks: int, contents: Sequence[str]) -> Checkpoint | None:
-    """The newest checkpoint in ``root`` that a run can resume; see :meth:`Checkpoint.problems`."""
+    """The newest checkpoint in ``root`` without :meth:`Checkpoint.problems`."""
     return next((checkpoint for checkpoint in checkpoints(root) if not checkpoint.problems(ranks, contents)), None)
 
 
 def remove_old(root: Path, step: int, keep: int) -> None:
     """Make place for the save of ``step``: of those before it the newest ``keep - 1`` whole ones stay, and the latest.
 
-    verl does so for those that one process has saved: without this, every requeue of a job would leave two behind. If
-    all look damaged, nothing is deleted: a file system may fail for a moment. ``keep``: ``max_actor_ckpt_to_keep``.
+    verl removes only what one process has saved. If all look damaged, nothing is: a file system may fail for a moment.
     """
     old = [checkpoint for checkpoint in checkpoints(root) if checkpoint.step < step]
-    whole = [checkpoint for checkpoint in old if checkpoint.is_whole]
+    whole = [one for one in old if not unsound({one.folder / "data.pt", *one.folder.rglob("*.pt")})]
     kept = (*whole[: keep - 1], latest(root))
     for checkpoint in old if whole else ():
         if checkpoint not in kept:
-            remove_folder(checkpoint.folder, ignore_errors=True)
+            shutil.rmtree(checkpoint.folder, ignore_errors=True)
 
 
 def _needs(trainer: DictConfig, contents: Sequence[str] | None, own: bool = True) -> tuple[int, list[str]]:
-    """Arguments of :meth:`Checkpoint.problems`; ``own``: of one of this run's, not of one that it begins with."""
+    """Arguments of :meth:`Checkpoint.problems`, for one of the run's own or one that it begins with."""
     queue = own and "async" in trainer.v1.trainer_mode  # verl would go on without the prompts under way, unsaid
     return trainer.nnodes * trainer.n_gpus_per_node, [*(contents or _PREFIXES), *[QUEUE] * queue]
 
@@ -191,11 +179,10 @@ def name_latest(checkpoint: Checkpoint) -> None:
 
 
 def tracker_repair(trainer: DictConfig, contents: Sequence[str] | None) -> tuple[str, Checkpoint | None] | None:
-    """What a start does about a tracker file that is missing or unreadable; None if there is nothing to do.
+    """What a start does about a tracker that is missing or unreadable; None if there is nothing to do. Writes nothing.
 
-    What is wrong and is done, for the person who watches, and the newest complete checkpoint, which the tracker has to
-    name (None: the run starts as it began). Writes nothing. ``contents``: verl's ``actor.checkpoint.load_contents``,
-    None for all.
+    What is wrong and is done, and the newest complete checkpoint, which the tracker has to name (None: the run starts
+    as it began). ``contents``: verl's ``actor.checkpoint.load_contents``, None for all.
     """
     root = Path(trainer.default_local_dir)
     tracker = root / TRACKER_FILE
@@ -221,10 +208,7 @@ def repair_tracker(trainer: DictConfig, contents: Sequence[str] | None) -> str |
 def resume_problems(
     trainer: DictConfig, contents: Sequence[str] | None, checkpoint: Checkpoint | None
 ) -> Iterator[str]:
-    """One sentence for each reason why ``checkpoint``, which the run would resume (:func:`resumed_from`), cannot be.
-
-    The other arguments are those of :func:`tracker_repair`.
-    """
+    """Why ``checkpoint``, which the run would resume (:func:`resumed_from`), cannot be, a sentence each."""
     root, problems = Path(trainer.default_local_dir), list[str]()
     remedy = "begin again with another trainer.default_local_dir"
     needs = _needs(trainer, contents, own=checkpoint is None or is_checkpoint_of(trainer, checkpoint.folder))

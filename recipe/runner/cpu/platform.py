@@ -1,8 +1,6 @@
-"""verl platform for CPUs: the public hook (``PlatformRegistry``) that lets FSDP workers run without an accelerator.
+"""verl's platform for CPUs, by its public hook (``PlatformRegistry``).
 
-verl 0.9.1 ships platforms for NVIDIA, Huawei and AMD devices only; its abstract class names "CPU" as a possible
-implementation. Ray hands out *logical* GPUs to the workers (``ray_init.num_gpus`` = number of ranks), so that verl's
-placement logic stays as it is.
+Ray hands out *logical* GPUs (``ray_init.num_gpus`` = number of ranks), so that verl's placement stays as it is.
 """
 
 from __future__ import annotations

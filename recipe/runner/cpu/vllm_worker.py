@@ -16,8 +16,7 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
     def __new__(cls, **kwargs: Any) -> CPUWorkerExtension:
         # Here, because this runs in the worker's process before vLLM builds and loads the model.
         keep_vllm_linear_weights()
-        # One core is left to the agent loop, which feeds and empties the engine while it decodes. With a thread on
-        # every core each small matrix product waits for the thread that has been put off its core.
+        # One core is left to the agent loop: else each small product waits for a thread that is put off its core.
         torch.set_num_threads(max(1, torch.get_num_threads() - 1))
         return super().__new__(cls, **kwargs)
 
@@ -25,8 +24,6 @@ class CPUWorkerExtension(vLLMColocateWorkerExtension):
         """Let sampling begin anew from ``seed``."""
         torch.manual_seed(seed)
 
-    # upstream: verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension._update_weights(weights)
     def _update_weights(self, weights: list[tuple[str, torch.Tensor]], *args: Any, **kwargs: Any) -> None:
-        # On a GPU the receiver copies each tensor out of the shared-memory bucket by moving it to the device. Here
-        # that move is a no-op, and a live view would keep the bucket from being closed.
+        # On a GPU the receiver moves each tensor out of the shared-memory bucket, which a live view keeps open here.
         super()._update_weights([(name, tensor.clone()) for name, tensor in weights], *args, **kwargs)

@@ -1,8 +1,4 @@
-"""What a person reads when a run fails: which process failed or died, when, why if that is known, and where its log is.
-
-The kernel kills for memory with SIGKILL and tells nobody but its log. Its count of such kills (``/proc/vmstat``) holds
-those by a cgroup's limit, too: if it has grown between two looks at the processes, that is why one died.
-"""
+"""What a person reads when a run fails: which process failed or died, when, why if known, and where its log is."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from pathlib import Path
 import ray._private.worker as ray_worker
 
 from recipe.runner.faults.phase import Phase, during
-from recipe.runner.faults.processes import Ended, Process
+from recipe.runner.faults.processes import CLOSED_BY_TRAINER, Ended, Process
 
 _LINES_OF_AN_ERROR = 12
 #: The setting to lower when this process runs out of host memory; ``_BATCH`` for all others.
@@ -29,7 +25,7 @@ _BATCH = "data.train_batch_size"
 
 
 class ExplainedError(RuntimeError):
-    """An error of a worker whose message says everything a person needs: printed as it is."""
+    """An error of a worker whose message says all that a person needs: printed as it is."""
 
 
 class TrainingFailed(RuntimeError):
@@ -42,14 +38,14 @@ class TrainingFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run ends before its time: a sentence for a person, and the process that has died, if one has."""
+    """Why a run ends before its time: a sentence, and the process that has died, if one has."""
 
     sentence: str
     process: Process | None = None
 
 
 def death(ended: Ended, phase: Phase | None, memory: str | None = None) -> Failure:
-    """The failure of a run whose process has ended; ``memory``: who killed it for memory, if the kernel did not."""
+    """The failure of a run whose process has ended; ``memory``: why it was killed for memory, if not by the kernel."""
     process = ended.process
     how, why = "died", bus_error(process.log)
     if ended.for_memory or memory:
@@ -59,9 +55,9 @@ def death(ended: Ended, phase: Phase | None, memory: str | None = None) -> Failu
 
 
 def explained(error: BaseException, log: Path, failure: Failure | None, phase: Phase | None) -> TrainingFailed:
-    """What a person needs of an error that came out of Ray: the failure behind it, or its last lines.
+    """What a person needs of an error that came out of Ray: the first failure seen, or its last lines.
 
-    ``failure`` is the first that was seen. The whole error is written to ``log``, that of the launching process.
+    The whole error is written to ``log``, that of the launching process.
     """
     with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:  # the disk may be full
         traceback.print_exception(error, file=file)
@@ -69,35 +65,31 @@ def explained(error: BaseException, log: Path, failure: Failure | None, phase: P
     while isinstance(inner := getattr(reason, "cause", None), BaseException):
         reason = inner
     died = failure is not None and failure.process is not None  # then what a worker says comes of the death
-    if isinstance(reason, ExplainedError) and not died:
+    # A trainer that ends closes some by itself, and on a full disk it cannot write that it does.
+    if isinstance(reason, ExplainedError) and not (died and failure.process.role not in CLOSED_BY_TRAINER):
         return TrainingFailed(f"{reason}\nthe whole error: {log}")
     # upstream: ray._private.worker:_global_node
     # upstream: ray._private.node:Node.get_logs_dir_path
     node = ray_worker._global_node  # the newest session on the machine may be another run's
-    ray_logs = Path(node.get_logs_dir_path() if node else "/tmp/ray/session_latest/logs")
-    # A job of slurm/ copies the logs of all its nodes.
-    logs = (
-        f"{os.environ['FSPO_LOG_DIR']}/ray-NODE, once the job has ended" if "FSPO_LOG_DIR" in os.environ else ray_logs
-    )
+    ray_logs = node.get_logs_dir_path() if node else "/tmp/ray/session_latest/logs"
+    if of_job := os.environ.get("FSPO_LOG_DIR"):  # a job of slurm/ copies the logs of all its nodes
+        ray_logs = f"{of_job}/ray-NODE, once the job has ended"
     if failure is not None:
         if failure.process is not None and "running low on memory" in str(error):  # Ray's own monitor
             full = "its machine's memory is nearly used up (RAY_memory_usage_threshold); "
             failure = death(Ended(failure.process), phase, full)
-        stacks = f"\nlogs of Ray's processes: {logs}" if failure.process is None else ""  # of a hang, all have theirs
+        stacks = f"\nlogs of Ray's processes: {ray_logs}" if failure.process is None else ""  # all have theirs
         return TrainingFailed(f"{failure.sentence}\nthe whole error: {log}{stacks}", of_process=True)
     last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
     return TrainingFailed(
         f"{type(error).__name__}: training ended early\n"
         + "\n".join(f"  {line}" for line in last_lines)
-        + f"\nthe whole error: {log}\nlogs of Ray's processes: {logs}"
+        + f"\nthe whole error: {log}\nlogs of Ray's processes: {ray_logs}"
     )
 
 
 def bus_error(log: str | None) -> str | None:
-    """What to say of a process whose log ends in SIGBUS: a page of shared memory could not be had. None for others.
-
-    It is the kernel's answer to a write where ``/dev/shm`` is full; containers often have 64 MiB of it.
-    """
+    """What to say of a process whose log ends in SIGBUS, the kernel's answer where ``/dev/shm`` is full; else None."""
     try:
         end = Path(log or "").read_bytes()[-(2**16) :]
     except OSError:

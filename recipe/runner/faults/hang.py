@@ -1,7 +1,7 @@
 """A limit on the time without progress: a warning, the stacks of all processes in their logs, then the end of the run.
 
 Progress is a new phase in phase.json, a line in progress.log, and within a generation or validation more finished
-responses than it has had. A queue that drops its groups and asks for them again makes none. Defined here.
+responses than it has had. A queue that drops its groups and asks for them again makes none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from recipe.runner.faults.stacks import ask_for_stacks
 
 #: The run ends after so many times the limit at which it is warned of.
 _END = 1.75
-#: Or after so many seconds of the first weight sync, which takes seconds, and in verl 0.9.1 may never end.
+#: Or after so many seconds of the first weight sync, which in verl 0.9.1 may never end.
 _FIRST_SYNC_S = 300.0
 _FIRST_SYNC_HANGS: Final = (
     ": start the run again, because the first NCCL group of mode=separate_async can wait for ever (verl issue 6967); "
@@ -43,12 +43,7 @@ def stopped_of(processes: Iterable[Process]) -> list[Process]:
 class HangLimit:
     """Warns of a run that has made no progress for ``after_s`` seconds, and ends it after 1.75 times as long.
 
-    The first weight sync (:data:`recipe.runner.faults.phase.FIRST_SYNC`) ends it after 300 seconds at most.
-
-    Args:
-        after_s: The limit, in seconds.
-        run_dir: Of the run.
-        say: Called with a warning.
+    ``say`` is called with the warning. The first weight sync ends it after 300 seconds at most.
     """
 
     def __init__(self, after_s: float, run_dir: str | Path, say: Callable[[str], None]):
@@ -89,7 +84,6 @@ class HangLimit:
         return moved or more
 
     def _diagnose(self, phase: Phase, quiet_s: float, stopped: Callable[[], list[Process]]) -> str:
-        """Ask all processes for their stacks, and say in one sentence which are stopped."""
         queue = f" ({phase.queue})" if phase.queue else ""
         what = f"no progress for {quiet_s:.0f} s {phase.words()}{queue}"
         try:

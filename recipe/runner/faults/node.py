@@ -1,7 +1,6 @@
 """A run's private folder on one machine, and what keeps a run from starting there, asked before Ray.
 
-``python -m recipe.runner.faults.node PARENT NAME`` does so on a node of a SLURM job (``slurm/node.sh``); a run that
-starts a Ray of its own does so itself. Needs Python alone.
+``python -m recipe.runner.faults.node PARENT NAME`` does so on a node of a SLURM job. Needs Python alone.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from typing import Final
 _SOCKET_BYTES: Final = 107
 #: The longest path of a socket in Ray's folder (process ids have up to seven digits), and of vLLM's in a temporary one.
 RAY, VLLM = "session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store", "00000000-0000-0000-0000-000000000000"
-#: Variables that name a folder for sockets and kernels, the first that is set; Ray obeys the last two.
+#: Name a folder for sockets and kernels, the first that is set; Ray obeys the last two.
 _PARENTS: Final = ("FSPO_RAY_TMP", "RAY_TMPDIR", "TMPDIR")
 #: Names the private folder to every process that is started with it.
 PRIVATE_VARIABLE: Final = "FSPO_PRIVATE"
-#: Where vLLM, Triton, FlashInfer and Inductor keep compiled kernels: by variable, a folder in the private one. The
-#: defaults lie in the home folder, where all processes of all nodes would write the same files, and Inductor's in a
-#: folder in /tmp that it also takes from somebody else, who could then write what the run executes.
+#: Where compiled kernels are kept: by variable, a folder in the private one. The defaults lie in the home folder, where
+#: all nodes would write the same files, and Inductor's in a folder in /tmp that it also takes from somebody else, who
+#: could then write what the run executes.
 _KERNELS: Final = {
     "VLLM_CACHE_ROOT": "vllm",
     "TRITON_CACHE_DIR": "triton",
     "FLASHINFER_WORKSPACE_BASE": "",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
 }
-#: Inductor also keeps precompiled headers, in TMPDIR whatever its cache is. A run that starts a Ray has a TMPDIR of its
-#: own, so each would compile them anew (7 s of processor time), for kernels that have long been compiled.
+#: Inductor keeps precompiled headers in TMPDIR, whatever its cache is. A run that starts a Ray has a TMPDIR of its own
+#: and would compile them anew (7 s of processor time).
 _NO_HEADERS: Final = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
 
 
@@ -43,7 +42,7 @@ class NotPrivateError(RuntimeError):
 
 
 def parent_folder() -> tuple[Path, str]:
-    """The folder in which the private one is, and the setting that gives it, with its value."""
+    """The folder in which the private one is, and the setting that gives it."""
     variable = next((name for name in _PARENTS if os.environ.get(name)), "RAY_TMPDIR")
     parent = os.environ.get(variable) or "/tmp"
     return Path(parent), f"{variable}={parent}"
@@ -77,10 +76,7 @@ def private_folder(parent: Path, setting: str) -> Path:
         why = f"is open to others (mode {mode:o})"
     else:
         return folder
-    raise NotPrivateError(
-        f"{setting}: {folder} {why}, and a run executes what lies there: remove it if it is yours, or give another "
-        "folder"
-    )
+    raise NotPrivateError(f"{setting}: {folder} {why}, and a run executes what lies there: give another folder")
 
 
 def _can_write(folder: Path) -> bool:
@@ -95,8 +91,7 @@ def _can_write(folder: Path) -> bool:
 def cache_environment(private: Path) -> dict[str, str]:
     """Variables for caches in the private folder; a value that the user has set wins.
 
-    Compiled kernels are always there. What Hugging Face's libraries and others keep in the home folder is there if that
-    cannot be written to; models that have been downloaded to it are still read.
+    What is kept in the home folder goes there only if that cannot be written to; models in it are still read.
     """
     variables = {name: str(private / folder) for name, folder in _KERNELS.items()} | _NO_HEADERS
     home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
@@ -113,7 +108,7 @@ def cache_environment(private: Path) -> dict[str, str]:
 
 
 def socket_problems(folder: Path, socket: str, setting: str) -> Iterator[str]:
-    """A folder, given by ``setting``, in which sockets (``RAY`` or ``VLLM``) would have paths that are too long."""
+    """Whether sockets (``RAY`` or ``VLLM``) in a folder, given by ``setting``, would have paths that are too long."""
     room = _SOCKET_BYTES - len(f"/{socket}")
     if (length := len(os.fsencode(folder))) > room:
         yield (
@@ -137,17 +132,15 @@ def gpu_problems() -> Iterator[str]:
         if visible != "" and mode.startswith(("Exclusive", "Prohibited")):
             yield (
                 f"GPU {gpu} has the compute mode {mode}, and the processes of the trainer and vLLM share it: have it "
-                "set to Default (nvidia-smi --compute-mode=DEFAULT, by an administrator or an option of your cluster)"
+                "set to Default (nvidia-smi --compute-mode=DEFAULT)"
             )
 
 
 def problems(ray_folder: Path, parent: Path, setting: str, has_gpus: bool = True) -> Iterator[str]:
     """What keeps a run from starting here: paths of sockets, in ``ray_folder`` and the temporary one, and GPUs."""
     temporary = Path(tempfile.gettempdir())
-    yield from (of_ray := list(socket_problems(ray_folder, RAY, setting)))
-    is_same = temporary == ray_folder or setting.startswith("TMPDIR=")  # a shorter path serves both
-    if not (of_ray and is_same):
-        yield from socket_problems(temporary, VLLM, f"TMPDIR={temporary}")
+    yield from socket_problems(ray_folder, RAY, setting)
+    yield from socket_problems(temporary, VLLM, f"TMPDIR={temporary}")
     if has_gpus:
         yield from gpu_problems()
 

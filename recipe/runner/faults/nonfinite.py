@@ -1,7 +1,6 @@
-"""Stops a run at the first mini-batch that cannot give a finite update, and keeps the batch that did it.
+"""Stops a run at the first mini-batch that cannot give a finite update, before the step, and keeps the batch.
 
-verl 0.9.1 leaves out an optimizer step whose gradient norm is not finite, prints a line in a worker's log and trains
-on; one NaN reward can so cost a night. The weights are still good when this raises: nothing has been stepped.
+verl 0.9.1 leaves out such a step, prints a line in a worker's log and trains on; one NaN reward can so cost a night.
 """
 
 from __future__ import annotations
@@ -17,10 +16,7 @@ import torch
 from fspo.files import atomic_path
 from recipe.runner.faults.errors import ExplainedError
 
-_GO_ON = (
-    " The weights have not been touched; look at the rewards and the learning rate before you "
-    "continue from the last checkpoint"
-)
+_GO_ON = " The weights have not been touched; look at rewards and learning rate before you continue"
 
 
 class UpdateRefused(ExplainedError):
@@ -41,8 +37,7 @@ def guarded_update(
         may_skip: Whether a gradient that is not finite only skips the step, as a gradient scaler means it to.
 
     Raises:
-        UpdateRefused: if the loss refuses the mini-batch (this package's losses look at what they are given), or if
-            ``grad_norm``, the norm over all ranks, is NaN or infinite (whatever the loss).
+        UpdateRefused: if the loss refuses the mini-batch, or if ``grad_norm``, over all ranks, is not finite.
     """
     metrics: dict[str, Any] = {}
     try:
@@ -62,7 +57,7 @@ def guarded_update(
 
 
 def _save(data: Any, folder: Path | None, rank: int) -> str:
-    """Save the tensors of a mini-batch; returns the sentence that says where."""
+    """Save the tensors of a mini-batch, and say where."""
     if folder is None:
         return ""
     path = folder / f"bad_batch_rank{rank}.pt"

@@ -21,22 +21,15 @@ _OF_THE_START: Final = {"start-up": "during start-up", FIRST_SYNC: f"during the 
 
 @dataclass(frozen=True)
 class Phase:
-    """What a run is doing.
+    """What a run is doing."""
 
-    Attributes:
-        step: The training step; 0 during start-up.
-        phase: ``start-up`` until the first step or validation, with the first weight sync in it; then generation,
-            log-probabilities, update, save, weight sync or validation.
-        since: Unix time at which the phase began, in seconds.
-        ending: Whether the trainer has stopped, with or without an error, and is closing its processes.
-        queue: Progress of a generation or validation as text, such as "232 responses finished; prompts: 3 running".
-    """
-
-    step: int
+    step: int  #: 0 during start-up.
+    #: ``start-up`` until the first step or validation, with the first weight sync in it; then generation,
+    #: log-probabilities, update, save, weight sync or validation.
     phase: str
-    since: float = field(default_factory=time.time)
-    ending: bool = False
-    queue: str = ""
+    since: float = field(default_factory=time.time)  #: Unix time, in seconds.
+    ending: bool = False  #: Whether the trainer has stopped, with or without an error, and is closing its processes.
+    queue: str = ""  #: Of a generation or validation, such as "232 responses finished; prompts: 3 running".
 
     @property
     def is_start_up(self) -> bool:
@@ -49,18 +42,18 @@ class Phase:
 
 
 def during(phase: Phase | None) -> str:
-    """For the end of a sentence; empty where it is not known what the run is doing."""
+    """For the end of a sentence; empty where nothing is known."""
     return f" {phase.words()}" if phase else ""
 
 
 def write_phase(run_dir: str | Path, phase: Phase) -> None:
-    """Replace ``phase.json``, without a disk flush."""
-    with contextlib.suppress(OSError):  # best effort: a full disk must not end the run here
+    """Replace ``phase.json``."""
+    with contextlib.suppress(OSError):  # a full disk must not end the run here
         write_json(Path(run_dir) / PHASE_FILE, asdict(phase), durable=False)
 
 
 def read_phase(run_dir: str | Path) -> Phase | None:
-    """The phase that the run folder tells; None if it tells none."""
+    """What the run folder tells; None if it tells nothing."""
     try:
         return Phase(**json.loads(Path(run_dir, PHASE_FILE).read_bytes()))
     except (OSError, ValueError, TypeError):

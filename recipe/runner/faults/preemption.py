@@ -1,9 +1,9 @@
 """The end of a run before its time: the file ``stop`` in its folder, and signals.
 
-Whoever wants a run to save and end writes ``RUN/stop``: a person, a job script, and this process at a first signal. The
-trainer looks for it where a phase begins (:mod:`recipe.runner.hooks`). It finishes the step in progress, saves and
-raises :class:`Preempted`; the exit status is 75, or 130 after Ctrl-C. Before the first step there is nothing to save,
-and the launching process ends at once, with the same status. A second signal N ends it at once, with 128 + N.
+Whoever wants a run to save and end writes ``RUN/stop``: a person, and this process at a first signal. The trainer looks
+for it where a phase begins (:mod:`recipe.runner.hooks`), finishes the step in progress, saves and raises
+:class:`Preempted`; the exit status is 75, or 130 after Ctrl-C. Before the first step there is nothing to save, and the
+launching process ends at once, with the same status. A second signal N ends it at once, with 128 + N.
 
 The signals are blocked, and one thread waits for them, because ``ray.init`` replaces handlers. What this process starts
 inherits the block: SLURM sends a signal to every process of a step, and Ray's must go on until the save is done.
@@ -18,7 +18,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -37,13 +36,13 @@ FAILED: Final = 1
 PREEMPTED = 75
 #: Exit status after Ctrl-C, as shells give it.
 INTERRUPTED = 128 + signal.SIGINT
-#: In the run folder: the run shall save and end. Its content does not matter.
+#: In the run folder: the run shall save and end.
 STOP_FILE: Final = "stop"
 #: Environment variable of a job script that does not know the run folder: the path of a file that asks for the same.
 STOP_VARIABLE: Final = "FSPO_STOP"
-#: Environment variable of a job script that counts starts without a save: the path of a file that each save removes.
+#: The same, of a job script that counts starts without a save: the path of a file that each save removes.
 UNSAVED_VARIABLE: Final = "FSPO_UNSAVED"
-#: SLURM's environment variable: when the job's time limit ends, seconds since 1970.
+#: SLURM's: when the job's time limit ends, seconds since 1970.
 _END_VARIABLE: Final = "SLURM_JOB_END_TIME"
 
 
@@ -67,36 +66,28 @@ def stop_request(run_dir: str | Path) -> Path | None:
 
 
 def job_variables() -> dict[str, str]:
-    """What this process's environment says of its job; for the trainer, whose Ray may have been started by another."""
+    """What this process's environment says of its job, for the trainer, whose Ray another may have started."""
     return {name: os.environ.get(name, "") for name in (STOP_VARIABLE, UNSAVED_VARIABLE, _END_VARIABLE)}
 
 
 def tell_of_save() -> None:
-    """Tell the job script that there is a new checkpoint: remove the file that :data:`UNSAVED_VARIABLE` names."""
+    """Tell the job script that there is a new checkpoint."""
     with contextlib.suppress(OSError):  # the script then counts a start too many
         os.unlink(os.environ.get(UNSAVED_VARIABLE, ""))
 
 
 def remove_old_request(run_dir: str | Path) -> bool:
-    """Remove a request that came before this process began, which was an earlier start's; whether there was one.
-
-    Its age is read from the clock of the file system, which may differ from this machine's.
-    """
-    path = Path(run_dir, STOP_FILE)
-    with contextlib.suppress(FileNotFoundError), tempfile.TemporaryFile(dir=run_dir) as now:
-        age_s = os.fstat(now.fileno()).st_mtime - path.lstat().st_mtime
-        if age_s > time.time() - psutil.Process().create_time():
-            path.unlink()
-            return True
+    """Remove an earlier start's request; whether there was one."""
+    with contextlib.suppress(FileNotFoundError):
+        Path(run_dir, STOP_FILE).unlink()
+        return True
     return False
 
 
 def time_left_s() -> float:
-    """Seconds until the time limit of the SLURM job around this process ends; infinite without one.
-
-    A job that ended before this process began is another's: a terminal's environment may outlive its job.
-    """
+    """Seconds until the time limit of the SLURM job around this process ends; infinite without one."""
     end = os.environ.get(_END_VARIABLE, "")
+    # A job that ended before this process began is another's: a terminal's environment may outlive its job.
     limited = end.isdecimal() and int(end) > psutil.Process().create_time()
     return int(end) - time.time() if limited else float("inf")
 
@@ -150,7 +141,7 @@ class Ending:
         self.let_go: Callable[[], None] = self._end_children  #: Called before the end at once.
 
     def take(self, signum: signal.Signals) -> None:
-        """Ask the run to save and end; or end it at once, if there is nothing to save, or this is a second signal."""
+        """Ask the run to save and end; end it at once if there is nothing to save, or this is a second signal."""
         self.signals.append(signum)
         phase = read_phase(self.run_dir) if self.run_dir else None
         if not self.run_dir or phase is None or phase.is_start_up or len(self.signals) > 1:
@@ -163,7 +154,6 @@ class Ending:
         _say(f"{self.why()}: saving after the step in progress; another signal ends the run at once")
 
     def why(self) -> str:
-        """The first words about the end."""
         return "interrupted" if self.signals[-1:] == [signal.SIGINT] else f"ended by {self.signals[-1].name}"
 
     def leave(self) -> NoReturn:

@@ -1,13 +1,13 @@
 """The processes of one run on this machine: found by the run id in their environment, named by what they do.
 
-Ray starts its workers itself, and vLLM its engine's processes; all of them inherit the environment of the launching
-process (in a cluster that the run joins, Ray's runtime environment carries the run id).
+All inherit the launching process's environment; in a cluster that the run joins, Ray's runtime environment carries it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import time
 import uuid
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import psutil
 
-#: Environment variable with a value of its own for each run.
+#: Environment variable with each run's own value.
 RUN_ID_VARIABLE = "FSPO_RUN_ID"
 #: Names for people of the processes that a run cannot do without, by how their title (or program) begins.
 # upstream: ray._private.worker "ray._raylet.setproctitle"
@@ -56,12 +56,12 @@ def own_run_id() -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether anything runs in the process (not in a zombie)."""
+    """Whether the process is there, and no zombie."""
     return _status(pid) not in (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether the process has been stopped (SIGSTOP, or by a debugger)."""
+    """Whether a signal or a debugger has stopped the process."""
     return _status(pid) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
@@ -74,7 +74,7 @@ def _status(pid: int) -> str | None:
 def processes_of(run_id: str, foreign: set[int] | None = None) -> list[int]:
     """Living processes with this run id in their environment, except the calling one.
 
-    ``foreign``: those known not to belong to the run, so that they are read once; brought up to date in place.
+    ``foreign``: those known not to belong to the run, which are not read again; brought up to date in place.
     """
     foreign = set() if foreign is None else foreign
     pids = set(psutil.pids()) - {os.getpid()}
@@ -85,14 +85,13 @@ def processes_of(run_id: str, foreign: set[int] | None = None) -> list[int]:
             process = psutil.Process(pid)
             try:
                 environment = process.environ()
-                is_read = bool(environment)
             except psutil.AccessDenied:  # another user's, or the kernel's; of these a node has thousands
-                environment, is_read = {}, True
+                environment = {"": ""}
             if environment.get(RUN_ID_VARIABLE) == run_id:
                 of_run.append(pid)
             # Ray starts a worker in the environment of its node, which may serve many runs, and gives it the run's by
             # replacing its program, under the same number.
-            elif is_read and time.time() - process.create_time() > _SETTLED_S:
+            elif environment and time.time() - process.create_time() > _SETTLED_S:
                 foreign.add(pid)
     return [pid for pid in of_run if is_alive(pid)]
 
@@ -104,7 +103,7 @@ def _role(process: psutil.Process) -> str | None:
 
 
 def role_of(pid: int) -> str | None:
-    """What the process is for the run; None for one that may come and go (an idle worker of Ray, a judge)."""
+    """What the process is for the run; None for one that may come and go."""
     try:
         process = psutil.Process(pid)
         role, parent = _role(process), process.parent()
@@ -115,7 +114,7 @@ def role_of(pid: int) -> str | None:
 
 
 def log_of(pid: int) -> str | None:
-    """The file that the process writes its errors to; None if that is no file."""
+    """The file that the process writes its errors to, if it is one."""
     with contextlib.suppress(OSError):
         target = os.readlink(f"/proc/{pid}/fd/2")  # psutil does not tell which descriptor a file has
         if target.startswith("/") and Path(target).is_file():
@@ -144,9 +143,9 @@ class Ended(NamedTuple):
 
 
 class Processes:
-    """The one list of a run's processes on this machine, but the calling one: those that the run cannot do without.
+    """Those processes of a run on this machine, but the calling one, that it cannot do without.
 
-    The kernel says at once when one of them ends (``pidfd_open``), in the right order. Without Linux the list is empty.
+    The kernel says at once when one of them ends (``pidfd_open``).
     """
 
     def __init__(self, run_id: str) -> None:
@@ -161,7 +160,7 @@ class Processes:
     def first_end(self, expected: Callable[[], Sequence[str]] = tuple, seconds: float = 0.2) -> Ended | None:
         """Wait ``seconds`` at most; of several that end, return the one that took the others along: the last in ROLES.
 
-        None if none ends, or if each that ends has a role in ``expected()``, which is called after the end.
+        None if none ends but those with a role in ``expected()``.
         """
         earlier, self._kills = self._kills, kills_for_memory()  # one may be killed while others are looked for
         self._take_in_new_ones()
@@ -184,7 +183,7 @@ class Processes:
         known = {process.pid for process in self}
         for pid in processes_of(self._run_id, self._foreign):
             if pid not in known and (role := role_of(pid)) is not None:
-                with contextlib.suppress(OSError, AttributeError):  # it has gone in the meantime; no Linux
+                with contextlib.suppress(OSError):  # it has gone in the meantime
                     self._by_descriptor[os.pidfd_open(pid)] = Process(role, pid, log_of(pid))
 
     def close(self) -> None:
@@ -194,16 +193,15 @@ class Processes:
 
 
 def kills_for_memory() -> int:
-    """Processes of this machine that the kernel has killed for memory since it started; 0 where it does not say."""
+    """Processes of this machine that the kernel has killed for memory, also by a cgroup's limit, if it says so."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
+        if count := re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE):
+            return int(count[1])
     return 0
 
 
 def kill(pids: list[int]) -> None:
-    """SIGKILL each of them; those that are gone already are no error."""
+    """SIGKILL each of them that is still there."""
     for pid in pids:
         with contextlib.suppress(psutil.Error):
             psutil.Process(pid).kill()

@@ -1,7 +1,6 @@
 """A small process beside the launching one: if that dies, it says so; and it ends what is left of the run.
 
-Ray's processes end with the process that started them, but vLLM's engine and others that they started may not, and a
-process that was killed (or left by Ray, whose node is gone) cannot print anything.
+Ray's processes end with the one that started them; vLLM's engine and others that they started may not.
 """
 
 from __future__ import annotations
@@ -17,15 +16,13 @@ from pathlib import Path
 from recipe.runner.faults.phase import during, read_phase
 from recipe.runner.faults.processes import RUN_ID_VARIABLE, is_alive, kill, processes_of
 
-#: How long processes may take to end by themselves once the launching process has ended.
-_PATIENCE_S = 6.0
-#: How long it goes on killing what is still there after that.
-_KILL_S = 10.0
+#: How long processes may take to end by themselves once the launching process has ended, and are killed after that.
+_PATIENCE_S, _KILL_S = 6.0, 10.0
 _BYE = "bye"
 
 
 class Reaper:
-    """The launching process's handle. It tells the reaper what to say if it cannot say it itself."""
+    """The launching process's handle."""
 
     def __init__(self, run_id: str, run_dir: str) -> None:
         command = [sys.executable, "-m", "recipe.runner.faults.reaper", run_id, run_dir, str(os.getpid())]
@@ -34,11 +31,8 @@ class Reaper:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, **apart)
 
     def bye(self, folder: Path | None = None) -> None:
-        """This process ends by itself, and with it the reaper's input; it has said why.
-
-        If it leaves its run behind, ``folder`` is that of its Ray, which goes with the run.
-        """
-        self.tell(_BYE if folder is None else f"{_BYE} {folder}")
+        """This process ends by itself, and has said why; ``folder``, of a Ray that it leaves behind, goes with that."""
+        self.tell(f"{_BYE} {folder or ''}")
 
     def tell(self, sentence: str) -> None:
         """What to print as the reason if this process ends before it has said :meth:`bye`."""
@@ -57,10 +51,10 @@ def main(run_id: str, run_dir: str, launcher: str) -> None:
         reason = reason or f"the launching process (process {launcher}) died{when}; its log: {log}"
         print(f"error: {reason}", file=sys.stderr, flush=True)
     limit = time.monotonic() + _PATIENCE_S
-    while is_alive(int(launcher)) and time.monotonic() < limit:
+    while is_alive(int(launcher)):
+        if time.monotonic() > limit:
+            return  # it goes on with something else; its own processes have the same id
         time.sleep(0.1)
-    if is_alive(int(launcher)):
-        return  # a program that has called launch() and goes on; its own processes have the same id
     while processes_of(run_id) and time.monotonic() < limit:
         time.sleep(0.2)
     limit = time.monotonic() + _KILL_S

@@ -3,13 +3,12 @@
 verl asks Ray for placement groups and actors without a time limit: a run that asks for one CPU too many would print
 nothing and wait for ever.
 
-``python -m recipe.runner.faults.resources NODE [NODE ...]`` waits for nodes (``slurm/launch.sh``): the names are those
+``python -m recipe.runner.faults.resources SECONDS NODE...`` waits for nodes (``slurm/launch.sh``): the names are those
 given to ``ray start --node-name``; the head writes its address to the file ``ray_address`` in FSPO_LOG_DIR.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import sys
@@ -35,10 +34,7 @@ WAIT_S = 120.0
 
 
 def wait_while(lacking: Callable[[], str | None], limit_s: float, say: Callable[[str], None]) -> str | None:
-    """Ask once a second what is missing, until nothing is or the time is over; returns what still is.
-
-    ``say`` is called with it every ten seconds.
-    """
+    """Ask once a second, and ``say`` every ten, what is missing, until nothing is or the time is over."""
     started = next_word = time.monotonic()
     while (what := lacking()) is not None:
         now = time.monotonic()
@@ -55,8 +51,7 @@ def wait_while(lacking: Callable[[], str | None], limit_s: float, say: Callable[
 class Needs:
     """What a run asks of Ray: nodes with so many GPUs each, and CPUs and GPUs over all nodes.
 
-    On CPUs the GPUs are logical, one for each FSDP rank; CPUs are always counted as Ray counts them. ``gpus`` has those
-    that only generate (``mode=separate_async``) among them.
+    On CPUs the GPUs are logical, one for each FSDP rank. ``gpus`` has those that only generate among them.
     """
 
     nodes: int
@@ -76,7 +71,7 @@ def needs_of(config: DictConfig) -> Needs:
 
 
 def missing(needs: Needs, nodes: list[Mapping[str, float]]) -> str | None:
-    """A sentence on what ``nodes`` (the resources of each live node) lack; None if they suffice."""
+    """What ``nodes`` (the resources of each live node) lack; None if they suffice."""
     gpus, cpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("GPU", "CPU"))
     if sum(node.get("GPU", 0) >= needs.gpus_per_node for node in nodes) < needs.nodes:
         have = ", ".join(f"{node.get('GPU', 0):g}" for node in nodes) or "none"
@@ -91,15 +86,14 @@ def missing(needs: Needs, nodes: list[Mapping[str, float]]) -> str | None:
         )
     if cpus < needs.cpus:
         return (
-            f"{needs.cpus} CPUs are needed, Ray has {cpus:g}: set ray_kwargs.ray_init.num_cpus={needs.cpus} (Ray "
-            "counts logical CPUs; more than the machine's cores is fine; under slurm/ it is FSPO_RAY_CPUS), or reduce "
-            "actor_rollout_ref.rollout.agent.num_workers or reward.num_workers"
+            f"{needs.cpus} CPUs are needed, Ray has {cpus:g}: set ray_kwargs.ray_init.num_cpus={needs.cpus} (logical; "
+            "more than the machine's cores is fine; under slurm/ it is FSPO_RAY_CPUS)"
         )
     return None
 
 
 def wait_for_resources(config: DictConfig, say: Callable[[str], None]) -> None:
-    """Return once Ray has what the run needs; ``say`` is called with what is being waited for.
+    """Return once Ray has what the run needs.
 
     Raises:
         ExplainedError: after two minutes without.
@@ -115,10 +109,7 @@ def wait_for_resources(config: DictConfig, say: Callable[[str], None]) -> None:
 
 def main() -> int:
     """Exit status: 0, or 1 if a node has not joined in time."""
-    parser = argparse.ArgumentParser(description="Wait until these nodes are in Ray, or name the missing ones.")
-    parser.add_argument("nodes", nargs="+", metavar="NODE")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds")
-    arguments = parser.parse_args()
+    limit_s, names = float(sys.argv[1]), sys.argv[2:]
     file = Path(os.environ["FSPO_LOG_DIR"], "ray_address")
 
     def lacking() -> str | None:
@@ -128,12 +119,11 @@ def main() -> int:
                 address = file.read_text(encoding="utf-8").strip()
                 ray.init(address=address, log_to_driver=False, logging_level="warning")
             alive = [node["NodeName"] for node in ray.nodes() if node["Alive"]]
-        return ", ".join(name for name in arguments.nodes if name not in alive) or None
+        return ", ".join(name for name in names if name not in alive) or None
 
-    if (nodes := wait_while(lacking, arguments.timeout, lambda text: print(f"waiting, {text}", flush=True))) is None:
-        print(f"{len(arguments.nodes)} node(s) in Ray", flush=True)
+    if (absent := wait_while(lacking, limit_s, lambda text: print(f"waiting, {text}", flush=True))) is None:
         return 0
-    print(f"{nodes} did not join Ray within {arguments.timeout:.0f} s (FSPO_READY_TIMEOUT)", flush=True)
+    print(f"{absent} did not join Ray within {limit_s:.0f} s (FSPO_READY_TIMEOUT)", flush=True)
     return 1
 
 

@@ -1,7 +1,6 @@
-"""The Python stacks of a process, which it writes to its own log when a signal asks it to.
+"""The Python stacks of a process that imports verl, which it writes to its own log when a signal asks it to.
 
-Each process that imports verl listens. ``faulthandler`` writes also where Python's lock is held, and needs no ptrace,
-which many clusters and containers allow to nobody.
+``faulthandler`` writes also where Python's lock is held, and needs no ptrace, which many clusters allow to nobody.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ SIGNAL: Final = getattr(signal, "SIGRTMIN", 0) + 9
 
 def write_when_asked() -> None:
     """Have this process, and those that are forked from it, write their stacks to their log on the signal."""
-    if hasattr(faulthandler, "register"):  # not Windows
-        faulthandler.register(SIGNAL, file=2)
+    faulthandler.register(SIGNAL, file=2)
 
 
 def ask_for_stacks(pids: Iterable[int]) -> None:

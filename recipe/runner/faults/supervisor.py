@@ -38,10 +38,9 @@ _LOOK_AT_NODES_EVERY_S = 2.0
 _SEEN_S = 1.5 * _LOOK_AT_NODES_EVERY_S
 #: How long the nodes may take to look at their processes.
 _STACKS_S = 30.0
-#: How long an error may take to come out of Ray by itself after a failure, before the run is stopped.
-GRACE_S = 8.0
-#: How long the stopped run may take to end after that, before its launching process leaves without waiting.
-LEAVE_S = 15.0
+#: How long an error may take to come out of Ray by itself after a failure, before the run is stopped, and how long the
+#: stopped run may take to end, before its launching process leaves without waiting.
+GRACE_S, LEAVE_S = 8.0, 15.0
 
 
 def _may_end(phase: Phase | None) -> tuple[str, ...]:
@@ -56,7 +55,7 @@ class Supervisor(threading.Thread):
         stop: Should make the launcher's call to Ray return; called if the run goes on ``GRACE_S`` after a failure.
         record: Notes the sentence of a failure and returns the exit status; this process ends with it ``LEAVE_S`` later
             if the run still goes on.
-        hang: The limit on the time without progress; None: there is none.
+        hang: The limit on the time without progress, if there is one.
         other_nodes: Whether the run may have processes on other nodes.
     """
 
@@ -78,16 +77,13 @@ class Supervisor(threading.Thread):
         self._nodes = OtherNodes(run_id, self._phase, self.report, self.over) if other_nodes else None
         self._reaper = Reaper(run_id, str(run_dir))
 
-    def start(self) -> None:
-        super().start()
-        if self._nodes is not None:
-            self._nodes.start()
-
     def report(self, failure: Failure) -> None:
         """Take a failure for the first, unless there was one."""
         self.failure = self.failure or failure
 
     def run(self) -> None:
+        if self._nodes is not None:
+            self._nodes.start()
         while self.failure is None and not self.over.is_set():
             ended = self.processes.first_end(lambda: _may_end(self._phase()))
             if ended is not None and not self.over.is_set():
@@ -104,7 +100,7 @@ class Supervisor(threading.Thread):
             return
         threading.Thread(target=self._stop_run, daemon=True).start()  # a call to a dead Ray may not return
         if not self.over.wait(LEAVE_S):
-            _leave(self._record(failure.sentence))  # the reaper prints the sentence and ends what is left
+            os._exit(self._record(failure.sentence))  # the reaper says it and ends what is left
 
     def _phase(self) -> Phase | None:
         return read_phase(self._run_dir)
@@ -113,7 +109,7 @@ class Supervisor(threading.Thread):
         return [*stopped_of(self.processes), *(self._nodes.stopped() if self._nodes is not None else [])]
 
     def explain(self, error: BaseException, log: Path) -> TrainingFailed:
-        """What a person needs of an error of Ray; a process that is stopped may be behind one without a failure."""
+        """What a person needs of an error of Ray, behind which a stopped process may be."""
         phase = self._phase()
         for _ in range(int(_SEEN_S / 0.1)):
             if self.failure is None:
@@ -123,15 +119,12 @@ class Supervisor(threading.Thread):
         return explained(error, log, self.failure, phase)
 
     def stand_down(self) -> None:
-        """Stop taking the end of a process for a failure.
-
-        After a failure this does nothing, so that the run still ends within LEAVE_S.
-        """
+        """Stop taking the end of a process for a failure; nothing after one, whose run still ends within LEAVE_S."""
         if self.failure is None:
             self.over.set()
 
     def let_go(self, folder: Path | None) -> None:
-        """Leave to the reaper what there is of the run, and the folder of its Ray: this process ends now."""
+        """Leave the run, and the folder of its Ray, to the reaper: this process ends now."""
         self.stand_down()
         self._reaper.bye(folder)
 
@@ -145,36 +138,22 @@ class Supervisor(threading.Thread):
         self._reaper.bye()
 
 
-def _leave(status: int) -> None:
-    os._exit(status)
-
-
-# ---------------------------------------------------------------- other nodes
-
-
 @ray.remote(num_cpus=0, max_concurrency=2)
 class _NodeWatcher:
-    """Waits on one node, as the launching process does on its own."""
-
     def __init__(self, run_id: str) -> None:
         self._processes = Processes(run_id)
 
     def first_end(self) -> Ended:
-        """Wait until a process of the run on this node ends, and return its end."""
         while (ended := self._processes.first_end()) is None:
             pass
         return ended
 
     def stopped(self) -> list[Process]:
-        """Processes of the run here that are stopped; all of them write their stacks."""
         return stopped_of(self._processes)
 
 
 class OtherNodes(threading.Thread):
-    """A thread of the launching process that reports the first death on each other node, once Ray is up.
-
-    Ray's runtime environment carries ``run_id`` to the other nodes. ``over`` is set once the run is over.
-    """
+    """A thread of the launching process that reports the first death on each other node, until the run is ``over``."""
 
     def __init__(
         self, run_id: str, phase: Callable[[], Phase | None], report: Callable[[Failure], None], over: threading.Event

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -44,37 +45,24 @@ def loss_problem(config: DictConfig) -> str | None:
         settings = omega_conf_to_dataclass(actor)
     except Exception as error:
         return f"{refused}: {' '.join(str(error.__cause__ or error).split())}"
-    function, arguments = POLICY_LOSS_REGISTRY[loss_mode], _arguments(settings)
+    function = POLICY_LOSS_REGISTRY[loss_mode]
     try:
-        _update(function, arguments)
+        _update(function, _arguments(settings))
     except (Exception, SystemExit) as error:
         if getattr(error, "needs_worker", False):  # an exception may say so itself
             return None
-        if _is_certain(function, arguments, error):
-            return f"{_LOSS}={loss_mode} would end the run at its first mini-batch: {_in_words(error)}"
-        print(
-            f"note: {_LOSS}={loss_mode} was tried on a made-up batch, and failed there: {_in_words(error)}", flush=True
+        # verl's and this repository's need nothing else than they get here.
+        is_certain = isinstance(error, _ResultError | TypeError) or inspect.unwrap(function).__module__.startswith(
+            ("verl.", "fspo.")
         )
+        if is_certain:
+            return f"{_LOSS}={loss_mode} would end the run at its first mini-batch: {_in_words(error)}"
+        print(f"note: {_LOSS}={loss_mode} failed on a made-up batch: {_in_words(error)}", file=sys.stderr, flush=True)
     return None
 
 
 class _ResultError(ValueError):
     """A loss has returned what verl cannot use."""
-
-
-def _is_certain(function: Callable[..., Any], arguments: Mapping[str, Any], error: BaseException) -> bool:
-    """Whether a loss that failed here would fail in a worker, too: verl's and this repository's need nothing else."""
-    if isinstance(error, _ResultError) or inspect.unwrap(function).__module__.startswith(("verl.", "fspo.")):
-        return True
-    try:
-        inspect.signature(function).bind(**arguments)
-    except TypeError:
-        return True
-    except ValueError:  # of a compiled function
-        return False
-    lacking = getattr(error, "obj", None)  # a setting that is not there
-    of_settings = any(lacking is one for one in (arguments["config"], arguments["config"].policy_loss))
-    return isinstance(error, AttributeError) and of_settings
 
 
 def _arguments(settings: Any) -> dict[str, Any]:

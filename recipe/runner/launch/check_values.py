@@ -98,8 +98,6 @@ def value_problems(config: DictConfig, classes: Mapping[str, type]) -> Iterator[
         for one in value if OmegaConf.is_list(value) else [value]:
             if one is not None and not str(one).strip():
                 yield f"{key}={one}: a run needs this path; is a variable of the shell not set?"
-    if str(config.trainer.default_local_dir).startswith("~"):
-        yield f"{_PATHS[0]}={config.trainer.default_local_dir}: no shell writes out this ~: give $HOME/... instead"
 
 
 def type_problem(key: str, value: Any, kind: Any) -> str | None:

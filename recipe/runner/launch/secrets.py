@@ -1,12 +1,11 @@
 """Secrets come by the environment: given literally they are refused, and a reference is written as it is.
 
-A secret is the value of a key that says key, token, password or secret (:func:`is_secret`), of a variable of
-``runtime_env.env_vars`` too, and what stands before the host of an address. Given as ``${oc.env:NAME}`` it stays that
-text in all that a run writes, prints and hands to verl's loggers; so does any other text from the environment.
+Given as ``${oc.env:NAME}`` a value stays that text in all that a run writes, prints and hands to verl's loggers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,166 +16,112 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from recipe.runner.launch.settings import key_of, leaves, parsed
+from recipe.runner.launch.settings import is_below, key_of, leaves, parsed
 
-_WORDS: Final = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z][a-z0-9]*|\d+")
-#: Words that make a key a secret's, wherever they stand in it.
-_SECRET: Final = re.compile("passwords?|passwd|passphrase|secrets?|credentials?|apikeys?")
-#: Before ``key`` and ``keys``: a column of a data set, or a key of a dictionary.
-_OF_COLUMNS: Final = re.compile(
-    "prompt|response|question|answer|images?|videos?|audios?|messages?|tools?|fn|teacher|data|source|label|text|input|"
-    "output|target|group|sort|partition|primary|foreign|index|metric|cache|dict|value|column|reward|score|chosen|"
-    "rejected|query|solution|problem|id|category|split|truth"
+#: How a key ends whose value is a secret; and how one of a tokenizer's settings, or of a data set's columns, ends.
+_SECRET: Final = re.compile(
+    r"(token|password|passwd|passphrase|secret|credentials?|(api|access|secret|private)_?key)_?\d*$"
 )
-#: Before ``token`` and ``tokens``, and behind them: of a vocabulary, or a number of them.
-_KINDS_OF_TOKENS: Final = re.compile(
-    "bos|eos|pad|unk|sep|cls|mask|stop|start|end|special|added|image|video|audio|think|prompt|response|speculative|max|"
-    "min|num|n|per|batched|draft|format|eot|call"
+_OF_TOKENIZERS: Final = re.compile(
+    "(bos|eos|pad|unk|sep|cls|mask|stop|start|end|special|image|video|audio|think|prompt|response|draft|format|eot|call)"
+    "_token$"
 )
-_OF_TOKENS: Final = re.compile("ids?|len|length|level|start|end|count|limit|budget|mean|sum|types?")
-#: Of verl's distillation: which data source a model teaches.
-_NO_SECRETS: Final = re.compile(r"(^|\.)teacher_models\.\w+\.key$")
-_ENVIRONMENT: Final = re.compile(r"(^|\.)env_vars\.")
 _REFERENCE: Final = re.compile(r"\$\{oc\.env:\w+\}")
-#: Of the environment, without a default, or of another key.
-_REFERS: Final = re.compile(r"\$\{(oc\.env:\w+|[\w.\[\]]+)\}")
-#: With a password before the host.
-_ADDRESS: Final = re.compile(r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*://[^\s/'\"]+@", re.IGNORECASE)
+#: No literal: a missing value, or a reference to the environment, without a default, or to another key.
+_IS_NONE: Final = re.compile(r"^\?\?\?$|\$\{(oc\.env:\w+|[\w.\[\]]+)\}")
 
 
-def is_secret(key: str, number: bool = False) -> bool:
+def is_secret(key: str) -> bool:
     """Whether the value of a key is a secret by its name, or by that of a group above it.
 
-    ``api_key``, ``HF_TOKEN``, ``dbPassword`` and ``client_secret`` are; ``tokenizer``, ``max_tokens``, ``pad_token_id``
-    and ``data.prompt_key`` are not. A number is none where it is one of tokens, or of what another word says
-    (``token_penalty``, ``num_key_value_heads``).
+    ``api_key``, ``HF_TOKEN``, ``dbPassword`` and ``client_secret`` are; ``max_tokens`` and ``pad_token`` are not.
     """
-    above, _, name = _ENVIRONMENT.sub(".", key).rpartition(".")
-    if above and is_secret(above, number):
-        return True
-    words = [word.lower().rstrip("0123456789") for word in _WORDS.findall(name)]
-    for word, before, behind in zip(words, ["", *words], [*words[1:], ""], strict=False):
-        if _SECRET.fullmatch(word):
-            return True
-        if number and (word == "tokens" or behind):
-            continue
-        if word in ("key", "keys") and not _OF_COLUMNS.fullmatch(before) and not _NO_SECRETS.search(key):
-            return True
-        if word in ("token", "tokens") and not (_KINDS_OF_TOKENS.fullmatch(before) or _OF_TOKENS.fullmatch(behind)):
-            return True
-    return False
+    names = (re.sub("(?<=[a-z])(?=[A-Z])|-", "_", name).lower() for name in re.split(r"[.\[\]]", key))
+    return any(_SECRET.search(name) and not _OF_TOKENIZERS.search(name) for name in names)
 
 
-def _is_variable(key: str) -> bool:
-    """Whether a key names a variable of ``runtime_env.env_vars``."""
-    return _ENVIRONMENT.search(key) is not None
-
-
-def is_reference(value: Any) -> bool:
-    """Whether a text, or one of a list, is from the environment, as it is written."""
-    return any(map(is_reference, value)) if isinstance(value, list) else bool(_REFERENCE.search(str(value)))
-
-
-def _is_literal(key: str, value: Any) -> bool:
-    """Whether a leaf, as it is given, is a secret and no reference."""
+def _literals(value: Any, key: str) -> Iterator[str]:
+    """The key of every secret in plain containers that is no reference."""
     if isinstance(value, Mapping):
-        return any(_is_literal(f"{key}.{name}", part) for name, part in value.items())
-    if isinstance(value, list | tuple):
-        return any(_is_literal(f"{key}[{index}]", part) for index, part in enumerate(value))
-    text = str(value)
-    if value is None or isinstance(value, bool) or text == "???" or _REFERS.search(text):
-        return False
-    return _ADDRESS.search(text) is not None or is_secret(key, isinstance(value, int | float))
+        for name, part in value.items():
+            yield from _literals(part, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            yield from _literals(part, f"{key}[{index}]")
+    elif is_secret(key) and not (value is None or isinstance(value, bool) or _IS_NONE.search(str(value))):
+        yield key
 
 
 def literal_problems(given: Any, key: str = "") -> Iterator[str]:
     """A sentence for every secret that stands literally in plain containers, with their references."""
-    for place, value in leaves(given, key):
-        if _is_literal(place, value):
-            yield (
-                f"{place}: a secret stands on the command line, where others can read it, or in a file: export "
-                f"NAME=VALUE, and give {place}='${{oc.env:NAME}}', or leave it out if its reader knows the variable, "
-                "which the run's processes inherit (docs/clusters.md#secrets)"
-            )
+    for place in _literals(given, key):
+        yield (
+            f"{place}: a secret stands on the command line, where others can read it, or in a file: export NAME=VALUE, "
+            f"and give {place}='${{oc.env:NAME}}', or leave it out if its reader knows the variable, which the run's "
+            "processes inherit (docs/clusters.md#secrets)"
+        )
 
 
 def problems_of_words(words: Sequence[str]) -> Iterator[str]:
     """:func:`literal_problems` of the words of a command; those that are no overrides are Hydra's to name."""
     for word in words:
-        try:
+        with contextlib.suppress(HydraException, ValueError):
             (override,) = parsed([word])
-        except (HydraException, ValueError):
-            continue
-        if not override.is_sweep_override():
-            yield from literal_problems(override.value(), key_of(override))
+            if not override.is_sweep_override():
+                yield from literal_problems(override.value(), key_of(override))
 
 
-def as_given(value: Any, key: str = "", references: Mapping[str, str] | None = None) -> Any:
-    """A value in plain containers with every text from the environment as the reference that it was given as.
-
-    Args:
-        value: Resolved.
-        key: Its own, with those of the groups above it.
-        references: By key, what :func:`references` gives.
-    """
-    if isinstance(value, Mapping):
-        return {name: as_given(part, f"{key}.{name}" if key else str(name), references) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_given(part, f"{key}[{index}]", references) for index, part in enumerate(value)]
-    return (references or {}).get(key, value)
+def is_reference(value: Any) -> bool:
+    """Whether a text, or a part of a value, is from the environment, as it is written."""
+    return _REFERENCE.search(str(value)) is not None
 
 
-def references(config: DictConfig) -> dict[str, str]:
-    """What stands in ``config`` in place of each text from the environment, by its key; entries of lists as ``key[0]``.
+def references(config: DictConfig) -> dict[str, Any]:
+    """What stands in ``config``, not resolved yet, in place of each value with a text from the environment, by key.
 
-    ``config`` is not resolved yet. A variable that is not set has no reference: the value is the default in the file.
-    Numbers are recorded as they are.
+    A variable that is not set has no reference: the value is the default in the file. Numbers are recorded as they are.
     """
 
     def reference(name: str, *default: Any) -> Any:
         return f"${{oc.env:{name}}}" if name in os.environ else oc.env(name, *default)
 
+    given = dict[str, Any]()
     OmegaConf.register_new_resolver("oc.env", reference, replace=True)
     try:
-        texts = {key: text for key, text in _texts(config) if _REFERENCE.search(text)}
+        for key, _ in leaves(OmegaConf.to_container(config)):
+            with contextlib.suppress(OmegaConfBaseException, ValueError, TypeError):  # it cannot be made of references
+                value = OmegaConf.select(config, key)
+                given[key] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
     finally:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
-    return {key: text for key, text in texts.items() if isinstance(OmegaConf.select(config, key), str)}
+    texts = {key: value for key, value in given.items() if is_reference(value)}
+    return {key: text for key, text in texts.items() if not isinstance(OmegaConf.select(config, key), int | float)}
 
 
-def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Key and text of every leaf that is one; a leaf that cannot be made of references has none."""
-    names = node.keys() if OmegaConf.is_dict(node) else range(len(node))
-    for name in names:
-        below = f"{key}[{name}]" if OmegaConf.is_list(node) else f"{key}.{name}" if key else str(name)
-        try:
-            value = node[name]
-        except (OmegaConfBaseException, ValueError, TypeError):
-            continue
-        if OmegaConf.is_config(value):
-            yield from _texts(value, below)
-        elif isinstance(value, str):
-            yield below, value
-
-
-def printed_problems(config: DictConfig, references: Mapping[str, str], joins: bool) -> Iterator[str]:
-    """A sentence for every secret that Ray, vLLM or verl would print, or write on a command line.
+def as_given(value: Any, references: Mapping[str, Any], key: str = "") -> Any:
+    """A resolved value in plain containers with every text from the environment as the reference that it was given as.
 
     Args:
-        config: Resolved.
+        value: In plain containers.
         references: By key, what :func:`references` gives.
-        joins: Whether the run joins a cluster, in which Ray hands ``runtime_env.env_vars`` on by command lines.
+        key: Its own, with those of the groups above it.
     """
-    for group in ("ray_kwargs", "actor_rollout_ref.rollout.engine_kwargs"):
-        if (part := OmegaConf.select(config, group)) is None:
-            continue
-        for key, value in leaves(OmegaConf.to_container(part, resolve=True), group):
-            name, of_environment = key.rpartition(".")[2], _is_variable(key)
-            if of_environment and not joins:
-                continue  # handed on by the environment of Ray itself
-            if _is_literal(key, value) or (of_environment and key in references):
-                variable = name if of_environment else "the variable that its reader knows, such as HF_TOKEN,"
-                yield (
-                    f"{key}: its value would stand on command lines or in logs, which others can read; leave it out, "
-                    f"and set {variable} in the environment of the processes (docs/clusters.md#secrets)"
-                )
+    if key in references:
+        return references[key]
+    if isinstance(value, Mapping):
+        return {name: as_given(part, references, f"{key}.{name}" if key else name) for name, part in value.items()}
+    return value
+
+
+def printed_problems(references: Mapping[str, Any], joins: bool) -> Iterator[str]:
+    """A sentence for every text from the environment that vLLM or Ray would print, or write on a command line.
+
+    ``joins``: the run joins a cluster, in which Ray hands ``runtime_env.env_vars`` on by command lines.
+    """
+    printed = ["actor_rollout_ref.rollout.engine_kwargs", *(["ray_kwargs"] if joins else [])]
+    for key in references:
+        if is_below(key, printed):
+            yield (
+                f"{key}: its value would stand on command lines or in logs, which others can read; leave it out, and "
+                "set the variable that its reader knows in the environment of the processes (docs/clusters.md#secrets)"
+            )

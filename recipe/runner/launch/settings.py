@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +11,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from fspo.files import local_path
 from recipe.runner.launch.machine import pass_to_ray_workers, starts_ray
 
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
@@ -85,7 +85,10 @@ def on_this_machine(config: DictConfig, elsewhere: bool = False) -> None:
         config.trainer.default_local_dir = absolute(str(config.trainer.default_local_dir))
         for key in PATHS:
             place = str(OmegaConf.select(config, key) or "")
-            place = local_path(place) if key in PATHS[:2] else place.removeprefix("file://")  # a model may be packaged
+            if place.startswith("pkg://") and key in PATHS[:2]:  # a model of an installed package
+                package, _, inside = place.removeprefix("pkg://").partition("/")
+                place = str(importlib.resources.files(package) / inside)
+            place = place.removeprefix("file://")
             if place and "://" not in place and Path(place).expanduser().exists():
                 OmegaConf.update(config, key, absolute(place))
         for key in DATA:

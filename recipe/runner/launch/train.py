@@ -15,7 +15,7 @@ import ray
 from omegaconf import DictConfig, open_dict
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
-from fspo.records import INFO_FILE
+from fspo.files import INFO_FILE
 from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.hang import HangLimit
 from recipe.runner.faults.phase import Phase, read_phase, write_phase
@@ -34,7 +34,6 @@ from recipe.runner.faults.preemption import (
 from recipe.runner.faults.processes import own_run_id
 from recipe.runner.faults.supervisor import Supervisor
 from recipe.runner.launch import run_folder
-from recipe.runner.launch.machine import ray_folder
 from recipe.runner.launch.resume import last_steps, status_after_failure
 from recipe.runner.progress import length, print_new, say
 from recipe.runner.ranks import only_generating
@@ -87,9 +86,9 @@ def train(config: DictConfig) -> int:
     ENDING.run_dir, ENDING.let_go = str(folder), let_go
     follower = threading.Thread(target=_follow, args=(folder, length(folder), over, sys.stdout), daemon=True)
     follower.start()
-    if (private := ray_folder()) is not None:
+    if ENDING.folder is not None:
         with open_dict(config):
-            config.ray_kwargs.ray_init._temp_dir = str(private)
+            config.ray_kwargs.ray_init._temp_dir = str(ENDING.folder)
     status, why, code = "failed", None, FAILED
     try:
         # What verl prints in this process goes to the log; progress has its own way to the terminal.

@@ -1,14 +1,12 @@
 """TransferQueue's messages carry a code that only processes of the run can make.
 
 TransferQueue 0.1.11 unpickles what comes in at its sockets, which listen on the node's address: whoever reaches a port
-runs code as the owner of the run. It has no setting for CURVE or a key. All messages pass through
-``ZMQMessage.serialize`` and ``deserialize``; what comes between, the storage's proxy, reads a peer's name only. So the
-sender appends an HMAC-SHA256 over all frames, each with its length before it, and the receiver compares it before it
-decodes anything. A message without the code is what TransferQueue calls undecodable: its loops log it, answer with an
-error and go on.
+runs code as the owner of the run. It has no setting for CURVE or a key. So the sender appends an HMAC-SHA256 over all
+frames, each with its length before it, and the receiver compares it before it decodes anything. A message without the
+code is undecodable: TransferQueue's loops log it, answer with an error and go on.
 
 The key is derived from Ray's token, which every process of a Ray has. Without one the sockets are as open as Ray is. A
-message that is sent again is not noticed: who reads the traffic between the run's processes reads Ray's token, too.
+message that is sent again is not noticed: who reads the run's traffic reads Ray's token, too.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import hmac
 from collections.abc import Sequence
 from typing import Any, Final
 
-from fspo.when_imported import WhenImported
+from recipe.runner.when_imported import WhenImported
 
 #: What the key is for: another use of Ray's token has another key.
 _LABEL: Final = b"TransferQueue frames"
@@ -39,7 +37,7 @@ def are_signed() -> bool:
 
 
 def code_of(key: bytes, frames: Sequence[Any]) -> bytes:
-    """HMAC-SHA256 over the frames; of each its number of bytes (8, little-endian), then the bytes, without a copy."""
+    """HMAC-SHA256 over the frames; of each its number of bytes (8, little-endian), then the bytes."""
     code = hmac.new(key, digestmod=hashlib.sha256)
     for frame in frames:
         code.update(memoryview(frame).nbytes.to_bytes(_LENGTH_BYTES, "little"))

@@ -18,9 +18,8 @@ from verl.workers.engine_workers import TrainingWorker
 def rows_of_ranks(lengths: Sequence[int], mini_batch: int, ranks: int) -> list[list[int]]:
     """Balance every mini-batch over the ranks.
 
-    verl balances the rollout batch as a whole, and each rank cuts its part into mini-batches: their members depend on
-    the number of ranks, and in every one of them all ranks wait for the longest part. Here mini-batch m consists of the
-    rows from m * ``mini_batch`` on, whatever the number of ranks.
+    verl balances the rollout batch as a whole, and each rank cuts its part into mini-batches, whose members depend on
+    the number of ranks. Here mini-batch m consists of the rows from m * ``mini_batch`` on, whatever that number.
 
     Args:
         lengths: Tokens of each sequence; as many as a multiple of ``ranks``.
@@ -42,12 +41,10 @@ class SamePacksWorker(TrainingWorker):
     """``TrainingWorker`` that infers mini-batch by mini-batch where the batch says how large one is.
 
     ``train_mini_batch`` splits a mini-batch into packs, so a pass over the mini-batches forms the packs of the update.
-    The weights are loaded and offloaded once. What does not divide goes as a whole, as verl has it: a batch while a
-    critic warms up, or micro-batches of the pass that are larger than a mini-batch.
+    What does not divide goes as a whole, as verl has it.
     """
 
     # upstream: verl.workers.engine_workers "output = self.engine.infer_batch(data, loss_function=loss_function)"
-    # upstream: verl.workers.engine_workers:TrainingWorker.infer_batch(data)
     def infer_batch(self, data: Any) -> Any:
         size = tu.pop(data, key="mini_batch_size", default=None)
         size = len(data) if size is None else size // self.engine.get_data_parallel_size()

@@ -20,12 +20,8 @@ CONTROL_SLOTS: Final = 64
 
 
 def slots(config: DictConfig) -> int | None:
-    """Slots that each server needs; None: verl's number will do.
-
-    They are enough for the responses to a step's prompts and to those in advance, of all servers. An aborted request
-    returns to the server that it came from, so the servers' parts do not stay equal, and a slot that nobody uses costs
-    nothing.
-    """
+    """Slots that each server needs, for a step's responses and those in advance; None: verl's number will do."""
+    # Of all servers: an aborted request returns to the one that it came from, so that their parts do not stay equal.
     # upstream: verl.workers.rollout.router "if request_id in self._request_id_to_server:"
     if (mode := asynchronous_mode(config)) is None:
         return None

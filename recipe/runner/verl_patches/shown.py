@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fspo.records import CONFIG_FILE
+from fspo.files import CONFIG_FILE
 
 
 def written(config: Mapping[str, Any]) -> Any:

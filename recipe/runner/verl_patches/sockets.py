@@ -16,10 +16,9 @@ _SHARED: Final = "ipc:///tmp/"
 def move_weights_to_the_private_folder(transfer: Any) -> None:
     """Have both ends of a transfer use the user's private folder in place of /tmp, and the run's id in the name.
 
-    verl 0.9.1 names the socket by the number of Ray's job, which counts from 1 in every Ray: of two runs at a time on
-    one machine, each with a Ray of its own, one receives the other's weights, or both wait for ever (seen). In /tmp
-    another user can make a socket of that name first, and vLLM's workers unpickle what comes from it. There is neither
-    a setting nor a hook.
+    verl 0.9.1 names the socket by the number of Ray's job, which counts from 1 in every Ray: of two runs on one machine
+    one receives the other's weights, or both wait for ever (seen). In /tmp another user can make a socket of that name
+    first, and vLLM's workers unpickle what comes from it. There is neither a setting nor a hook.
 
     Args:
         transfer: verl's module ``bucketed_weight_transfer``.

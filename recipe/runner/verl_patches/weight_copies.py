@@ -22,7 +22,6 @@ class CopyingWorker(DetachActorWorker):
     def copy_handler(self) -> Callable[[torch.nn.Module], Any]:
         """verl's own, with a copy of what lies on the host."""
         # upstream: verl.utils.fsdp_utils "local_cpu_tensor = local_gpu_tensor.detach().cpu()"
-        # upstream: verl.experimental.separation.engine_workers:DetachActorWorker.copy_handler
         save = super().copy_handler
 
         def copy(module: torch.nn.Module) -> Any:
@@ -37,7 +36,6 @@ class CopyingWorker(DetachActorWorker):
     @property
     def restore_handler(self) -> Callable[..., Any]:
         """verl's own, once its offloading has ended: it writes to the same memory."""
-        # upstream: verl.experimental.separation.engine_workers:DetachActorWorker.restore_handler
         restore = super().restore_handler
 
         def put_back(*args: Any) -> Any:
