@@ -15,7 +15,7 @@ from recipe.runner.launch.check_reward import scores_of_the_usual_forms
 from recipe.runner.launch.settings import DATA, files_of
 
 from fspo.audit.expected import shares_outside
-from fspo.files import INFO_FILE, existing_place, read_object
+from fspo.files import INFO_FILE, read_object
 from fspo.losses import LOSSES
 from fspo.types import NO_CLIP, SequenceLossSettings
 
@@ -57,8 +57,10 @@ def said(start: Start) -> Iterator[str]:
     for note in start.notes:
         yield f"note: {note}"
     keeps = f"keeps {config.trainer.max_actor_ckpt_to_keep or 'all its'} checkpoints"
-    does, free = keeps if config.trainer.save_freq > 0 else "saves none", disk_usage(existing_place(folder)).free
-    yield f"folder: {folder}; the run {does}, and {free / 2**30:.0f} GiB are free"
+    does, place = keeps if config.trainer.save_freq > 0 else "saves none", folder
+    while not place.exists():
+        place = place.parent
+    yield f"folder: {folder}; the run {does}, and {disk_usage(place).free / 2**30:.0f} GiB are free"
     for problem in start.unsettled:
         yield f"to be seen on the machine of the run: {problem}"
     yield "not checked: memory, time, and what the workers load"
