@@ -184,7 +184,7 @@ def test_a_gradient_scale_counts_the_models_tokens_and_responses_that_are_reject
 ) -> None:
     """A tool has written three of a's tokens, and verl's rollout correction empties b's mask before the update."""
     config = composed(
-        "trainer.default_local_dir=/nowhere", "algo=fspo", "fspo.clip_values=published", "fspo.match_scale=matched"
+        "trainer.default_local_dir=/nowhere", "fspo.clip_values=published", "fspo.skip_zero_advantage=false"
     )
     masks = {"a_0_0": [1, 0, 0, 0, 1, 1], "b_0_0": [1] * 9}
 
