@@ -16,14 +16,8 @@ from typing import Final
 import numpy as np
 
 from fspo.clip_value import ACCEPT, FEWEST_GROUPS, needed_scale, scale_for, scale_with_interval, scaled
-from fspo.fairness.lre import (
-    Array,
-    Interval,
-    LengthReweightingError,
-    cluster_interval,
-    drawn_clusters,
-    percentile_ends,
-)
+from fspo.fairness import lre
+from fspo.fairness.lre import Array, Interval, LengthReweightingError
 from fspo.kept import clipped_cosine
 from fspo.losses import ALGORITHMS, BANDS, named_loss
 from fspo.responses import Responses
@@ -37,10 +31,8 @@ _GRID: Final[Array] = np.round(np.arange(0.0, 1.5 + 1e-9, 0.01), 2)
 _MOST_ROWS: Final = 100_000
 _FEWEST_BINS: Final = 3
 _LARGEST_LOG: Final = 700.0
-#: No clip value is given where so many of the responses have |S| above s_max; a length-normalised weight may have
-#: responses so long that S is, so there also above so many nats a token.
-_DIVERGED_SHARE: Final = 0.05
-_DIVERGED_TOKEN: Final = 0.5
+#: No clip value is given where |S| is above s_max in so many of the responses.
+_DIVERGED: Final = 0.05
 
 
 def too_few(responses: Responses) -> str | None:
@@ -91,7 +83,7 @@ def exponent_of(responses: Responses) -> Interval:
 
     rms_M = np.sqrt(np.bincount(responses.batch_B, responses.z_B**2) / np.bincount(responses.batch_B))
     scale_M = np.divide(1.0, rms_M, out=np.zeros_like(rms_M), where=rms_M > 0)
-    return cluster_interval(slope, within_mini_batches(responses, responses.s_B * scale_M[responses.batch_B]))
+    return lre.cluster_interval(slope, within_mini_batches(responses, responses.s_B * scale_M[responses.batch_B]))
 
 
 # ---------------------------------------------------------------- movement or rounding
@@ -119,7 +111,7 @@ def rounding_share(responses: Responses) -> Interval:
         return float(weight_J @ log_exp_J / (weight_J @ log_cosh_J)) if weight_J.any() else float("nan")
 
     columns = (np.ones_like(s_B), np.expm1(s_B), 2 * np.sinh(s_B / 2) ** 2)
-    return cluster_interval(share, [responses.by_cluster(column_B) for column_B in columns])
+    return lre.cluster_interval(share, [responses.by_cluster(column_B) for column_B in columns])
 
 
 def movement_verdict(share: Interval) -> str:
@@ -193,16 +185,11 @@ class EvenBand:
         """The exponent to take: one's own unless it is shown to be less even than the most even one; else the most even
         of those with a name that are not shown to be; else the most even one.
         """
-        best = self.errors[self.exponent.value].debiased.high
-        near = [
-            power
-            for power, error in self.errors.items()
-            if self.exponent.low <= power <= self.exponent.high or error.debiased.low <= best
-        ]
+        best, even = self.exponent, {power: error.debiased for power, error in self.errors.items()}
+        near = [x for x in even if best.low <= x <= best.high or even[x].low <= even[best.value].high]
         if own in near:
             return own
-        named = [power for power in near if power in NAMED]
-        return min(named, key=lambda power: self.errors[power].debiased.value, default=self.exponent.value)
+        return min((x for x in near if x in NAMED), key=lambda x: even[x].value, default=best.value)
 
 
 def even_band(
@@ -240,16 +227,16 @@ def even_band(
         deviation_EJ = accepted_EJ / np.maximum(total_J, 1) / (accepted_EJ.sum(1) / total_J.sum())[:, None] - 1
         return np.asarray(deviation_EJ**2 @ (total_J / total_J.sum()))
 
-    drawn_RE = np.array([unevenness(sums_X) for sums_X in drawn_clusters(clusters) @ flat_CX])
+    drawn_RE = np.array([unevenness(sums_X) for sums_X in lre.drawn_clusters(clusters) @ flat_CX])
     # The clusters' noise adds to the data once, and to a resample twice.
     measured_E = unevenness(flat_CX.sum(0))
     noise_E = drawn_RE.mean(0) - measured_E
     best = float(_GRID[(measured_E - noise_E).argmin()])
-    exponent = Interval(best, *percentile_ends(_GRID[(drawn_RE - 2 * noise_E).argmin(1)], clusters), clusters)
+    low, high = lre.percentile_ends(_GRID[(drawn_RE - 2 * noise_E).argmin(1)], clusters)
     bands = {best: equal[int(_GRID.searchsorted(best))]} | {power: power_band(power) for power in NAMED}
     bands |= {} if own is None else {own.exponent: own}
     errors = {power: counted.error(accepted_at(counted, settings, accept)) for power, settings in bands.items()}
-    return EvenBand(exponent, errors)
+    return EvenBand(Interval(best, low, high, clusters), errors)
 
 
 # ---------------------------------------------------------------- in sentences
@@ -288,9 +275,10 @@ def _band_line(band: EvenBand, view: str, accept: float, own: float | None) -> s
 
 def _has_diverged(responses: Responses, settings: SequenceLossSettings) -> bool:
     """Whether S is far past what the weight of a loss is made for, so that no clip value of it means anything."""
-    by_token = 0.0 if settings.weight == "sequence" else _DIVERGED_TOKEN
+    # Responses may be so long that S is above s_max: a length-normalised weight is made for half a nat a token.
+    by_token = 0.0 if settings.weight == "sequence" else 0.5
     limit_B = np.maximum(settings.s_max, by_token * responses.length_B)
-    return float(np.mean(np.abs(responses.s_B) > limit_B)) > _DIVERGED_SHARE
+    return float(np.mean(np.abs(responses.s_B) > limit_B)) > _DIVERGED
 
 
 def _clip_line(
@@ -300,11 +288,9 @@ def _clip_line(
     needed_B = needed_scale(counted.s_B, counted.length_B, settings)
     factor = scale_with_interval(needed_B, counted.cluster_B, accept)
     value, low, high = (scaled(settings, scale) for scale in (factor.value, factor.low, factor.high))
-    below, above = (
-        f"{getattr(value, side):.3g} [{getattr(low, side):.3g}, {getattr(high, side):.3g}]"
-        for side in ("c_low", "c_high")
-    )
-    c = above if value.c_low == value.c_high else f"{below} below and {above} above"
+    c = f"{value.c_high:.3g} [{low.c_high:.3g}, {high.c_high:.3g}]"
+    if value.c_low != value.c_high:
+        c = f"{value.c_low:.3g} [{low.c_low:.3g}, {high.c_low:.3g}] below and {c} above"
     says = f"{shape(value.exponent)}: c = {c} {unit_of(value.exponent)}"
     if value.exponent in (0, 1):
         says += f", or eps = {' and '.join(f'{eps:.3g}' for eps in eps_of_c(value.c_low, value.c_high))} on the ratio"
@@ -333,7 +319,7 @@ def _in_verl(band: SequenceLossSettings, loss: str, mean_length: float) -> str:
 
 def conclude(
     responses: Responses,
-    loss: str | None = None,
+    loss: str = "",
     accept: float = ACCEPT,
     settings: SequenceLossSettings | None = None,
     view: str = "outside",
@@ -353,8 +339,8 @@ def conclude(
     if reason := too_few(counted):
         return [reason]
     # How a gradient grows with L is known of a loss of this package; that of verl's hangs on loss_agg_mode.
-    ours = settings or ALGORITHMS.get(str(loss))
-    own = ours or ALGORITHMS.get(named_loss(str(loss)) or "")
+    ours = settings or ALGORITHMS.get(loss)
+    own = ours or ALGORITHMS.get(named_loss(loss) or "")
     if own is not None and (own.needs_state or min(own.c_low, own.c_high) <= 0):
         own = None  # a band that is measured, or none, has no exponent to keep
     own_power = own.exponent if own else None
@@ -365,13 +351,13 @@ def conclude(
         lines.append(_band_line(band, view, accept, own_power))
         of = own if own and chosen[view] == own_power else power_band(chosen[view])
         if _has_diverged(responses, of):
-            how = f"|S| is above s_max={of.s_max:g} in more than {_DIVERGED_SHARE:.0%} of the responses"
+            how = f"|S| is above s_max={of.s_max:g} in more than {_DIVERGED:.0%} of the responses"
             lines.append(f"no clip value: the policy has diverged from pi_old, {how}")
         else:
             says, value = _clip_line(counted, of, view, accept)
             lines.append(says)
             if find_spec("verl") is not None and not own_mask:
-                lines.append(_in_verl(value, str(loss), float(responses.length_B.mean())))
+                lines.append(_in_verl(value, loss, float(responses.length_B.mean())))
     else:
         lines.append(f"no even band and no clip value: at least {accept:.0%} are accepted at any width")
     lines.append(_mean_line(responses))

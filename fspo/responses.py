@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fspo.fairness.lre import Array, LengthReweightingError, bin_of, bin_starts, length_reweighting_error
+from fspo.fairness.lre import Array, LengthReweightingError, bins_of, length_reweighting_error
 
 if TYPE_CHECKING:
     from fspo.types import SequenceLossOutput, SequenceLossSettings
@@ -182,8 +182,8 @@ class Responses:
 
     @cached_property
     def bin_B(self) -> npt.NDArray[np.int64]:
-        """Bin of each; eight bins of equal mass (:func:`fspo.fairness.lre.bin_starts`)."""
-        return bin_of(self.length_B, bin_starts(self.length_B))
+        """Bin of each; eight bins of equal mass (:func:`fspo.fairness.lre.bins_of`)."""
+        return bins_of(self.length_B)
 
     def by_bin(self, values_B: Array | None = None) -> Array:
         """Sums by bin, [J], of the values, or the number of responses."""

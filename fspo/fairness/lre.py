@@ -22,8 +22,6 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-BINS: Final = 8
-"""Bins of length, of equal mass, unless somebody asks for another number."""
 MIN_CLUSTERS: Final = 8
 """With fewer, the spread between them is too uncertain for an interval."""
 #: Where a bin of length may begin: at each length to 17, then in eighths of an octave.
@@ -117,22 +115,18 @@ def cluster_interval(statistic: Callable[..., float], sums: Sequence[Array]) -> 
 # ---------------------------------------------------------------- bins of length
 
 
-def bin_starts(length_B: npt.ArrayLike, bins: int = BINS) -> npt.NDArray[np.int64]:
-    """Where each of at most ``bins`` bins of nearly equal mass begins, in tokens, int64 [J]. Defined here.
+def bins_of(length_B: npt.ArrayLike, bins: int = 8) -> npt.NDArray[np.int64]:
+    """Bin of each length, numbered from 0, of at most ``bins`` of nearly equal mass, int64 [B]. Defined here.
 
     Bin j ends at the border (every length to 17, then eighths of an octave) before which the share of the responses is
     nearest to j / bins, so that equal lengths stay together. Where many have one length there are fewer bins.
     """
-    count = np.bincount(np.searchsorted(_BORDERS, length_B, side="right") - 1)
+    cell_B = np.searchsorted(_BORDERS, length_B, side="right") - 1
+    count = np.bincount(cell_B)
     used = np.flatnonzero(count)
     reached = np.concatenate([[0], np.cumsum(count[used])])
     first = {int(np.abs(reached - reached[-1] * j / bins).argmin()) for j in range(bins)} - {len(used)}
-    return _BORDERS[used[sorted(first)]] if len(used) else _BORDERS[:1]
-
-
-def bin_of(length_B: npt.ArrayLike, starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Number of the bin of each length, by :func:`bin_starts`; shorter ones are in the first."""
-    return np.maximum(np.searchsorted(starts, length_B, side="right") - 1, 0)
+    return np.searchsorted(used[sorted(first)], cell_B, side="right") - 1
 
 
 # ---------------------------------------------------------------- the error
@@ -202,13 +196,8 @@ def length_reweighting_error(
 
     Returns:
         The estimate. Where nothing was accepted, or there is no response, LRE is undefined and nan.
-
-    Raises:
-        ValueError: If shapes differ.
     """
     acc_CK, tot_CK = (np.atleast_2d(np.asarray(counts, dtype=np.float64)) for counts in (accepted, total))
-    if acc_CK.shape != tot_CK.shape or acc_CK.size == 0:
-        raise ValueError(f"accepted {acc_CK.shape} and total {tot_CK.shape} must have one shape, [K] or [clusters, K]")
     acc_K, tot_K, nan = acc_CK.sum(0), tot_CK.sum(0), float("nan")
     with np.errstate(divide="ignore", invalid="ignore"):
         rate_K, rate = acc_K / tot_K, float(acc_K.sum() / tot_K.sum())

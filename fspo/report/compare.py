@@ -204,10 +204,8 @@ def final_numbers(groups: Sequence[Group]) -> Table:
     """Each measure of each group: means with their interval over seeds, LREs with theirs over all responses."""
 
     def cell(group: Group, measure: Measure) -> str:
-        if measure.view:
-            error = group.error(measure.view)
-            return error.words if error else _ABSENT
-        return show(over_seeds(measure.of, group.runs), measure.form)
+        error = group.error(measure.view) if measure.view else None
+        return error.words if error else show(over_seeds(measure.of, group.runs), measure.form)
 
     return _table(heads(groups), groups, lambda measure: [cell(group, measure) for group in groups])
 

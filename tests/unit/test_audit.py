@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -12,14 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from audited_loop import GSPO, MINI_BATCHES, RANKS, STEPS, micro_batch, spoiled, train
+from audited_loop import GSPO, MINI_BATCHES, STEPS, micro_batch, train
 
 from fspo.audit import Audit, describe, read_audit
 from fspo.audit.__main__ import main
 from fspo.audit.show import by_length, verdict
 from fspo.losses import ALGORITHMS
 from fspo.responses import EVERY_MINI_BATCH, Responses
-from fspo.table import FOLDER, TableWriter
+from fspo.table import FOLDER
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,16 +67,6 @@ def test_the_table_says_what_the_loss_and_named_bands_do_by_length(tmp_path: Pat
     assert uneven.startswith("uneven") and table["outside"][-1] in uneven
     even = responses.judged_by(ALGORITHMS["fspo"])
     assert verdict(even).startswith("not shown to be uneven")
-
-
-def test_a_response_that_is_not_finite_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    audit = Audit(tmp_path, GSPO)
-    for _ in range(2):
-        audit.add(*spoiled(float("nan"), "new"))
-        audit.end_mini_batch(1)
-    capsys.readouterr()
-    assert read_audit(tmp_path).left_out == 2 and main([str(tmp_path)]) == 0
-    assert "2 responses" in (printed := capsys.readouterr().out) and "nan" not in printed
 
 
 Off = Any
@@ -161,30 +150,6 @@ def test_a_rank_or_file_that_is_missing_is_named(tmp_path: Path, capsys: pytest.
         assert main([str(tmp_path / name)]) == 1 and expected in capsys.readouterr().err
 
 
-def test_the_folder_of_a_run_is_read_as_an_audit_of_its_last_pass(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A run that went back to step 2 and did step 3 again: the first step 3 does not count."""
-    generator, audit = torch.Generator().manual_seed(3), Audit(tmp_path / "audit", ALGORITHMS["fspo"], loss="fspo")
-    run, own = tmp_path / "run", Audit(None, ALGORITHMS["fspo"])
-    for step, counts in ((1, True), (2, True), (3, False), (3, True)):
-        writer = TableWriter(run / FOLDER, {"loss": "fspo"}, run="run", first_step=step)
-        for index in range(12):
-            old, length = -torch.rand(64, 40, generator=generator), torch.randint(1, 41, (64, 1), generator=generator)
-            new, mask = old + 0.02 * index * torch.randn(64, 40, generator=generator), torch.arange(40) < length
-            for one in (own, *[audit] * counts):
-                one.add(new, old, mask, torch.ones(64), truncated_B=None if one is audit else length[:, 0] == 40)
-            if counts:
-                audit.end_mini_batch(step)
-            writer.append(own.end_mini_batch(step))
-        own = Audit(None, ALGORITHMS["fspo"])
-    (run / "run.json").write_text(json.dumps({"algo": "mine", "loss": {"loss_mode": "fspo"}}))
-    assert main([str(tmp_path / "audit")]) == 0
-    audited = capsys.readouterr().out
-    assert main([str(run)]) == 0
-    assert capsys.readouterr().out == audited and "S spreads like L^" in audited
-
-
 def test_what_is_no_table_of_responses_is_named_with_what_is_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,17 +184,6 @@ def test_of_several_runs_in_a_folder_the_newest_is_read_and_the_others_are_named
     assert (again.run, again.others, first.others) == ("run2", ["run"], ["run2"])
     assert main([str(tmp_path), "--run", "run"]) == 0 and "run2" in capsys.readouterr().err
     assert "run3" in read_audit(tmp_path, "run3").problems[0]
-
-
-def test_what_a_running_training_is_writing_is_no_problem(tmp_path: Path) -> None:
-    """One rank has ended a mini-batch that the other one is still in."""
-    audits = [Audit(tmp_path, GSPO, rank=rank, ranks=RANKS, run="run") for rank in range(RANKS)]
-    for index in range(3):
-        for audit in audits[: 1 if index == 2 else RANKS]:
-            audit.add(*micro_batch(index, index > 0))
-            audit.end_mini_batch(1)
-    records = read_audit(tmp_path)
-    assert records.problems == [] and records.responses.batches == 2
 
 
 def test_the_page_on_masks_shows_what_bands_keep_of_recorded_responses(

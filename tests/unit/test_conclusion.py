@@ -77,8 +77,8 @@ def test_what_is_named_is_told_apart_and_trains_the_wanted_share(exponent: float
         assert for_verl(conclude(responses, "mine", accept=0.95))["c_high"] > 1.2 * settings.c_high
 
 
-@pytest.mark.parametrize(("loss", "keeps"), [("fspo", True), ("seq_gspo", False), ("gspo", False), (None, False)])
-def test_what_is_not_told_apart_is_kept(loss: str | None, keeps: bool) -> None:
+@pytest.mark.parametrize(("loss", "keeps"), [("fspo", True), ("seq_gspo", False), ("gspo", False), ("", False)])
+def test_what_is_not_told_apart_is_kept(loss: str, keeps: bool) -> None:
     lines = conclude(rows_of(drawn()), loss)
     words, text = for_verl(lines), "\n".join(lines)
     assert ("keep what you have" in text) == keeps
@@ -159,8 +159,8 @@ def test_responses_that_an_update_was_made_on_are_no_sign_of_rounding() -> None:
     assert all(word in mean_line(responses.select(responses.again_B)) for word in ("says nothing", "too few"))
 
 
-@pytest.mark.parametrize("loss", ["gspo", None])
-def test_a_diverged_policy_gives_no_clip_value(loss: str | None) -> None:
+@pytest.mark.parametrize("loss", ["gspo", ""])
+def test_a_diverged_policy_gives_no_clip_value(loss: str) -> None:
     table = drawn()
     assert "c = " in "\n".join(conclude(rows_of(table), loss))
     table["S"] = np.where(np.arange(len(table)) % 2, 3.0, -3.0) * table["L"]  # three nats a token
@@ -226,12 +226,6 @@ def test_the_page_shows_what_the_command_prints_of_a_real_run(capsys: pytest.Cap
     printed = capsys.readouterr().out
     (block,) = [text for text in re.findall(r"```text\n(.*?)```", page, re.S) if "S spreads like" in text]
     assert alike(printed, block), printed
-
-
-def test_a_share_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([str(ROOT), "--accept", "85"])
-    assert "--accept 85" in (message := capsys.readouterr().err) and "0.85" in message
 
 
 def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

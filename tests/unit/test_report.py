@@ -7,9 +7,8 @@ import html
 import json
 import re
 import shutil
-import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from fspo.audit import Audit, read_audit
+from fspo.audit import read_audit
 from fspo.audit.show import verdict, what_follows
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.metrics import LengthDiagnostics
 from fspo.report.__main__ import main
-from fspo.report.build import NothingReadError, build_report
+from fspo.report.build import build_report
 from fspo.report.compare import difference, measures, over_seeds
 from fspo.report.figures import COLOURS, algo_looks, draw_curve
 from fspo.report.runs import Group, load_runs
@@ -207,19 +206,6 @@ def test_the_lre_of_equal_bands_is_not_told_apart(tmp_path: Path) -> None:
     assert claimed <= 8  # of 40; with a probability of 0.06 more than 8 has one below 1 in 10,000
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_files_that_no_report_has_written_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, out = write_run(tmp_path / "run", "fspo", 0), tmp_path / "out"
-    for name in ("report.html", "summary.json"):
-        folder = tmp_path / name.partition(".")[0]
-        folder.mkdir()
-        (folder / name).write_text("[1]")
-        assert main([str(run), "--out", str(folder)]) == 2
-        assert f"{folder / name} exists" in capsys.readouterr().err
-        assert [file.name for file in folder.iterdir()] == [name] and (folder / name).read_text() == "[1]"
-    assert [main([str(run), "--out", str(out)]) for _ in range(2)] == [0, 0], "its own are replaced"
-
-
 def test_what_a_run_has_left_by_going_back_is_in_no_figure(tmp_path: Path) -> None:
     """Four steps; then from the checkpoint of the first one another second step, of which the validation is worse."""
     once, back = (write_run(tmp_path / name, "fspo", 0) for name in ("once", "back"))
@@ -327,37 +313,6 @@ def test_a_file_is_reported_under_each_band_as_its_audit_reads_it(path: Path) ->
         np.testing.assert_array_equal(run.responses.s_B, audited.s_B)
 
 
-@pytest.mark.parametrize(
-    ("columns", "says"),
-    [({"S": [0.1, np.nan]}, "column S"), ({"L": [3.0, 0.0]}, "column L"), ({"L": [3, None]}, "column L")],
-)
-def test_a_parquet_with_a_value_that_is_none_is_refused(tmp_path: Path, columns: dict[str, Any], says: str) -> None:
-    pd.DataFrame({"S": [0.1, 0.2], "L": [3.0, 4.0]} | columns).to_parquet(path := tmp_path / "own.parquet")
-    with pytest.raises(NothingReadError, match=rf"own\.parquet: {says}"):
-        build_report([path], tmp_path / "out")
-    assert not (tmp_path / "out/report.html").exists()
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_report_of_an_audit_has_no_rows_that_nobody_recorded(tmp_path: Path) -> None:
-    audit, generator = Audit(tmp_path / "audit", ALGORITHMS["seq_gspo"], loss="gspo"), torch.Generator().manual_seed(0)
-    still = Audit(tmp_path / "still", ALGORITHMS["fspo"])
-    for step in range(3):
-        for index in range(2):
-            old, length = -torch.rand(64, 40, generator=generator), torch.randint(1, 41, (64, 1), generator=generator)
-            new, mask = old + 0.02 * index * torch.randn(64, 40, generator=generator), torch.arange(40) < length
-            audit.add(new, old, mask, torch.randn(64, generator=generator))
-            audit.end_mini_batch(step)
-        still.add(old, old, mask, torch.ones(64))
-        still.end_mini_batch(step)
-    build_report([tmp_path / "audit"], tmp_path / "out")
-    summary = summary_of(tmp_path / "out")
-    assert summary["final"]["heads"] == ["gspo (n = 1)"] and "settings" not in summary and not summary["problems"]
-    assert cells(summary["final"]).keys() == {"outside", "gradient removed", "LRE, outside", "LRE, removed"}
-    with pytest.raises(NothingReadError, match="two optimizer steps"):
-        build_report([tmp_path / "still"], tmp_path / "none")
-
-
 def test_a_loss_has_one_colour_in_every_figure() -> None:
     shown = algo_looks(["mine", "gspo", "fspo", "yours"])
     assert all(shown[name]["color"] == COLOURS[name] for name in ("gspo", "fspo"))
@@ -382,45 +337,3 @@ def test_a_value_that_one_step_alone_has_is_seen_and_a_long_curve_shows_what_was
     assert points.get_linestyle() == "None" and list(points.get_ydata()) == pytest.approx(shares)
     wide = int(re.search(r"mean of (\d+) steps", axes.get_title(loc="left") + axes.get_title())[1])  # type: ignore[index]
     assert line.get_ydata()[24] == pytest.approx(np.mean(shares[24 - wide // 2 : 25 + wide // 2]))
-
-
-def test_a_missing_extra_ends_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("matplotlib", "fspo.report.build"):
-        monkeypatch.setitem(sys.modules, name, None) if name == "matplotlib" else monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "fspo.report.figures")
-    assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err
-    assert "matplotlib" in error and "fspo[report]" in error and error.count("\n") == 1
-
-
-@pytest.fixture
-def every_warning_of_torch() -> Iterator[None]:
-    """Torch gives a warning of its own once in a process, unless it is asked for all."""
-    torch.set_warn_always(True)
-    yield
-    torch.set_warn_always(False)
-
-
-@pytest.mark.usefixtures("every_warning_of_torch", "undrawn")
-@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
-def test_an_audit_and_a_parquet_of_its_responses_are_the_same(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    audit, tables = Audit(tmp_path / "audit", ALGORITHMS["fspo"], loss="fspo"), []
-    for step in range(4):
-        for index in range(2):
-            old, length = -torch.rand(256, 64, generator=generator), torch.randint(1, 65, (256, 1), generator=generator)
-            mask, advantage = torch.arange(64) < length, torch.randn(256, generator=generator)
-            new = old + 0.02 * index * torch.randn(256, 64, generator=generator)
-            audit.add(new, old, mask, advantage)
-            audit.end_mini_batch(step)
-            columns = {"S": ((new - old) * mask).sum(1), "L": length[:, 0], "A": advantage}
-            tables.append(pd.DataFrame({"step": step, "minibatch": index} | {k: v.numpy() for k, v in columns.items()}))
-    pd.concat(tables).to_parquet(tmp_path / "own.parquet")
-    (audited,), judged_runs = load_runs(tmp_path / "audit"), load_runs(tmp_path / "own.parquet")
-    for name in ("length_B", "inside_B", "kept_B", "batch_B"):
-        theirs, ours = (getattr(run.responses, name) for run in (judged_runs[0], audited))
-        np.testing.assert_array_equal(theirs, ours)
-    report = build_report([tmp_path / "audit", tmp_path / "own.parquet"], tmp_path / "report")
-    assert report.runs == 4 and report.problems == []
