@@ -9,13 +9,11 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from benchmarks.pages import STUDY, write_tables
-from fspo.audit import read_audit
+from benchmarks.pages import write_tables
 from fspo.conclusion import movement_verdict, rounding_share
 from fspo.fairness.lre import Array
 from fspo.responses import Responses
@@ -136,19 +134,11 @@ def row(name: str, kind: Kind, truth: str, sets: int) -> list[str]:
     return [name, truth, *map(str, (verdicts[truth], verdicts["both"], neither, wrong)), mean]
 
 
-def recorded(path: Path) -> list[str]:
-    """The verdict on recorded responses."""
-    share = rounding_share(read_audit(path).responses.moved())
-    return [path.stem, movement_verdict(share), f"{share.value:.2f} [{share.low:.2f}, {share.high:.2f}]"]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sets", type=int, default=200)
     parser.add_argument("--write", action="store_true", help="write docs/tables/movement.csv")
     chosen = parser.parse_args()
-    for path in sorted(STUDY.glob("*.parquet")):
-        print(*recorded(path), sep="  ")
     lines = [["S", "truth", "right", "not told apart", "neither", "wrong", "mean share of rounding"]]
     for name, (kind, truths) in KINDS.items():
         for truth in truths:

@@ -217,7 +217,7 @@ def test_verl_s_own_command_gets_as_far_as_ray(words: str, place: Path) -> None:
 # ---------------------------------------------------------------- configurations
 
 CONF = Path(__file__).parents[2] / "conf"
-ALGOS = ("fspo", "gspo", "rloo", "fspo_v1", "luspo", "unclipped", "grpo", "dapo", "gspo_verl")
+ALGOS = sorted(path.stem for path in (CONF / "algo").glob("*.yaml"))
 
 
 @functools.cache

@@ -64,6 +64,11 @@ def test_a_row_is_what_the_loss_did(name: str, split: list[int], tmp_path: Path)
     sizes = [len(rows["S"]) for rows in expected]
     assert columns["step"].tolist() == [7] * sum(sizes)
     assert columns["minibatch"].tolist() == columns["update"].tolist() == [0] * sizes[0] + [1] * sizes[1]
+    audit.close()
+    frame = pd.read_parquet(tmp_path, columns=["S", "L"])  # by anybody's reader
+    assert sorted(zip(frame["S"], frame["L"], strict=True)) == sorted(
+        zip(np.float32(columns["S"]), columns["L"], strict=True)
+    )
 
 
 @pytest.mark.promise(5)
@@ -176,21 +181,6 @@ def test_what_was_written_is_read_in_its_order(tmp_path: Path) -> None:
     assert [*zip(read.columns["step"][::3], read.columns["update"][::3], strict=True)] == written
     np.testing.assert_allclose(read.columns["S"][:3], [0.1, 0.2, 0.3], rtol=1e-6)
     assert np.isnan(read.columns["weight"]).all(), "nobody knew"
-
-
-@pytest.mark.promise(6)
-def test_pandas_reads_the_folder_of_a_run_that_has_ended(tmp_path: Path) -> None:
-    audit = Audit(tmp_path, ALGORITHMS["fspo"])
-    for step in range(4):
-        log_prob, old, advantages, mask = batch(step, rows=8)
-        audit.add(log_prob, old, mask, advantages)
-        audit.end_mini_batch(step)
-    audit.close()
-    frame = pd.read_parquet(tmp_path, columns=["S", "L", "step"])
-    columns = read_table(tmp_path).columns
-    assert sorted(zip(frame["step"], frame["S"], strict=True)) == sorted(
-        zip(columns["step"], np.float32(columns["S"]), strict=True)
-    )
 
 
 #: Appends until it is killed, and says what it has appended.

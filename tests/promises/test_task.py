@@ -40,7 +40,7 @@ ANSWERS: list[tuple[str, list[str], list[str]]] = [
     (r"x^2+2x+1", [r"\boxed{(x+1)^2}", r"\boxed{x^2 + 2x + 1}"], [r"\boxed{(x-1)^2}", r"\boxed{x^2+2x}"]),
     ("[1, 3)", [r"\boxed{[1,3)}"], [r"\boxed{(1,3)}", r"\boxed{[1,3]}", r"\boxed{1}"]),
     ("1, 2", [r"\boxed{1, 2}", r"\boxed{2,1}"], [r"\boxed{1}", r"\boxed{1,2,3}", r"\boxed{12}"]),
-    ("B", [r"\boxed{B}", r"\boxed{(B)}", r"\boxed{\text{B}}"], [r"\boxed{A}", r"\boxed{AB}"]),
+    ("B", [r"\boxed{B}", r"\boxed{(B)}", r"\boxed{\text{B}}", "All the same. #### B"], [r"\boxed{A}", r"\boxed{AB}"]),
     ("0.333", [r"\boxed{0.333}"], [r"\boxed{\frac13}", r"\boxed{0.33}"]),
     ("0", [r"\boxed{0}", r"\boxed{0.0}"], [r"\boxed{10^{-12}}", r"\boxed{0.0001}", r"\boxed{1}"]),
 ]  # fmt: skip
@@ -79,11 +79,6 @@ ATTEMPTS = {
 @pytest.mark.parametrize("name", ATTEMPTS)
 def test_an_attempt_earns_nothing(name: str) -> None:
     assert score(*ATTEMPTS[name]) == 0
-
-
-@pytest.mark.promise(18)
-def test_an_answer_behind_hashes_counts_in_any_place() -> None:
-    assert score("The letters are all the same. #### B", "B") == 1
 
 
 HOSTILE = [

@@ -1,4 +1,4 @@
-"""The programs behind the pages: figures, the card of the recordings, losses of verl and of other code bases."""
+"""The programs behind the pages: figures, losses of verl and of other code bases."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks import losses, public_losses
+from benchmarks import figures, losses, public_losses
 from benchmarks.pages import STUDY, read_table
-from benchmarks.studies import figures
 from fspo.audit import read_audit
 
 ROOT = Path(__file__).resolve().parents[2]

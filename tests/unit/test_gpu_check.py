@@ -98,6 +98,7 @@ def test_a_passed_step_is_not_repeated_and_a_failed_one_is(tmp_path: Path, monke
         return {"seconds": 1.0, "log": f"{step}.log", "verdict": verdicts[step], "numbers": {"ms": 1234.5}}
 
     monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)  # that of the tests' process stays
     arguments = ["--device", "cpu", "--out", str(tmp_path / "out"), "--steps", *verdicts]
     assert command.main(arguments) == 1 and ran == ["versions", "smoke", "noise"]
     verdicts["smoke"] = "passed"

@@ -1,4 +1,4 @@
-"""The figures of the documentation, from benchmarks/study into docs/images (``python -m benchmarks.studies figures``).
+"""The figures of the documentation, from benchmarks/study into docs/images (``python -m benchmarks.figures``).
 
 Those of README and the site are written light, and dark with ``-dark`` in the name and a transparent ground.
 """
@@ -27,7 +27,7 @@ from fspo.metrics import band_edges, removed
 from fspo.report.figures import STYLE, algo_looks, draw_clip_by_length
 from fspo.responses import Responses
 
-IMAGES: Final = Path(__file__).resolve().parents[2] / "docs/images"
+IMAGES: Final = Path(__file__).resolve().parents[1] / "docs/images"
 BANDS: Final = {"fspo": "FSPO, c sqrt(L)", "rloo": "RLOO, constant", "gspo": "GSPO, linear in L"}
 ALGORITHM_OF: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
 LOOKS: Final = {BANDS[name]: look for name, look in algo_looks([*BANDS]).items()}
@@ -172,3 +172,7 @@ def draw() -> None:
                 figure = Figure(figsize=size, layout="constrained")
                 draw_on(figure)
                 save(figure, IMAGES / f"{name}{suffix}.png")
+
+
+if __name__ == "__main__":
+    draw()
