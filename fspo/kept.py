@@ -77,10 +77,8 @@ def kept_output(
 ) -> SequenceLossOutput:
     """What a loss keeps of each sequence, in the terms of the sequence-level losses; nothing carries a gradient.
 
-    The gradient is taken three times: on policy, and with A = 1 and A = -1 for all sequences.
-
     Args:
-        gradient: Of the loss; scale and normalisation do not matter.
+        gradient: Of the loss, at any scale. It is taken on policy, and with A = 1 and A = -1 for all sequences.
         log_prob_BT, old_log_prob_BT: Log-probabilities of the tokens (nats), [B, T].
         advantages_BT: Constant over the tokens of a sequence; only its sign is used.
         response_mask_BT: Nonzero on response tokens; rows without any are padding.

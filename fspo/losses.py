@@ -33,9 +33,8 @@ class NamedLoss:
     """A named member of the family, with its published clip values."""
 
     settings: SequenceLossSettings
-    #: Its name in conf/algo and in tables, its name in figures, and who published the clip values.
+    #: Its name in conf/algo and in tables, and who published the clip values.
     algo: str
-    title: str
     source: str
 
 
@@ -48,11 +47,11 @@ _GSPO_SOURCE: Final = "eps = 3e-4 and 4e-4 of GSPO's authors (verl#2775)"
 
 LOSSES: Final[Mapping[str, NamedLoss]] = MappingProxyType(
     {
-        "fspo": NamedLoss(SequenceLossSettings(), "fspo", "FSPO, c sqrt(L)", _FSPO_SOURCE),
-        "fspo_v1": NamedLoss(SequenceLossSettings(drift="kl"), "fspo_v1", "FSPO v1, about the drift", _FSPO_SOURCE),
-        "seq_rloo": NamedLoss(_RLOO, "rloo", "RLOO, constant", "eps = 0.2, the default of TRL's RLOOTrainer"),
-        "seq_gspo": NamedLoss(_GSPO, "gspo", "GSPO, linear in L", _GSPO_SOURCE),
-        "luspo": NamedLoss(dataclasses.replace(_GSPO, grad_scale="1"), "luspo", "LUSPO, linear in L", _GSPO_SOURCE),
+        "fspo": NamedLoss(SequenceLossSettings(), "fspo", _FSPO_SOURCE),
+        "fspo_v1": NamedLoss(SequenceLossSettings(drift="kl"), "fspo_v1", _FSPO_SOURCE),
+        "seq_rloo": NamedLoss(_RLOO, "rloo", "eps = 0.2, the default of TRL's RLOOTrainer"),
+        "seq_gspo": NamedLoss(_GSPO, "gspo", _GSPO_SOURCE),
+        "luspo": NamedLoss(dataclasses.replace(_GSPO, grad_scale="1"), "luspo", _GSPO_SOURCE),
     }
 )
 """The named members of the family, by ``loss_mode``: the one list of them."""
@@ -98,7 +97,7 @@ def acceptance_band(
     state: BandState | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The acceptance band on S for sequences of the given lengths: ``mu - c_low L**exponent, mu + c_high L**exponent``.
+    """The acceptance band on S in nats, lower and upper edge: ``mu - c_low L**exponent, mu + c_high L**exponent``.
 
     The centre mu is ``-L kl`` with ``drift="kl"``, otherwise 0. Sources: exponent 0.5 is FSPO's, arXiv 2509.09177; 0
     sequence-level RLOO's; 1 GSPO's, arXiv 2507.18071.
@@ -106,12 +105,9 @@ def acceptance_band(
     Args:
         length_B: Lengths in tokens, at least 1, int64.
         settings: Which band.
-        state: Measured drift and factor on the clip values; with ``BandState()``, the state before any data, there is
-            neither. None: nothing measures, which is enough for settings that need no state.
+        state: Measured drift and factor on the clip values: neither in ``BandState()``, the state before any data.
+            None: nothing measures, which is enough for settings that need no state.
         dtype: Floating type of the result.
-
-    Returns:
-        ``(lower_B, upper_B)`` in nats.
 
     Raises:
         ValueError: If the settings need a state and there is none. Another band would act in silence.
@@ -160,16 +156,12 @@ def sequence_log_ratio(
 ) -> torch.Tensor:
     """``S_i = sum_t mask_it * (log pi(y_it) - log pi_old(y_it))``, differentiable in ``log_prob_BT`` only.
 
-    Values outside the mask affect neither the result nor the gradient, even if they are NaN or infinite. The sum is
-    taken in float32 for half-precision inputs, otherwise in the wider of the input types.
+    Values outside the mask affect neither the result nor the gradient, even if they are NaN or infinite; without any
+    token S is 0. The sum is taken in float32 for half-precision inputs, otherwise in the wider of the input types.
 
     Args:
-        log_prob_BT: Log-probabilities of the response tokens under the current policy, in nats.
-        old_log_prob_BT: The same under the policy that sampled the rollout batch; a constant.
+        log_prob_BT, old_log_prob_BT: Log-probabilities under the current policy and pi_old, in nats.
         response_mask_BT: Non-zero for response tokens.
-
-    Returns:
-        S, one entry per sequence; 0 for rows whose mask is empty.
     """
     result: torch.Tensor = _SequenceLogRatio.apply(log_prob_BT, old_log_prob_BT, response_mask_BT.to(torch.bool))  # type: ignore[no-untyped-call]
     return result
@@ -200,12 +192,11 @@ def sequence_policy_loss(
 
     Args:
         log_prob_BT: Log-probabilities under the current policy, in nats; the only input that gets a gradient.
-        old_log_prob_BT: Log-probabilities under the policy that sampled the rollout batch.
-        advantages_BT: Advantages; constant over the response tokens of a sequence.
+        old_log_prob_BT: The same under pi_old.
+        advantages_BT: Constant over the response tokens of a sequence.
         response_mask_BT: Non-zero for response tokens; other positions have no effect.
         settings: Which loss.
-        band_state: Measured drift and factor for this mini-batch; ``BandState()`` before any data, None if the settings
-            need no state.
+        band_state: That of this mini-batch; None if the settings need none.
         rollout_is_weights_BT: v = pi_old / pi_rollout of the whole sequence (truncated or not), the same for all its
             tokens. It multiplies loss and gradient of the sequence, and nothing else.
 
@@ -214,9 +205,9 @@ def sequence_policy_loss(
 
     Raises:
         ValueError: If shapes differ, or the settings need a state and there is none.
-        UnusableRowsError: If a log-probability of a response token is NaN or infinite, or if advantages or rollout
-            weights are not finite or not constant over a sequence. The message names the row. One reduction over the
-            rows tests all of this, so that there is one device synchronisation per call.
+        UnusableRowsError: If a log-probability of a response token is not finite, or if advantages or rollout weights
+            are not finite or not constant over a sequence. The message names the row. One reduction over the rows tests
+            all of this, so that there is one device synchronisation per call.
     """
     check_shapes(log_prob_BT, old_log_prob_BT, advantages_BT, response_mask_BT, rollout_is_weights_BT)
     mask_BT = response_mask_BT.to(torch.bool)
@@ -298,14 +289,7 @@ def judge(
     response_mask_BT: torch.Tensor,
     settings: SequenceLossSettings | None,
 ) -> SequenceLossOutput:
-    """S, L and A of each sequence, and whether a rule accepts it; the loss of the output is 0.
-
-    Args:
-        log_prob_BT, old_log_prob_BT: Log-probabilities of the tokens (nats), [B, T]. If one is not finite, S is not.
-        advantages_BT: A is its mean over the tokens of a sequence.
-        response_mask_BT: Nonzero on response tokens; rows without any are padding.
-        settings: The rule; None if it is not known. Then every sequence is accepted, and the band is infinite.
-    """
+    """:func:`judged` of each sequence; A is the mean over its tokens. S is nan or inf where a log-probability is."""
     mask_BT = response_mask_BT.to(torch.bool)
     log_ratio_B, length_B = sequence_log_ratio(log_prob_BT, old_log_prob_BT, mask_BT), mask_BT.sum(-1)
     total_B = torch.where(mask_BT, advantages_BT.to(log_ratio_B.dtype), 0.0).sum(-1)

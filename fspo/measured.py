@@ -30,10 +30,9 @@ _WATCHED, _FAR = 10, 3.0
 class ClipMeasurement:
     """The clip values of a run: no clip, then from its own rollout batches, then fixed.
 
-    A run begins without a clip, so that the first rollout batches of two losses differ in nothing but the loss. After
-    each of the first :data:`FIXED_AFTER` rollout batches that count, the values are set from the last :data:`BATCHES`
-    of them; an optimizer's first steps move the policy farther than its later ones. From then on they are fixed: a
-    policy that moves farther is clipped more, as a trust region should.
+    After each of the first :data:`FIXED_AFTER` rollout batches that count, the values are set from the last
+    :data:`BATCHES` of them; an optimizer's first steps move the policy farther than its later ones. From then on they
+    are fixed: a policy that moves farther is clipped more, as a trust region should.
 
     Args:
         settings: The loss; its exponent and the ratio of its clip values are kept.

@@ -40,16 +40,10 @@ class LengthDiagnostics:
         self._window = Responses.join([])
 
     def update(self, step: Responses) -> dict[str, float]:
-        """Metrics of one step.
+        """Metrics of one step, given all responses of its rollout batch.
 
-        Args:
-            step: All responses of the rollout batch.
-
-        Returns:
-            Metrics by name (docs/fairness.md). An undefined metric is absent rather than nan: a mean of nothing, the
-            LRE where nothing was accepted or nothing clipped, a clip rate where nothing could be
-            (:meth:`fspo.responses.Responses.could_clip`). A rollout batch of a single mini-batch has no acceptance
-            statistics.
+        An undefined metric is absent rather than nan: a mean of nothing, the LRE where nothing was accepted or nothing
+        clipped, a clip rate where nothing could be (:meth:`fspo.responses.Responses.could_clip`).
         """
         metrics, moved, unmoved = {}, step.moved(), step.unmoved()
         if len(unmoved):
@@ -66,10 +60,7 @@ class LengthDiagnostics:
         """A sentence once long responses drift out of a band c L**exponent about 0; None otherwise.
 
         In the window's longest bin the mean of S is more than a third of the band's half-width, by two standard errors.
-
-        Args:
-            settings: The loss. A band about the drift, or one that grows as fast as it, gets no sentence.
-            state: Measured parts of its band.
+        A band about the drift, or one that grows as fast as it, gets no sentence.
         """
         if settings.needs_state or settings.exponent >= 1 or not len(self._window):
             return None
@@ -89,13 +80,7 @@ class LengthDiagnostics:
         )
 
     def outcome_metrics(self, name: str, value_B: torch.Tensor, length_B: torch.Tensor) -> dict[str, float]:
-        """Mean of a per-sequence outcome, such as reward or accuracy, by the window's length bins.
-
-        Args:
-            name: Of the outcome, as it appears in the name of the metric.
-            value_B: One value per sequence of the step's batch.
-            length_B: Response lengths; sequences of length 0 are left out.
-        """
+        """Mean of an outcome, such as reward or accuracy, by the window's length bins; lengths of 0 do not count."""
         kept_B, window = length_B > 0, self._window
         ends = [window.length_B[window.bin_B == j].min() for j in range(1, int(window.bin_B.max(initial=0)) + 1)]
         bin_B = np.searchsorted(ends, length_B[kept_B].cpu().numpy(), side="right")
@@ -200,13 +185,7 @@ class NoiseFloor:
 def noise_floor(
     unmoved: Responses, settings: SequenceLossSettings | None = None, state: BandState | None = None
 ) -> NoiseFloor:
-    """Measure the noise of S, and hold the band of ``settings`` against it.
-
-    Args:
-        unmoved: Of mini-batches computed before any weight had moved.
-        settings: The loss; None for one without a band on S.
-        state: Measured parts of its band.
-    """
+    """The noise of S in mini-batches before which no weight had moved, beside the band of a loss, if it has one."""
     length_J, square_J = (_means(values_B, unmoved.bin_B) for values_B in (unmoved.length_B, unmoved.s_B**2))
     half_width_J = np.full_like(length_J, np.nan)
     if settings is not None:

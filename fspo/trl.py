@@ -58,7 +58,9 @@ class FSPOTrainer(GRPOTrainer):
         if known and self.epsilon_low < 1:
             c_low, c_high = c_of_eps(self.epsilon_low, self.epsilon_high)
             own = dataclasses.replace(ALGORITHMS["seq_gspo"], c_low=c_low, c_high=c_high)
-        name = f"{shape(rule.exponent)} band" if rule else f"trl {self.importance_sampling_level} {self.loss_type}"
+        name = f"trl {self.importance_sampling_level} {self.loss_type}"
+        if rule is not None:
+            name = next((key for key, known in ALGORITHMS.items() if known == rule), f"{shape(rule.exponent)} band")
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
         run = broadcast_object_list([uuid.uuid4().hex[:12]])[0]
         self._audit = None if audit is None else Audit(audit, rule or own, loss=name, rank=rank, ranks=ranks, run=run)

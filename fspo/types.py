@@ -153,10 +153,9 @@ class SequenceLossOutput:
     Attributes:
         loss_B: Loss of each sequence. The caller averages over the mini-batch: ``loss_B.sum()`` divided by the *global*
             number of sequences does not depend on how the mini-batch was split.
-        log_ratio_B: S, the sequence log-ratio, in nats.
-        length_B: L, number of response tokens, int64.
-        lower_B: Lower edge of the acceptance band on S.
-        upper_B: Upper edge of the acceptance band on S.
+        log_ratio_B: S, in nats.
+        length_B: L, int64.
+        lower_B, upper_B: Edges of the acceptance band on S.
         weight_B: Unclipped importance weight, at most exp(s_max).
         advantage_B: A.
         accepted_B: S inside the closed band, whatever the sign of A.

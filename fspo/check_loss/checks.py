@@ -50,8 +50,9 @@ def mini_batch() -> Batch:
 def checks(loss: PolicyLoss) -> list[Check]:
     """Every check, in the order of the report; LossError if the loss cannot be called at all."""
     batch = mini_batch()
-    first = loss.gradient(batch.map(torch.clone))  # what a call changes in place is not changed by a second one
-    if not all(torch.as_tensor(x).isfinite().all() for x in first):
+    # Of copies: what a call changes in place is not changed by a second one.
+    first, on_policy = (loss.gradient(x.map(torch.clone)) for x in (batch, batch.on_policy()))
+    if not all(torch.as_tensor(x).isfinite().all() for x in (*first, *on_policy)):
         return [Check("direction", False, "the loss or its gradient is not finite: look for a division by 0")]
     return [
         _repeats(loss, batch, first),
@@ -59,7 +60,7 @@ def checks(loss: PolicyLoss) -> list[Check]:
         _inside_the_mask("gaps", "masked tokens inside a response, a tool's, count nowhere", _gaps, loss, batch),
         _weights(loss, batch, first),
         _compared("micro-batches", "the gradient does not depend on the split or the ranks", _splits(loss, batch)),
-        _direction(loss, batch.on_policy()),
+        _direction(on_policy[0], batch),
         _sides(loss),
     ]
 
@@ -173,12 +174,9 @@ def _parts(loss: PolicyLoss, batch: Batch, sizes: Sequence[int], dp_size: int = 
     return torch.cat([gradient_BT for gradient_BT, _ in parts]) / dp_size, sum(value for _, value in parts) / dp_size
 
 
-def _direction(loss: PolicyLoss, batch: Batch) -> Check:
-    gradient_BT, _ = loss.gradient(batch)
+def _direction(gradient_BT: torch.Tensor, batch: Batch) -> Check:
     signed = (gradient_BT * batch.advantages_BT.sign())[batch.mask_BT]
     wrong, right = int((signed > 0).sum()), int((signed < 0).sum())
-    if not bool(gradient_BT.isfinite().all()):
-        return Check("direction", False, "on policy, the gradient is not finite: look for a division by 0")
     if not bool(gradient_BT.any()):
         return Check("direction", False, "on policy, the gradient is 0 everywhere: look for a clip that acts there")
     if wrong:

@@ -99,6 +99,7 @@ def test_training_is_audited(rule: str | None, tmp_path: Path) -> None:
     assert float((after - before).norm()) > 0
     table = read_table(tmp_path / "audit")
     assert table.problems == [] and table.meta["rule"] == "known"
+    assert table.meta["loss"] == (rule or "trl sequence grpo")
     assert table.columns["step"].tolist() == [1] * 32 + [2] * 32
     assert table.columns["update"].tolist() == ([0] * 16 + [1] * 16) * 2
     first_B = table.columns["update"] == 0
