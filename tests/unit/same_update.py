@@ -29,7 +29,7 @@ CONFIG = compose(
         "actor_rollout_ref.model.external_lib=recipe.runner.cpu.engine",
     ]
 )
-export_platform(CONFIG)  # before verl is imported
+export_platform(CONFIG.trainer)  # before verl is imported
 if sys.argv[2:3] == ["audit"]:  # and this, too
     facts = {"run": "run", "calls": 1, "limit": LONGEST, "every_mini_batch": "no"}
     os.environ |= {"FSPO_AUDIT": f"{FOLDER}/audit", "FSPO_AUDIT_RUN": json.dumps(facts)}
