@@ -222,22 +222,26 @@ def size_problems(config: DictConfig) -> Iterator[str]:
     mini, n, ulysses = f"{_ACTOR}.ppo_mini_batch_size", f"{_ROLLOUT}.n", f"{_ACTOR}.ulysses_sequence_parallel_size"
     training, by_rank = "trainer.nnodes * trainer.n_gpus_per_node", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
     number, sequences, parts = ranks.training(config), actor.ppo_mini_batch_size * rollout.n, ranks.ulysses(config)
+    size, tensor = actor.fsdp_config.fsdp_size, rollout.tensor_model_parallel_size
     pairs = [
         ("data.train_batch_size", config.data.train_batch_size, mini, actor.ppo_mini_batch_size),
         (f"{mini} * {n}", sequences, training, number),
         (training, number, ulysses, parts),
-        (training, number, f"{_ACTOR}.fsdp_config.fsdp_size", ranks.shards(config)),
+        (training, number, f"{_ACTOR}.fsdp_config.fsdp_size", size if 0 < size < number else number),
     ]
     if actor.ppo_micro_batch_size_per_gpu is not None and not actor.use_dynamic_bsz and sequences % number == 0:
         pairs.append((f"{mini} * {n} / ranks", sequences // number, by_rank, actor.ppo_micro_batch_size_per_gpu))
     replica = f"{_ROLLOUT}.tensor_model_parallel_size * data_parallel_size * pipeline_model_parallel_size"
-    if own := ranks.only_generating(config):  # vLLM has ranks of its own
-        pairs.append((f"{_ROLLOUT}.nnodes * {_ROLLOUT}.n_gpus_per_node", own, replica, ranks.of_replica(config)))
-    else:
-        pairs.append((training, number, replica, ranks.of_replica(config)))
+    of_replica, own = tensor * rollout.data_parallel_size * rollout.pipeline_model_parallel_size, training
+    if generating := ranks.only_generating(config):  # vLLM has ranks of its own
+        own, number = f"{_ROLLOUT}.nnodes * {_ROLLOUT}.n_gpus_per_node", generating
+    pairs.append((own, number, replica, of_replica))
     if isinstance(heads := read_model_config(config).get("num_attention_heads"), int):
-        of_model, tensor = "the model's attention heads", f"{_ROLLOUT}.tensor_model_parallel_size"
-        pairs += [(of_model, heads, tensor, rollout.tensor_model_parallel_size), (of_model, heads, ulysses, parts)]
+        of_model = "the model's attention heads"
+        pairs += [
+            (of_model, heads, f"{_ROLLOUT}.tensor_model_parallel_size", tensor),
+            (of_model, heads, ulysses, parts),
+        ]
     for larger_key, larger, key, value in pairs:
         if value <= 0 or larger % value:
             yield f"{key}={value} does not divide {larger_key}={larger}: change one of them"
