@@ -21,17 +21,6 @@ def only_generating(trainer: DictConfig, rollout: DictConfig) -> int:
     return int(rollout.nnodes * rollout.n_gpus_per_node) if asynchronous_mode(trainer) == "separate_async" else 0
 
 
-def of_replica(rollout: DictConfig) -> int:
-    """Ranks of one of vLLM's replicas."""
-    return int(rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size)
-
-
-def shards(trainer: DictConfig, actor: DictConfig) -> int:
-    """The ranks over which the actor's states are sharded; every further such number of ranks holds a replica."""
-    ranks, size = training(trainer), actor.fsdp_config.fsdp_size
-    return int(size if 0 < size < ranks else ranks)
-
-
 def ulysses(actor: DictConfig) -> int:
     """The ranks over which a sequence is spread."""
     # The actor's key is the older of the two; verl copies it into the other.

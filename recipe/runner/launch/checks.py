@@ -223,22 +223,26 @@ def size_problems(config: DictConfig) -> Iterator[str]:
     training, by_rank = "trainer.nnodes * trainer.n_gpus_per_node", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
     number, sequences = ranks.training(config.trainer), actor.ppo_mini_batch_size * rollout.n
     parts = ranks.ulysses(actor)
+    size, tensor = actor.fsdp_config.fsdp_size, rollout.tensor_model_parallel_size
     pairs = [
         ("data.train_batch_size", config.data.train_batch_size, mini, actor.ppo_mini_batch_size),
         (f"{mini} * {n}", sequences, training, number),
         (training, number, ulysses, parts),
-        (training, number, f"{_ACTOR}.fsdp_config.fsdp_size", ranks.shards(config.trainer, actor)),
+        (training, number, f"{_ACTOR}.fsdp_config.fsdp_size", size if 0 < size < number else number),
     ]
     if actor.ppo_micro_batch_size_per_gpu is not None and not actor.use_dynamic_bsz and sequences % number == 0:
         pairs.append((f"{mini} * {n} / ranks", sequences // number, by_rank, actor.ppo_micro_batch_size_per_gpu))
     replica = f"{_ROLLOUT}.tensor_model_parallel_size * data_parallel_size * pipeline_model_parallel_size"
-    if own := ranks.only_generating(config.trainer, rollout):  # vLLM has ranks of its own
-        pairs.append((f"{_ROLLOUT}.nnodes * {_ROLLOUT}.n_gpus_per_node", own, replica, ranks.of_replica(rollout)))
-    else:
-        pairs.append((training, number, replica, ranks.of_replica(rollout)))
+    of_replica, own = tensor * rollout.data_parallel_size * rollout.pipeline_model_parallel_size, training
+    if generating := ranks.only_generating(config.trainer, rollout):  # vLLM has ranks of its own
+        own, number = f"{_ROLLOUT}.nnodes * {_ROLLOUT}.n_gpus_per_node", generating
+    pairs.append((own, number, replica, of_replica))
     if isinstance(heads := read_model_config(config.actor_rollout_ref.model.path).get("num_attention_heads"), int):
-        of_model, tensor = "the model's attention heads", f"{_ROLLOUT}.tensor_model_parallel_size"
-        pairs += [(of_model, heads, tensor, rollout.tensor_model_parallel_size), (of_model, heads, ulysses, parts)]
+        of_model = "the model's attention heads"
+        pairs += [
+            (of_model, heads, f"{_ROLLOUT}.tensor_model_parallel_size", tensor),
+            (of_model, heads, ulysses, parts),
+        ]
     for larger_key, larger, key, value in pairs:
         if value <= 0 or larger % value:
             yield f"{key}={value} does not divide {larger_key}={larger}: change one of them"
