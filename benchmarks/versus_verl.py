@@ -73,7 +73,7 @@ def plain_verl(run_dir: Path, *overrides: str) -> tuple[list[str], dict[str, str
 
     on_this_machine(config)
     OmegaConf.resolve(config)
-    write_task(config)
+    write_task(config.data)
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     with open_dict(config):
         config.trainer.v1.trainer_mode = "sync"

@@ -217,7 +217,7 @@ def _unread_problems(config: DictConfig) -> Iterator[str]:
             if value is not None:
                 yield f"{key}={value}: nothing in verl 0.9.1 reads it; give it below reward. (docs/data.md)"
     yield from _reward_problems(config.reward)
-    yield from _tool_problems(config)
+    yield from _tool_problems(config.actor_rollout_ref.rollout, config.data)
 
 
 def _reward_problems(reward: DictConfig) -> Iterator[str]:
@@ -243,26 +243,25 @@ def _reward_problems(reward: DictConfig) -> Iterator[str]:
         )
 
 
-def _tool_problems(config: DictConfig) -> Iterator[str]:
+def _tool_problems(rollout: DictConfig, data: DictConfig) -> Iterator[str]:
     """Tools where every response has one turn, in which none is called."""
-    agent = f"{ROLLOUT}.agent"
-    keys = [f"{ROLLOUT}.multi_turn.{name}" for name in ("tool_config_path", "function_tool_path")]
-    given = [key for key in keys if OmegaConf.select(config, key)]
-    others = (f"{agent}.agent_loop_manager_class", "data.custom_cls.path")
-    one_turn = OmegaConf.select(config, f"{agent}.default_agent_loop") == "single_turn_agent"
-    if not (given and one_turn) or any(OmegaConf.select(config, key) for key in others):
+    keys = ("multi_turn.tool_config_path", "multi_turn.function_tool_path")
+    given = [key for key in keys if OmegaConf.select(rollout, key)]
+    one_turn = OmegaConf.select(rollout, "agent.default_agent_loop") == "single_turn_agent"
+    own = OmegaConf.select(rollout, "agent.agent_loop_manager_class") or OmegaConf.select(data, "custom_cls.path")
+    if not (given and one_turn) or own:
         return
     from recipe.runner.launch.check_data import column_names
     from recipe.runner.launch.settings import DATA, files_of
 
     try:
-        named = any("agent_name" in column_names(Path(file)) for key in DATA for file in files_of(config, key))
+        named = any("agent_name" in column_names(Path(file)) for name in DATA for file in files_of(data, name))
     except (OSError, ValueError):  # a file cannot be read here
-        named = not config.data.get("offline_task")
+        named = not data.get("offline_task")
     if not named:
         yield (
-            f"{given[0]}={OmegaConf.select(config, given[0])}: every response has one turn, in which no tool is "
-            f"called; give {agent}.default_agent_loop=tool_agent, or a column agent_name in the data"
+            f"{ROLLOUT}.{given[0]}={OmegaConf.select(rollout, given[0])}: every response has one turn, in which no "
+            f"tool is called; give {ROLLOUT}.agent.default_agent_loop=tool_agent, or a column agent_name in the data"
         )
 
 

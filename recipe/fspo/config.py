@@ -115,7 +115,10 @@ def counts_zero_advantages(config: DictConfig) -> str | None:
     estimator = str(algorithm.adv_estimator)
     mtp = "actor_rollout_ref.model.mtp.enable"
     for counts, why in (
-        (not is_by_sequence(config), f"{POLICY_LOSS}.loss_mode={actor.policy_loss.loss_mode} is none of this recipe's"),
+        (
+            actor.policy_loss.loss_mode not in ALGORITHMS,
+            f"{POLICY_LOSS}.loss_mode={actor.policy_loss.loss_mode} is none of this recipe's",
+        ),
         (estimator not in GROUP_ESTIMATORS, f"algorithm.adv_estimator={estimator} compares no group of responses"),
         (actor.use_kl_loss, f"{ACTOR}.use_kl_loss=true penalises every response"),
         (algorithm.use_kl_in_reward, "algorithm.use_kl_in_reward=true makes rewards differ that are equal"),

@@ -95,20 +95,20 @@ def _clip_values(start: Start, settings: SequenceLossSettings) -> Iterator[str]:
 def _rows(config: DictConfig) -> int | None:
     """Rows of the training files; None if they cannot be read here."""
     try:
-        if "train" in splits_to_write(config):
+        if "train" in splits_to_write(config.data):
             return int(config.data.offline_task.n_train)
-        return sum(read_some(Path(file), 1)[1] for file in files_of(config, DATA[0]))
+        return sum(read_some(Path(file), 1)[1] for file in files_of(config.data, DATA[0]))
     except (OSError, ValueError):
         return None
 
 
 def _examples(config: DictConfig) -> list[tuple[str, Any]]:
     """A row of each data source, with its place."""
-    if "train" in splits_to_write(config):
+    if "train" in splits_to_write(config.data):
         from recipe.math.data.offline_task import rows
 
         return [("row 0", rows(1, config.data.offline_task.seed, "train")[0])]
-    return rows_to_try(config, 1)
+    return rows_to_try(config.data, 1)
 
 
 def _prompt(config: DictConfig, row: Any) -> str:

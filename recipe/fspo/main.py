@@ -108,7 +108,7 @@ def run(arm: Arm) -> int:
     """One run, or what ``dry_run=true`` says of it; the exit status."""
     config = arm.config
     os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
-    machine.export_platform(config, elsewhere=bool(config.dry_run))
+    machine.export_platform(config.trainer, elsewhere=bool(config.dry_run))
     if config.dry_run:
         from recipe.fspo.dry_run import said
 
@@ -116,7 +116,8 @@ def run(arm: Arm) -> int:
         return 0
     own_run_id()  # before anything is started: whatever is, inherits it
     ENDING.how_far = lambda: NOT_BEGUN
-    with machine.private_run(config) as private, machine.forked_workers(config, _MODULES):
+    own = (config.trainer, config.ray_kwargs.ray_init)
+    with machine.private_run(*own) as private, machine.forked_workers(*own, _MODULES):
         start = prepared(arm)
         # Here, beside the workers: verl must wait until the platform is exported.
         from recipe.runner.launch.run_folder import begin, locked
@@ -125,7 +126,7 @@ def run(arm: Arm) -> int:
         folder = Path(start.config.trainer.default_local_dir)
         ENDING.how_far = lambda: "\n".join([how_far(start.config), *_next_commands(start)])
         with locked(folder):
-            write_task(start.config)
+            write_task(start.config.data)
             if start.checkpoint and integrity.is_checkpoint_of(start.config.trainer, start.checkpoint.folder):
                 integrity.name_latest(start.checkpoint)  # it may be an earlier one
             begin(folder, start.written(), arm.words, start.facts, start.step, start.changed, start.stop_tokens)
@@ -142,14 +143,14 @@ def run(arm: Arm) -> int:
         return status
 
 
-def write_task(config: DictConfig) -> None:
+def write_task(data: DictConfig) -> None:
     """Write those files of the recipe's own task that the run reads."""
     from recipe.math.data.offline_task import write_dataset
     from recipe.runner.launch.check_data import splits_to_write
 
-    if splits := splits_to_write(config):
+    if splits := splits_to_write(data):
         try:
-            write_dataset(**config.data.offline_task, splits=splits)
+            write_dataset(**data.offline_task, splits=splits)
         except FileExistsError as error:
             raise Refused(f"data.offline_task: {error}") from error
 

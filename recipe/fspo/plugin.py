@@ -66,7 +66,7 @@ def prepare_driver(constants: Any) -> None:
                 "the former, or take a trainer of verl's (docs/verl.md, the loss alone)"
             )
         if mode in TRAINER_MODES:
-            prepare(config)
+            prepare(Path(config.trainer.default_local_dir))
         runtime_env = environment(config, *args, **kwargs)
         if os.environ.get("FSPO_AUDIT") and is_verls:
             from recipe.fspo.audit import announced
@@ -95,12 +95,11 @@ def check(config: Any) -> None:
         print(f"note: {note}", flush=True)
 
 
-def prepare(config: Any) -> None:
+def prepare(folder: Path) -> None:
     """Prepare a start of one of our trainers: its folder, and what makes its processes those of a run."""
     from recipe.runner.faults.preemption import remove_old_request
     from recipe.runner.faults.processes import own_run_id
 
-    folder = Path(config.trainer.default_local_dir)
     folder.mkdir(parents=True, exist_ok=True)
     if RUN_ID_VARIABLE not in os.environ:  # verl's own command
         remove_old_request(folder)

@@ -30,6 +30,7 @@ class Start:
         config: Final: resolved, complete and checked.
         words: Of its command.
         checkpoint: What it resumes from; None for a run that begins anew.
+        step: After which it goes on.
         changed: Settings that it changes of the run that its folder holds.
         facts: What ``run.json`` says of its method.
         references: To the environment, by key.
@@ -40,6 +41,7 @@ class Start:
     config: DictConfig
     words: tuple[str, ...]
     checkpoint: integrity.Checkpoint | None = None
+    step: int = 0
     changed: list[tuple[str, Any, Any]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     references: Mapping[str, str] = field(default_factory=dict)
@@ -51,11 +53,6 @@ class Start:
         """The configuration as files and loggers get it: with its references to the environment."""
         plain = OmegaConf.to_container(self.config, resolve=True)
         return secrets.as_given(plain, references=self.references)  # type: ignore[no-any-return]
-
-    @property
-    def step(self) -> int:
-        """The step after which it goes on."""
-        return self.checkpoint.step if self.checkpoint else 0
 
 
 def prepared(arm: Arm, elsewhere: bool = False) -> Start:
@@ -99,6 +96,7 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
     start.checkpoint = integrity.resumed_from(trainer)
     if settings is not None and repaired is not None and trainer.resume_mode == "auto":
         start.checkpoint = repaired[1]
+    start.step = start.checkpoint.step if start.checkpoint else 0
     refused += integrity.resume_problems(trainer, contents, start.checkpoint)
     if config.evaluate:
         resume.turn_into_evaluation(config, start.checkpoint)
@@ -106,7 +104,7 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
     start.stop_tokens, note = end_of_turn.add_stop_token(config, settings, elsewhere)
     start.notes.append(note)
     start.notes += checks.notes(config)
-    joins = not machine.starts_ray(config)
+    joins = not machine.starts_ray(config.ray_kwargs.ray_init)
     found = [*refused, *secrets.printed_problems(start.references, joins)]
     found += [*checks.method_problems(config), *of_a_run.problems(config)]
     start.unsettled += [problem for problem in found if elsewhere and isinstance(problem, MachineProblem)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -58,14 +57,11 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="run folder, its checkpoints folder, or one global_step_N folder")
     parser.add_argument("--out", type=Path, required=True, help="new folder for the model")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is half-written goes
     try:
         export(actor_folder(arguments.run), arguments.out)
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit("interrupted")
     print(f"{arguments.out}: the model, whose weights verl's merger writes in bfloat16")
     if (adapter := arguments.out / "lora_adapter").is_dir():
         print(f"note: these are the base weights; {adapter} is what was trained: add it by PEFT (docs/runs.md)")

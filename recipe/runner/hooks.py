@@ -220,8 +220,7 @@ class RunnerHooks(PPOTrainer):
     def fit(self, agent_loop_manager: Any) -> None:
         workers: Sequence[Any] = getattr(agent_loop_manager, "agent_loop_workers", ())
         try:
-            for worker in workers:
-                worker.__ray_call__.remote(keep_last_failure)
+            keep_failures(workers)
             self._reseed_sampling()
             super().fit(agent_loop_manager)
         except Exception as error:
@@ -396,26 +395,30 @@ def warn_of_missing(found: int, expected: int, where: str) -> None:
         )
 
 
-def keep_last_failure(worker: Any) -> None:
-    """In an agent loop worker: keep the last exception of its loops, which verl writes to the worker's log alone."""
+def keep_failures(workers: Sequence[Any]) -> None:
+    """Let agent loop workers keep the last exception of their loops, which verl writes to a worker's log alone."""
 
-    def look(record: logging.LogRecord) -> bool:
-        worker.last_failure = record.exc_info or worker.last_failure
-        return True
+    def keep(worker: Any) -> None:  # within: a worker gets it without an import of this module
+        def look(record: logging.LogRecord) -> bool:
+            worker.last_failure = record.exc_info or worker.last_failure
+            return True
 
-    worker.last_failure = None
-    # upstream: verl.trainer.ppo.v1.agent_loop_tq "exc_info=(type(error), error, error.__traceback__)"
-    agent_loop_tq.logger.addFilter(look)
+        worker.last_failure = None
+        # upstream: verl.trainer.ppo.v1.agent_loop_tq "exc_info=(type(error), error, error.__traceback__)"
+        agent_loop_tq.logger.addFilter(look)
 
-
-def _kept(worker: Any) -> str:
-    failure = getattr(worker, "last_failure", None)
-    return "".join(traceback.format_exception(*failure)) if failure else ""
+    for worker in workers:
+        worker.__ray_call__.remote(keep)
 
 
 def last_failure(workers: Sequence[Any]) -> str:
     """What one of the workers has kept, with its traceback; empty if none has."""
+
+    def kept(worker: Any) -> str:
+        failure = getattr(worker, "last_failure", None)
+        return "".join(traceback.format_exception(*failure)) if failure else ""
+
     with contextlib.suppress(ray.exceptions.RayError):  # a worker that has died has another reporter
-        kept = ray.get([worker.__ray_call__.remote(_kept) for worker in workers], timeout=_ASK_S)
-        return next(filter(None, kept), "")
+        asked = [worker.__ray_call__.remote(kept) for worker in workers]
+        return next(filter(None, ray.get(asked, timeout=_ASK_S)), "")
     return ""

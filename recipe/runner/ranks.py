@@ -5,37 +5,23 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 
-def asynchronous_mode(config: DictConfig) -> str | None:
+def asynchronous_mode(trainer: DictConfig) -> str | None:
     """The group of ``trainer.v1`` that an asynchronous trainer reads, whatever it is called before that."""
-    mode = str(config.trainer.v1.trainer_mode)
+    mode = str(trainer.v1.trainer_mode)
     return next((name for name in ("colocate_async", "separate_async") if mode.endswith(name)), None)
 
 
-def training(config: DictConfig) -> int:
+def training(trainer: DictConfig) -> int:
     """Ranks that train."""
-    return int(config.trainer.nnodes * config.trainer.n_gpus_per_node)
+    return int(trainer.nnodes * trainer.n_gpus_per_node)
 
 
-def only_generating(config: DictConfig) -> int:
+def only_generating(trainer: DictConfig, rollout: DictConfig) -> int:
     """Ranks that generate and do not train; 0 but for ``mode=separate_async``."""
-    rollout = config.actor_rollout_ref.rollout
-    return int(rollout.nnodes * rollout.n_gpus_per_node) if asynchronous_mode(config) == "separate_async" else 0
+    return int(rollout.nnodes * rollout.n_gpus_per_node) if asynchronous_mode(trainer) == "separate_async" else 0
 
 
-def of_replica(config: DictConfig) -> int:
-    """Ranks of one of vLLM's replicas."""
-    rollout = config.actor_rollout_ref.rollout
-    return int(rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size)
-
-
-def shards(config: DictConfig) -> int:
-    """The ranks over which the actor's states are sharded; every further such number of ranks holds a replica."""
-    ranks, size = training(config), config.actor_rollout_ref.actor.fsdp_config.fsdp_size
-    return int(size if 0 < size < ranks else ranks)
-
-
-def ulysses(config: DictConfig) -> int:
+def ulysses(actor: DictConfig) -> int:
     """The ranks over which a sequence is spread."""
     # The actor's key is the older of the two; verl copies it into the other.
-    actor = config.actor_rollout_ref.actor
     return int(max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size))

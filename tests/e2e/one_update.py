@@ -32,7 +32,7 @@ CONFIG = compose(
         f"trainer.default_local_dir={FOLDER}",
     ]
 )
-export_platform(CONFIG)  # before verl is imported
+export_platform(CONFIG.trainer)  # before verl is imported
 
 import ray  # noqa: E402
 import torch  # noqa: E402

@@ -255,7 +255,7 @@ def test_the_last_failure_of_an_agent_loop_is_kept(monkeypatch: pytest.MonkeyPat
     assert hooks.last_failure(workers) == ""
     filters = list(hooks.agent_loop_tq.logger.filters)
     try:
-        hooks.keep_last_failure(workers[1])
+        hooks.keep_failures(workers[1:])
         try:
             raise RuntimeError("of a tool")
         except RuntimeError as error:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -16,7 +17,8 @@ from composing import composed
 
 from recipe.runner.faults import node
 from recipe.runner.faults.preemption import ENDING
-from recipe.runner.launch.machine import LOOPBACK_ENVIRONMENT, private_run
+from recipe.runner.launch import machine
+from recipe.runner.launch.machine import LOOPBACK_ENVIRONMENT
 from recipe.runner.launch.problems import Refused
 
 OWN = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_ADDRESS", "TMPDIR", *LOOPBACK_ENVIRONMENT)
@@ -35,10 +37,15 @@ def parent() -> Iterator[Path]:
     assert ENDING.folder is None
 
 
+def private_run(*words: str) -> AbstractContextManager[machine.PrivateRun]:
+    config = composed(*words)
+    return machine.private_run(config.trainer, config.ray_kwargs.ray_init)
+
+
 def test_every_ray_of_a_run_has_its_own_token_on_the_loopback(parent: Path) -> None:
     tokens = set()
     for _ in range(2):
-        with private_run(composed()) as run:
+        with private_run() as run:
             assert os.environ["RAY_AUTH_MODE"] == "token"
             tokens.add(os.environ.pop("RAY_AUTH_TOKEN"))
             assert {name: os.environ[name] for name in LOOPBACK_ENVIRONMENT} == LOOPBACK_ENVIRONMENT
@@ -52,14 +59,14 @@ def test_every_ray_of_a_run_has_its_own_token_on_the_loopback(parent: Path) -> N
 @pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "VLLM_HOST_IP"])
 def test_what_the_user_has_set_wins(name: str) -> None:
     os.environ[name] = "disabled"
-    with private_run(composed()):
+    with private_run():
         assert os.environ[name] == "disabled"
         assert ("RAY_AUTH_TOKEN" in os.environ) == (name in ("RAY_AUTH_TOKEN", "VLLM_HOST_IP"))
 
 
 def test_a_ray_that_is_there_keeps_its_token_and_its_address(parent: Path) -> None:
     os.environ["RAY_ADDRESS"] = "10.0.0.1:6379"
-    with private_run(composed("ray_kwargs.ray_init.address=null")):
+    with private_run("ray_kwargs.ray_init.address=null"):
         assert not {"RAY_AUTH_TOKEN", "RAY_AUTH_MODE", *LOOPBACK_ENVIRONMENT} & set(os.environ)
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(str(parent)) and ENDING.folder is None
 
@@ -67,13 +74,13 @@ def test_a_ray_that_is_there_keeps_its_token_and_its_address(parent: Path) -> No
 def test_inductor_compiles_no_headers_into_the_folder_of_one_run() -> None:
     """Its cache outlives a run, and its precompiled headers would not: 7 s of each start on a CPU."""
     code = "import torch._inductor.config as config; print(config.cpp_cache_precompile_headers)"
-    with private_run(composed()):
+    with private_run():
         printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert printed.stdout == "False\n"
 
 
 def test_a_ray_that_other_machines_join_listens_for_them() -> None:
-    with private_run(composed("trainer.nnodes=2")):
+    with private_run("trainer.nnodes=2"):
         assert not set(LOOPBACK_ENVIRONMENT) & set(os.environ) and "RAY_AUTH_TOKEN" in os.environ
 
 
@@ -85,7 +92,7 @@ def test_a_user_of_any_number_has_room_for_sockets(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(node, "private_folder", lambda *_: folder)
     folder.mkdir()
     try:
-        with private_run(composed()):
+        with private_run():
             pass
     finally:
         shutil.rmtree(folder)
@@ -94,14 +101,14 @@ def test_a_user_of_any_number_has_room_for_sockets(monkeypatch: pytest.MonkeyPat
 def test_a_folder_without_room_for_sockets_is_refused(parent: Path) -> None:
     long = parent / ("x" * 60)
     os.environ["FSPO_RAY_TMP"] = str(long)
-    with pytest.raises(Refused, match=f"FSPO_RAY_TMP={long}: "), private_run(composed()):
+    with pytest.raises(Refused, match=f"FSPO_RAY_TMP={long}: "), private_run():
         pytest.fail("begun")
     assert list((long / f"fspo-{os.getuid()}").iterdir()) == []
 
 
 @pytest.mark.parametrize("failed", [False, True])
 def test_ray_s_files_are_private_and_go_unless_the_run_failed(failed: bool) -> None:
-    with private_run(composed()) as run:
+    with private_run() as run:
         folder = ENDING.folder
         assert folder is not None and folder.parent.stat().st_mode & 0o777 == 0o700
         assert tempfile.gettempdir() == str(folder)
@@ -115,8 +122,8 @@ def test_the_folder_of_somebody_else_is_refused(parent: Path) -> None:
     private = parent / f"fspo-{os.getuid()}"
     private.mkdir(mode=0o777)
     private.chmod(0o777)
-    with pytest.raises(Refused, match=f"FSPO_RAY_TMP={parent}: {private} "), private_run(composed()):
+    with pytest.raises(Refused, match=f"FSPO_RAY_TMP={parent}: {private} "), private_run():
         pytest.fail("begun")
     own = parent / "own"
-    with private_run(composed(f"++ray_kwargs.ray_init._temp_dir={own}")):
+    with private_run(f"++ray_kwargs.ray_init._temp_dir={own}"):
         assert ENDING.folder is not None and ENDING.folder.parent.parent == own

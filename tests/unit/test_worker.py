@@ -38,3 +38,11 @@ def test_an_audit_changes_no_weight_and_writes_the_rows_of_the_recipe_s_worker(l
     assert rows.keys() >= {"S", "L", "A"} and len(rows["S"]) == 16
     for name in ("S", "L", "A"):
         np.testing.assert_allclose(sorted(rows[name]), sorted(others[name]), rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.slow
+def test_both_commands_do_the_same_with_one_batch(tmp_path: Path) -> None:
+    """In fp32 on one rank: loss, gradient, rows and the change of the weights, bit for bit."""
+    recipe, plain = (updated(tmp_path, worker, "fspo") for worker in ("recipe", "plain"))
+    assert recipe == plain
+    assert len(recipe["rows"]["S"]) == 16 and all(np.array(recipe["grad_norm"]) > 0) and any(recipe["change"])

@@ -65,7 +65,7 @@ def needs_of(config: DictConfig) -> Needs:
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     storage_units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
     helpers = rollout.agent.num_workers + config.reward.num_workers + storage_units
-    training, generating = ranks.training(config), ranks.only_generating(config)
+    training, generating = ranks.training(trainer), ranks.only_generating(trainer, rollout)
     cpus = training * CPUS_PER_RANK + generating * CPUS_PER_ROLLOUT_RANK + helpers + FIXED_CPUS
     return Needs(trainer.nnodes, trainer.n_gpus_per_node, cpus, training + generating)
 

@@ -21,18 +21,18 @@ _PAGE: Final = "docs/data.md"
 _ROWS: Final = 1024
 
 
-def _written_by_the_run(config: DictConfig) -> dict[str, str]:
+def _written_by_the_run(data: DictConfig) -> dict[str, str]:
     """The data files of the recipe's own task that the run itself will write, and the split that each holds."""
-    if not (task := config.data.get("offline_task")):
+    if not (task := data.get("offline_task")):
         return {}
     files = {str(Path(task.folder).absolute() / f"{split}.parquet"): split for split in ("train", "test")}
-    wanted = [file for key in DATA for file in files_of(config, key)]
+    wanted = [file for name in DATA for file in files_of(data, name)]
     return {path: split for path, split in files.items() if path in wanted}
 
 
-def splits_to_write(config: DictConfig) -> tuple[str, ...]:
+def splits_to_write(data: DictConfig) -> tuple[str, ...]:
     """The splits of the recipe's own task that the run reads, and therefore writes."""
-    return tuple(_written_by_the_run(config).values())
+    return tuple(_written_by_the_run(data).values())
 
 
 def read_some(path: Path, rows: int = _ROWS) -> tuple[list[str], int, list[dict[str, Any]]]:
@@ -70,16 +70,16 @@ def column_names(path: Path) -> list[str]:
     return read_some(path, 1)[0]
 
 
-def data_problems(config: DictConfig) -> Iterator[str]:
+def data_problems(data: DictConfig) -> Iterator[str]:
     """Files that are missing or cannot be read; columns and rows that verl cannot use; too few rows."""
-    if OmegaConf.select(config, "data.custom_cls.path"):  # it reads what it likes
+    if OmegaConf.select(data, "custom_cls.path"):  # it reads what it likes
         return
-    own, prompts = _written_by_the_run(config), str(config.data.get("prompt_key", "prompt"))
-    for key, needed in zip(DATA, (config.data.train_batch_size, 1), strict=True):
-        rows, files, is_known = 0, files_of(config, key), True
+    own, prompts = _written_by_the_run(data), str(data.get("prompt_key", "prompt"))
+    for name, needed in zip(DATA, (data.train_batch_size, 1), strict=True):
+        key, rows, files, is_known = f"data.{name}", 0, files_of(data, name), True
         for file in files:
             if file in own:
-                rows += config.data.offline_task[f"n_{own[file]}"]
+                rows += data.offline_task[f"n_{own[file]}"]
                 continue
             if "://" in file:  # verl copies it
                 is_known = False
@@ -93,7 +93,7 @@ def data_problems(config: DictConfig) -> Iterator[str]:
             rows += number
             if problem := _row_problem(columns, some, prompts):
                 yield f"{key}: {file} {problem} ({_PAGE})"
-        limit = config.data.get(f"{key.removeprefix('data.').removesuffix('_files')}_max_samples") or -1
+        limit = data.get(f"{name.removesuffix('_files')}_max_samples") or -1
         taken = limit if 0 < limit < rows else rows
         if is_known and taken < needed:
             yield (
@@ -117,10 +117,10 @@ def _row_problem(columns: Sequence[str], rows: Sequence[dict[str, Any]], prompt:
     return None
 
 
-def rows_to_try(config: DictConfig, number: int = 2) -> list[tuple[str, dict[str, Any]]]:
+def rows_to_try(data: DictConfig, number: int = 2) -> list[tuple[str, dict[str, Any]]]:
     """Rows of each data source of the run's files with their places; none of a file that cannot be read."""
     chosen: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    for file in dict.fromkeys(file for key in DATA for file in files_of(config, key)):
+    for file in dict.fromkeys(file for name in DATA for file in files_of(data, name)):
         try:
             rows = read_some(Path(file).expanduser())[2]
         except (ValueError, OSError):
@@ -137,10 +137,10 @@ def last_step(config: DictConfig) -> int | None:
 
     Prompts that the filter of long ones takes out are not known before the tokenizer has read them.
     """
-    own, rows = _written_by_the_run(config), 0
+    own, rows = _written_by_the_run(config.data), 0
     ends = [config.trainer.total_training_steps]
     try:
-        for file in files_of(config, DATA[0]):
+        for file in files_of(config.data, DATA[0]):
             rows += config.data.offline_task[f"n_{own[file]}"] if file in own else read_some(Path(file), 1)[1]
         ends.append(rows // config.data.train_batch_size * config.trainer.total_epochs)
     except (OSError, ValueError):

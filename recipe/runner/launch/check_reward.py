@@ -49,7 +49,7 @@ def reward_problems(config: DictConfig) -> Iterator[str]:
     # A manager of the user's calls it as it likes, and a server that it asks is not there yet: it is loaded only.
     users_manager = manager.source == "importlib" and not str(manager.module.path).startswith(_RECIPES)
     asks = reward.reward_model.enable or OmegaConf.select(reward, "sandbox_fusion.url")
-    rows = [] if users_manager or asks else rows_to_try(config)
+    rows = [] if users_manager or asks else rows_to_try(config.data)
     is_users = own.path and not str(own.path).startswith(_RECIPES)
     failure, note = (_asked if is_users else tried)({"reward": OmegaConf.to_container(reward, resolve=True)}, rows)
     setting = f"reward.custom_reward_function.path={own.path}, name={own.name}"

@@ -11,7 +11,7 @@ import importlib.util
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,18 +41,18 @@ _OR_NAMES: Final = ("lora_adapter_path", "tokenizer_path", "generation_config")
 # ---------------------------------------------------------------- the machine
 
 
-def package_problems(config: DictConfig) -> Iterator[str]:
+def package_problems(model: DictConfig) -> Iterator[str]:
     """verl's release, and packages that a worker imports minutes later."""
     installed = importlib.metadata.version("verl")
     if installed != SUPPORTED_VERL:
         yield f"verl {installed} is installed, and this is written for {SUPPORTED_VERL}: pip install the latter"
     needed = {"vllm": "run `make setup`, or install requirements/gpu.txt"}
     needed["transfer_queue"] = "pip install TransferQueue>=0.1.10"
-    key, model = f"{_MODEL}.override_config.attn_implementation", config.actor_rollout_ref.model
-    default = "flash_attention_2" if model.use_remove_padding else None
-    if (OmegaConf.select(config, key) or default) == "flash_attention_2":
+    key, default = "override_config.attn_implementation", "flash_attention_2" if model.use_remove_padding else None
+    if (OmegaConf.select(model, key) or default) == "flash_attention_2":
         # Of the kernels: where they are not compiled, flash_attn may be its cross-entropy alone.
-        needed["flash_attn_2_cuda"] = f"install requirements/gpu-flash-attn.txt, or set ++{key}=sdpa, which is slower"
+        remedy = f"install requirements/gpu-flash-attn.txt, or set ++{_MODEL}.{key}=sdpa, which is slower"
+        needed["flash_attn_2_cuda"] = remedy
     for package, remedy in needed.items():
         if importlib.util.find_spec(package) is None:
             yield MachineProblem(f"the package {package} is not installed: {remedy}")
@@ -68,7 +68,8 @@ def room_problems(config: DictConfig) -> Iterator[str]:
         yield MachineProblem(f"trainer.default_local_dir={root}: {problem}")
         return
     place = next(place for place in (root, *root.absolute().parents) if place.exists())
-    folder, model = model_folder(config.actor_rollout_ref.model.path), read_model_config(config)
+    folder = model_folder(config.actor_rollout_ref.model.path)
+    model = read_model_config(config.actor_rollout_ref.model.path)
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
     parameters = weights // (4 if (model.get("dtype") or model.get("torch_dtype")) == "float32" else 2)
     kept = 0 if config.trainer.save_freq <= 0 else config.trainer.max_actor_ckpt_to_keep or 1
@@ -93,12 +94,12 @@ def path_problems(config: DictConfig) -> Iterator[str]:
             yield MachineProblem(f"{key}={path} is not there: correct the path")
 
 
-def logger_problems(config: DictConfig) -> Iterator[str]:
+def logger_problems(names: str | Sequence[str]) -> Iterator[str]:
     """Loggers that verl does not have, or that are not installed."""
     from verl.utils.tracking import Tracking
 
     packages = {"console": "verl", "file": "verl", "vemlp_wandb": "volcengine_ml_platform"}  # where they differ
-    names, known = config.trainer.logger, Tracking.supported_backend
+    known = Tracking.supported_backend
     for name in [names] if isinstance(names, str) else names:
         package = packages.get(name, name)
         if name not in known:
@@ -130,15 +131,14 @@ def _read_json(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
-def read_model_config(config: DictConfig) -> dict[str, Any]:
+def read_model_config(path: str) -> dict[str, Any]:
     """``config.json`` of a model on this machine; empty for one that would come from the hub."""
-    folder = model_folder(config.actor_rollout_ref.model.path)
+    folder = model_folder(path)
     return {} if folder is None else _read_json(folder / "config.json")
 
 
-def model_problems(config: DictConfig) -> Iterator[str]:
+def model_problems(model: DictConfig) -> Iterator[str]:
     """A model that is not there or incomplete; a tokenizer that is missing, or has no chat template."""
-    model = config.actor_rollout_ref.model
     path, is_path, folder = model.path, looks_like_a_path(model.path), model_folder(model.path)
     if folder is None or not (folder / "config.json").is_file():
         if is_path:
@@ -221,23 +221,28 @@ def size_problems(config: DictConfig) -> Iterator[str]:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     mini, n, ulysses = f"{_ACTOR}.ppo_mini_batch_size", f"{_ROLLOUT}.n", f"{_ACTOR}.ulysses_sequence_parallel_size"
     training, by_rank = "trainer.nnodes * trainer.n_gpus_per_node", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
-    number, sequences, parts = ranks.training(config), actor.ppo_mini_batch_size * rollout.n, ranks.ulysses(config)
+    number, sequences = ranks.training(config.trainer), actor.ppo_mini_batch_size * rollout.n
+    parts = ranks.ulysses(actor)
+    size, tensor = actor.fsdp_config.fsdp_size, rollout.tensor_model_parallel_size
     pairs = [
         ("data.train_batch_size", config.data.train_batch_size, mini, actor.ppo_mini_batch_size),
         (f"{mini} * {n}", sequences, training, number),
         (training, number, ulysses, parts),
-        (training, number, f"{_ACTOR}.fsdp_config.fsdp_size", ranks.shards(config)),
+        (training, number, f"{_ACTOR}.fsdp_config.fsdp_size", size if 0 < size < number else number),
     ]
     if actor.ppo_micro_batch_size_per_gpu is not None and not actor.use_dynamic_bsz and sequences % number == 0:
         pairs.append((f"{mini} * {n} / ranks", sequences // number, by_rank, actor.ppo_micro_batch_size_per_gpu))
     replica = f"{_ROLLOUT}.tensor_model_parallel_size * data_parallel_size * pipeline_model_parallel_size"
-    if own := ranks.only_generating(config):  # vLLM has ranks of its own
-        pairs.append((f"{_ROLLOUT}.nnodes * {_ROLLOUT}.n_gpus_per_node", own, replica, ranks.of_replica(config)))
-    else:
-        pairs.append((training, number, replica, ranks.of_replica(config)))
-    if isinstance(heads := read_model_config(config).get("num_attention_heads"), int):
-        of_model, tensor = "the model's attention heads", f"{_ROLLOUT}.tensor_model_parallel_size"
-        pairs += [(of_model, heads, tensor, rollout.tensor_model_parallel_size), (of_model, heads, ulysses, parts)]
+    of_replica, own = tensor * rollout.data_parallel_size * rollout.pipeline_model_parallel_size, training
+    if generating := ranks.only_generating(config.trainer, rollout):  # vLLM has ranks of its own
+        own, number = f"{_ROLLOUT}.nnodes * {_ROLLOUT}.n_gpus_per_node", generating
+    pairs.append((own, number, replica, of_replica))
+    if isinstance(heads := read_model_config(config.actor_rollout_ref.model.path).get("num_attention_heads"), int):
+        of_model = "the model's attention heads"
+        pairs += [
+            (of_model, heads, f"{_ROLLOUT}.tensor_model_parallel_size", tensor),
+            (of_model, heads, ulysses, parts),
+        ]
     for larger_key, larger, key, value in pairs:
         if value <= 0 or larger % value:
             yield f"{key}={value} does not divide {larger_key}={larger}: change one of them"
@@ -247,13 +252,13 @@ def length_problems(config: DictConfig) -> Iterator[str]:
     """The longest sequence against the model's positions, vLLM's limit and the token budget of a micro-batch."""
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     longest = config.data.max_prompt_length + config.data.max_response_length
-    positions = read_model_config(config).get("max_position_embeddings")
+    positions = read_model_config(config.actor_rollout_ref.model.path).get("max_position_embeddings")
     limits = {"the model's max_position_embeddings": positions, f"{_ROLLOUT}.max_model_len": rollout.max_model_len}
     if actor.use_dynamic_bsz:
         # verl does not split a sequence: it stops at the first one that exceeds the budget, maybe days later.
         for key in (f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{_ROLLOUT}.log_prob_max_token_len_per_gpu"):
             if (limit := OmegaConf.select(config, key)) is not None:
-                limits[f"{key} (by Ulysses ranks)"] = limit * ranks.ulysses(config)
+                limits[f"{key} (by Ulysses ranks)"] = limit * ranks.ulysses(actor)
     for name, limit in limits.items():
         if isinstance(limit, int) and longest > limit:
             yield (
@@ -265,19 +270,11 @@ def length_problems(config: DictConfig) -> Iterator[str]:
 # ---------------------------------------------------------------- settings by themselves (docs/settings.md)
 
 
-def engine_problems(config: DictConfig) -> Iterator[str]:
-    """Engines that this package does not support; their configuration has other keys."""
-    for key, served in _SERVED.items():
-        value = OmegaConf.select(config, key)
-        if value is not None and value not in served:
-            yield f"{key}={value} is not served: set it to {' or '.join(served)}, or train with plain verl"
-
-
 def setting_problems(config: DictConfig) -> Iterator[str]:
     """Settings that lose work or give wrong numbers in silence."""
     rollout, model, algorithm = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model, config.algorithm
     actor, val = config.actor_rollout_ref.actor, rollout.val_kwargs
-    optim, keep, parts = actor.optim, config.trainer.max_actor_ckpt_to_keep, ranks.ulysses(config)
+    optim, keep, parts = actor.optim, config.trainer.max_actor_ckpt_to_keep, ranks.ulysses(actor)
     attention = OmegaConf.select(config, f"{_MODEL}.override_config.attn_implementation")
     is_constant = {optim.lr_scheduler_type, optim.get("warmup_style") or "constant"} == {"constant"}
     for wrong, setting, why in (
@@ -310,7 +307,7 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
             "and the log-probabilities would be wrong without a word; set it to 1, or use flash_attention_2 on GPUs",
         ),
         (
-            bool(read_model_config(config).get("quantization_config")),
+            bool(read_model_config(config.actor_rollout_ref.model.path).get("quantization_config")),
             f"{_MODEL}.path={model.path}",
             "is a quantised checkpoint (quantization_config in its config.json), which cannot be trained: give the "
             f"weights that it was made from; vLLM quantises its copy with {_ROLLOUT}.quantization=fp8",
@@ -347,23 +344,25 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
             yield f"{setting} {why}"
 
 
-#: The table.
-RULES: Final[tuple[Callable[[DictConfig], Iterator[str]], ...]] = (
-    package_problems,
-    model_problems,
-    data_problems,
-    reward_problems,
-    path_problems,
-    name_problems,
-    room_problems,
-    logger_problems,
-    size_problems,
-    length_problems,
-    setting_problems,
-)
-
-
 def problems(config: DictConfig) -> list[str]:
     """What is wrong with a configuration by these rules; what only the run's machine can settle is a MachineProblem."""
-    # Alone: the other rules read keys of the engines that are served.
-    return list(engine_problems(config)) or [problem for rule in RULES for problem in rule(config)]
+    served = [
+        f"{key}={value} is not served: set it to {' or '.join(values)}, or train with plain verl"
+        for key, values in _SERVED.items()
+        if (value := OmegaConf.select(config, key)) is not None and value not in values
+    ]
+    if served:
+        return served  # alone: the other rules read keys of the engines that are served
+    return [
+        *package_problems(config.actor_rollout_ref.model),
+        *model_problems(config.actor_rollout_ref.model),
+        *data_problems(config.data),
+        *reward_problems(config),
+        *path_problems(config),
+        *name_problems(config),
+        *room_problems(config),
+        *logger_problems(config.trainer.logger),
+        *size_problems(config),
+        *length_problems(config),
+        *setting_problems(config),
+    ]

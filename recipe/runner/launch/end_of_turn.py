@@ -46,7 +46,7 @@ def add_stop_token(config: DictConfig, of_run: Mapping[str, Any] | None, elsewhe
         OmegaConf.update(config, SETTING, kept, force_add=True)
     model = config.actor_rollout_ref.model
     # The checks say what is wrong with a model; or responses are to have the full length.
-    if any(model_problems(config)) or config.actor_rollout_ref.rollout.get("ignore_eos"):
+    if any(model_problems(config.actor_rollout_ref.model)) or config.actor_rollout_ref.rollout.get("ignore_eos"):
         return [], ""
     if elsewhere and model_folder(model.path) is None:
         return [], ""

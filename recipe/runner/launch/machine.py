@@ -91,33 +91,33 @@ def platform_environment(device: str, ranks: int = 1) -> dict[str, str]:
     return {}
 
 
-def export_platform(config: DictConfig, elsewhere: bool = False) -> None:
+def export_platform(trainer: DictConfig, elsewhere: bool = False) -> None:
     """Set the variables of :func:`platform_environment` in this process. Call before verl is imported.
 
     With ``elsewhere`` the run will be on another machine: where torch is a CPU build, verl takes its CPU platform here.
     """
     if not elsewhere:
-        os.environ.update(platform_environment(config.trainer.device, config.trainer.n_gpus_per_node))
+        os.environ.update(platform_environment(trainer.device, trainer.n_gpus_per_node))
     elif _torch_is_cpu_build():
         os.environ["VERL_PLATFORM"] = "cpu"
 
 
-def pass_to_ray_workers(config: DictConfig) -> None:
+def pass_to_ray_workers(trainer: DictConfig, ray_init: DictConfig) -> None:
     """Write the same variables into Ray's runtime environment, since workers on other nodes inherit nothing.
 
     Ray puts that environment on its workers' command lines, where every user of the machine reads it. The variables
     that the user gives there go into this process's environment, which a Ray of the run's own inherits.
     """
-    runtime_env = config.ray_kwargs.ray_init.runtime_env
-    variables = platform_environment(config.trainer.device, config.trainer.n_gpus_per_node)
+    runtime_env = ray_init.runtime_env
+    variables = platform_environment(trainer.device, trainer.n_gpus_per_node)
     given = OmegaConf.select(runtime_env, "env_vars") or {}
-    if starts_ray(config):
+    if starts_ray(ray_init):
         os.environ.update({name: str(value) for name, value in given.items() if value is not None})
         variables = {name: os.environ.get(name, value) for name, value in variables.items()}
-        given = {} if config.trainer.nnodes == 1 else given  # other machines inherit nothing
+        given = {} if trainer.nnodes == 1 else given  # other machines inherit nothing
     with open_dict(runtime_env):
         runtime_env.env_vars = {**variables, **given}
-        if _can_fork(config):
+        if trainer.device == "cpu" and starts_ray(ray_init):
             from recipe.runner.cpu import fork_server  # here: a GPU run imports nothing of it
 
             # Also where the configuration is that of an earlier run, whose server is gone.
@@ -132,7 +132,7 @@ class PrivateRun:
 
 
 @contextlib.contextmanager
-def private_run(config: DictConfig) -> Iterator[PrivateRun]:
+def private_run(trainer: DictConfig, ray_init: DictConfig) -> Iterator[PrivateRun]:
     """Within it, what the run starts shares nothing with other users of the machine. Enter it before Ray is imported.
 
     Compiled kernels are in the user's private folder. A Ray that the run starts has its files there, in
@@ -143,7 +143,7 @@ def private_run(config: DictConfig) -> Iterator[PrivateRun]:
         Refused: if the folder cannot be made, is not private, or has no room for paths of sockets; if a GPU is for one
             process only.
     """
-    own = config.ray_kwargs.ray_init.get("_temp_dir")
+    own = ray_init.get("_temp_dir")
     parent, setting = (Path(own), f"ray_kwargs.ray_init._temp_dir={own}") if own else node.parent_folder()
     try:
         private = node.private_folder(parent, setting)
@@ -151,19 +151,19 @@ def private_run(config: DictConfig) -> Iterator[PrivateRun]:
         raise Refused(str(error)) from error
     os.environ |= {**node.cache_environment(private), node.PRIVATE_VARIABLE: str(private)}
     run = PrivateRun()
-    if not starts_ray(config):
+    if not starts_ray(ray_init):
         yield run
         return
     os.environ["RAY_AUTH_MODE"] = mode = os.environ.get("RAY_AUTH_MODE") or "token"
     if mode.lower() == "token" and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
         os.environ["RAY_AUTH_TOKEN"] = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
-    if config.trainer.nnodes == 1:
+    if trainer.nnodes == 1:
         os.environ |= {name: os.environ.get(name) or value for name, value in LOOPBACK_ENVIRONMENT.items()}
     folder = ENDING.folder = Path(tempfile.mkdtemp(prefix="", dir=private))
     os.environ["TMPDIR"] = os.environ.get("TMPDIR") or str(folder)  # sockets of vLLM, locks of verl
     tempfile.tempdir = None  # it is read again, from TMPDIR
     try:
-        if wrong := list(node.problems(folder, parent, setting, config.trainer.device != "cpu")):
+        if wrong := list(node.problems(folder, parent, setting, trainer.device != "cpu")):
             raise Refused(*wrong)
         yield run
     finally:
@@ -182,24 +182,19 @@ def _remove(folder: Path) -> None:
         time.sleep(0.1)
 
 
-def starts_ray(config: DictConfig) -> bool:
+def starts_ray(ray_init: DictConfig) -> bool:
     """Whether the run starts a Ray of its own: neither its configuration nor RAY_ADDRESS names a cluster."""
-    address = config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS") or "local"
+    address = ray_init.get("address") or os.environ.get("RAY_ADDRESS") or "local"
     return address == "local"
 
 
-def _can_fork(config: DictConfig) -> bool:
-    """Whether all workers of the run are Ray's on this machine, without an accelerator."""
-    return config.trainer.device == "cpu" and starts_ray(config)
-
-
 @contextlib.contextmanager
-def forked_workers(config: DictConfig, modules: Sequence[str]) -> Iterator[None]:
-    """Start the fork server of one CPU run; it begins to import ``modules`` at once.
+def forked_workers(trainer: DictConfig, ray_init: DictConfig, modules: Sequence[str]) -> Iterator[None]:
+    """Start the fork server of a CPU run all of whose workers are here; it begins to import ``modules`` at once.
 
     It serves one run only, because Ray reads its cluster's variables while it is imported.
     """
-    if not _can_fork(config):
+    if trainer.device != "cpu" or not starts_ray(ray_init):
         yield
         return
     from recipe.runner.cpu import fork_server

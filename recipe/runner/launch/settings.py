@@ -28,7 +28,8 @@ PATHS: Final = (
     "reward.reward_manager.module.path",
     "trainer.resume_from_path",
 )
-DATA: Final = ("data.train_files", "data.val_files")
+#: Of the group ``data``.
+DATA: Final = ("train_files", "val_files")
 
 
 def parsed(words: Iterable[str]) -> list[Override]:
@@ -60,9 +61,9 @@ def is_below(key: str, parents: Iterable[str]) -> bool:
     return any(f"{key}.".startswith(f"{parent}.") for parent in parents)
 
 
-def files_of(config: DictConfig, key: str) -> list[str]:
+def files_of(data: DictConfig, name: str) -> list[str]:
     """``data.train_files`` or ``data.val_files``, which may be one path or a list."""
-    value = OmegaConf.select(config, key)
+    value = data.get(name)
     if value is None:
         return []
     return [str(item) for item in value] if isinstance(value, ListConfig | list) else [str(value)]
@@ -91,10 +92,10 @@ def on_this_machine(config: DictConfig, elsewhere: bool = False) -> None:
             place = place.removeprefix("file://")
             if place and "://" not in place and Path(place).expanduser().exists():
                 OmegaConf.update(config, key, absolute(place))
-        for key in DATA:
-            OmegaConf.update(config, key, [absolute(file) for file in files_of(config, key)])
+        for name in DATA:
+            config.data[name] = [absolute(file) for file in files_of(config.data, name)]
         ray_init = config.ray_kwargs.ray_init
-        if starts_ray(config):
+        if starts_ray(ray_init):
             # Without an address Ray joins the cluster that the temp folder names, be it one that was killed.
             ray_init.address = "local"
             if config.trainer.device == "cpu" and ray_init.get("num_gpus", 0) is None:
@@ -103,4 +104,4 @@ def on_this_machine(config: DictConfig, elsewhere: bool = False) -> None:
             for key in _ONLY_TO_START_RAY:
                 ray_init.pop(key, None)
         if not elsewhere:
-            pass_to_ray_workers(config)
+            pass_to_ray_workers(config.trainer, ray_init)

@@ -164,5 +164,5 @@ def _supervisor(config: DictConfig, runner: _KeptTaskRunner) -> Supervisor:
             run_folder.end(folder, "failed", failure)
         return status_after_failure(folder)
 
-    nodes = config.trainer.nnodes > 1 or only_generating(config) > 0
+    nodes = config.trainer.nnodes > 1 or only_generating(config.trainer, config.actor_rollout_ref.rollout) > 0
     return Supervisor(own_run_id(), folder, runner.kill, record, hang, other_nodes=nodes)

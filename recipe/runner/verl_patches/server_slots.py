@@ -23,7 +23,7 @@ def slots(config: DictConfig) -> int | None:
     """Slots that each server needs, for a step's responses and those in advance; None: verl's number will do."""
     # Of all servers: an aborted request returns to the one that it came from, so that their parts do not stay equal.
     # upstream: verl.workers.rollout.router "if request_id in self._request_id_to_server:"
-    if (mode := asynchronous_mode(config)) is None:
+    if (mode := asynchronous_mode(config.trainer)) is None:
         return None
     prompts = config.data.train_batch_size * (1 + config.trainer.v1[mode].num_warmup_batches)
     return math.ceil(prompts) * int(config.actor_rollout_ref.rollout.n) + CONTROL_SLOTS
