@@ -28,7 +28,7 @@ trap 'ask_to_save "warning signal"' USR1 USR2 XCPU
 # scancel, or a preemption: SLURM kills the job after a while, and requeues by itself what it preempts.
 trap 'cancelled=yes; ask_to_save cancelled; [[ -n $command ]] || exit 143' TERM INT HUP
 # The command saves before this time, too. SLURM sets it from 23.02 on.
-end="$(timeout 20 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null)" || end=''
+end="$(timeout 20 squeue --noheader --jobs="$job" --format=%e 2>/dev/null)" || end=''
 [[ $end != [0-9]* ]] || SLURM_JOB_END_TIME="$(date +%s --date="$end")" && export SLURM_JOB_END_TIME
 # srun would confine a step to so many CPUs, and after sbatch --export=NONE or NAME=VALUE give it no variables.
 unset SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_EXPORT_ENV

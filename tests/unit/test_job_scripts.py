@@ -80,7 +80,10 @@ def test_nobody_else_may_enter_the_folder_of_ray_s_files(tmp_path: Path) -> None
 def test_ray_listens_on_the_loopback_of_a_job_s_only_node(nodes: str, tmp_path: Path) -> None:
     environment = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER GLOO_SOCKET_IFNAME VLLM_HOST_IP SLURM_JOB_END_TIME"
     srun = f'#!/bin/bash\nfor name in {environment}; do echo "$name=${{!name-}}" >>"$CALLS"; done\nexit 127\n'
-    launch(tmp_path, steps=srun, scontrol=f"#!/bin/sh\nprintf '%s\\n' {nodes}\n", GLOO_SOCKET_IFNAME="mine", TZ="UTC")
+    # A task of an array may have the array's own number.
+    job = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"} if nodes == "node1" else {}
+    scontrol = f"#!/bin/sh\nprintf '%s\\n' {nodes}\n"
+    launch(tmp_path, steps=srun, scontrol=scontrol, GLOO_SOCKET_IFNAME="mine", TZ="UTC", **job)
     alone = nodes == "node1"
     seen = set((tmp_path / "calls").read_text().splitlines())
     assert f"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER={'0' if alone else ''}" in seen
@@ -131,8 +134,12 @@ UP = 'p=$PPID; while ps -o args= -p "$(ps -o ppid= -p $p)" | grep -q launch.sh; 
 WAIT_FOR_STOP = "until [[ -e $FSPO_STOP ]]; do sleep 0.1; done"
 
 
-#: In place of squeue: the end of the job's time.
-SQUEUE = "#!/bin/sh\necho 2030-01-02T03:04:05\n"
+#: In place of squeue: the end of the job's time; of all tasks for the number of their array.
+SQUEUE = """\
+#!/bin/sh
+case "$SLURM_ARRAY_JOB_ID $*" in "7 "*--jobs=7\\ *) echo 2029-01-02T03:04:05 ;; esac
+echo 2030-01-02T03:04:05
+"""
 SCONTROL = '#!/bin/sh\n[ "$1" != requeue ] || echo "$2" >>"$CALLS.requeued"\necho node1\n'
 
 

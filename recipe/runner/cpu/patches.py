@@ -54,8 +54,7 @@ def report_vllm_version() -> None:
 def offload_without_pinned_memory() -> None:
     """Build FSDP2's ``CPUOffloadPolicy`` with ``pin_memory=False`` in verl's FSDP engine.
 
-    verl 0.9.1 gives every reference policy ``pin_memory=True``; torch 2.13 raises without an accelerator. The policy is
-    not configurable.
+    verl 0.9.1 gives the reference policy ``pin_memory=True``; torch 2.13 raises without an accelerator. No setting.
     """
     import verl.workers.engine.fsdp.transformer_impl as fsdp_engine
 

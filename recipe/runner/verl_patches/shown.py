@@ -23,9 +23,6 @@ def print_as_written(main_ppo: Any) -> None:
 
     verl 0.9.1 prints it into Ray's log of the process that trains; each logger of ``trainer.logger`` keeps a copy
     (:func:`log_as_written`). Passwords and tokens are among the values, and neither has a setting or a hook.
-
-    Args:
-        main_ppo: verl's module ``verl.trainer.main_ppo``.
     """
     # upstream: verl.trainer.main_ppo "pprint(OmegaConf.to_container(config, resolve=True))"
     # upstream: verl.trainer.main_ppo:pprint
@@ -33,7 +30,7 @@ def print_as_written(main_ppo: Any) -> None:
 
 
 def log_as_written(trainer_base: Any) -> None:
-    """The same for verl's loggers; ``trainer_base`` is the module ``verl.trainer.ppo.v1.trainer_base``."""
+    """The same for verl's loggers."""
     # upstream: verl.trainer.ppo.v1.trainer_base "config=OmegaConf.to_container(self.config, resolve=True),"
     # upstream: verl.trainer.ppo.v1.trainer_base:Tracking
     tracking = trainer_base.Tracking

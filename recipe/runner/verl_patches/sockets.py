@@ -19,26 +19,21 @@ def move_weights_to_the_private_folder(transfer: Any) -> None:
     verl 0.9.1 names the socket by the number of Ray's job, which counts from 1 in every Ray: of two runs on one machine
     one receives the other's weights, or both wait for ever (seen). In /tmp another user can make a socket of that name
     first, and vLLM's workers unpickle what comes from it. There is neither a setting nor a hook.
-
-    Args:
-        transfer: verl's module ``bucketed_weight_transfer``.
     """
+
     # upstream: verl.workers.rollout.vllm_rollout.vllm_rollout "ipc:///tmp/rl-colocate-zmq-{job_id}-replica-"
     # upstream: verl.workers.rollout.vllm_rollout.utils "ipc:///tmp/rl-colocate-zmq-{job_id}-replica-"
     # upstream: verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender.__init__(zmq_handle)
     # upstream: verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightReceiver.__init__(zmq_handle)
+    def moved(original: Any) -> Any:
+        @wraps(original)
+        def init(self: Any, zmq_handle: str, *args: Any, **kwargs: Any) -> None:
+            original(self, private_handle(zmq_handle), *args, **kwargs)
+
+        return init
+
     for end in (transfer.BucketedWeightSender, transfer.BucketedWeightReceiver):
-        _move(end)
-
-
-def _move(end: Any) -> None:
-    original = end.__init__
-
-    @wraps(original)
-    def moved(self: Any, zmq_handle: str, *args: Any, **kwargs: Any) -> None:
-        original(self, private_handle(zmq_handle), *args, **kwargs)
-
-    end.__init__ = moved
+        end.__init__ = moved(end.__init__)
 
 
 def private_handle(handle: str) -> str:

@@ -13,9 +13,6 @@ def listen_at_the_address(rendezvous: Any) -> None:
 
     torch 2.13 tells the other ranks this address, and listens on all. Who reaches a store can read and write what the
     ranks agree on. torch takes a socket that listens already, but no rendezvous (``env://``, ``tcp://``) passes one on.
-
-    Args:
-        rendezvous: torch's module ``torch.distributed.rendezvous``.
     """
     # upstream: torch.distributed.rendezvous "timeout=timeout, multi_tenant=True, use_libuv=use_libuv, )"
     # upstream: torch.distributed.rendezvous:TCPStore
