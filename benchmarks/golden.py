@@ -27,7 +27,7 @@ from fspo.calibration import DriftMeasurement
 from fspo.check_loss.call import Batch, PolicyLoss
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.markdown import markdown_table
-from fspo.responses import Responses
+from fspo.responses import Responses, rows_of
 from fspo.types import SequenceLossOutput, SequenceLossSettings
 
 RECORD: Final = Path(__file__).resolve().parents[1] / "tests" / "unit" / "assets" / "golden_trajectories.json"
@@ -129,7 +129,7 @@ def trajectory_of(both: Loss, controller: DriftMeasurement | None = None) -> Tra
             norm = gradient.norm()
             with torch.no_grad():
                 logits -= STEP * gradient / norm if norm > 0 else 0.0
-            parts.append(Responses.of_output(output, k, moved=k > 0))
+            parts.append(Responses.of_rows(rows_of(output) | {"update": k, "minibatch": k}))
             values = {
                 "loss": loss,
                 "gradient": norm,

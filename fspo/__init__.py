@@ -1,1 +1,1 @@
-"""FSPO as a library: losses, bands, calibration, fairness statistics, rewards, data, reports."""
+"""FSPO as a library: losses with their bands, clip values, the audit of any loss by length, reports."""

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from fspo.fairness.lre import BINS, Array, LengthReweightingError, bin_of, bin_starts, length_reweighting_error
+from fspo.fairness.lre import Array, LengthReweightingError, bin_of, bin_starts, length_reweighting_error
 
 if TYPE_CHECKING:
     from fspo.types import SequenceLossOutput, SequenceLossSettings
@@ -73,59 +74,41 @@ class Responses:
     def of_rows(cls, rows: Mapping[str, Any], every_mini_batch: bool = False) -> Responses:
         """From columns by name, of which S and L are needed if there is any row; rows without S are left out.
 
-        ``step``, ``minibatch`` (0: no weight had moved) and ``seed`` are 1 where they are missing. A mini-batch is one
-        value of seed, step and ``update``, or of ``minibatch`` where there is no ``update``. ``prompt`` is there where
-        it is known of every row. With ``every_mini_batch`` those of ``minibatch`` 0 count as moved, too: pi_old is
-        another policy than that of the step's beginning.
+        A column is [B], or one value for all. ``step``, ``minibatch`` (0: no weight had moved) and ``seed`` are 1 where
+        they are missing. A mini-batch is one value of seed, step and ``update``, or of ``minibatch`` where there is no
+        ``update``. ``prompt`` is there where it is known of every row. With ``every_mini_batch`` those of ``minibatch``
+        0 count as moved, too: pi_old is another policy than that of the step's beginning.
         """
-        s_B = np.asarray(rows.get("S", ()), dtype=np.float64)
-        known_B = np.isfinite(s_B)
+        S_B = np.asarray(rows.get("S", ()), dtype=np.float64)
+        known_B = np.isfinite(S_B)
 
         def column(name: str, default: float = float("nan")) -> Array:
-            values = np.asarray(rows[name], dtype=np.float64) if name in rows else np.full(len(s_B), default)
+            values = np.broadcast_to(np.asarray(rows.get(name, default), dtype=np.float64), S_B.shape)
             return values if known_B.all() else values[known_B]
 
-        number_B, in_step_B, row_B = column("minibatch", 1), column("update", -1), column("row", -1)
-        in_step_B = number_B if len(in_step_B) == 0 or in_step_B.min() < 0 else in_step_B
+        number_B, update_B, row_B = column("minibatch", 1), column("update", -1), column("row", -1)
+        update_B = number_B if update_B.min(initial=0) < 0 else update_B
         place = [column("seed", 1), column("step", 1)]
         again_B = row_B >= 0
         if again_B.any():
-            response_B, first_B = _numbered([*place, row_B]), np.full(len(row_B), np.inf)
-            np.minimum.at(first_B, response_B, in_step_B)
-            again_B &= in_step_B > first_B[response_B]
-        prompt_B = None
-        if "prompt" in rows:
-            prompt_B = np.unique(np.asarray(rows["prompt"])[known_B], return_inverse=True)[1].reshape(-1)
-        names = ("S", "L", "A", "inside", "kept", "weight", "truncated")
-        s_B, length_B, advantage_B, inside_B, kept_B, weight_B, truncated_B = (column(name) for name in names)
+            response_B, first_B = _numbered(*place, row_B), np.full(len(row_B), np.inf)
+            np.minimum.at(first_B, response_B, update_B)
+            again_B &= update_B > first_B[response_B]
         return cls(
-            s_B,
-            length_B,
-            advantage_B,
-            inside_B,
-            kept_B,
-            weight_B,
-            truncated_B,
+            s_B=column("S"),
+            length_B=column("L"),
+            advantage_B=column("A"),
+            inside_B=column("inside"),
+            kept_B=column("kept"),
+            weight_B=column("weight"),
+            truncated_B=column("truncated"),
             step_B=place[1].astype(np.int64),
-            update_B=np.maximum(in_step_B, 0).astype(np.int64),
-            batch_B=_numbered([*place, in_step_B]),
+            update_B=np.maximum(update_B, 0).astype(np.int64),
+            batch_B=_numbered(*place, update_B),
             moved_B=(number_B > 0) | every_mini_batch,
             again_B=again_B,
-            prompt_B=prompt_B,
+            prompt_B=_numbered(np.asarray(rows["prompt"])[known_B]) if "prompt" in rows else None,
         )
-
-    @classmethod
-    def of_output(cls, output: SequenceLossOutput, index: int = 0, moved: bool = True) -> Responses:
-        """The responses of one mini-batch, from the output of a loss; rows without a response are left out.
-
-        Args:
-            output: Output of the loss.
-            index: Index of the mini-batch within its rollout batch.
-            moved: Whether a weight had moved before it.
-        """
-        rows = rows_of(output)
-        place = {"update": index, "minibatch": (index + 1) * moved}
-        return cls.of_rows(rows | {name: np.full(len(rows["S"]), value) for name, value in place.items()})
 
     @classmethod
     def join(cls, parts: Sequence[Responses]) -> Responses:
@@ -150,7 +133,7 @@ class Responses:
         columns = {name: None if value is None else value[mask_B] for name, value in columns.items()}
         for name in ("batch_B", "prompt_B"):
             if columns[name] is not None:
-                columns[name] = np.unique(columns[name], return_inverse=True)[1].reshape(-1)
+                columns[name] = _numbered(columns[name])
         return Responses(**columns)
 
     def moved(self) -> Responses:
@@ -167,11 +150,9 @@ class Responses:
 
         from fspo.losses import judged
 
-        s_B, length_B, advantage_B = (torch.from_numpy(x) for x in (self.s_B, self.length_B, self.advantage_B))
-        output = judged(s_B, length_B.long(), advantage_B, settings)
-        removed_B = output.clipped_high_B | output.clipped_low_B
-        columns = {"inside_B": output.accepted_B, "kept_B": ~removed_B, "weight_B": output.weight_B}
-        return dataclasses.replace(self, **{name: value.double().numpy() for name, value in columns.items()})
+        s_B, length_B, advantage_B = (torch.tensor(x) for x in (self.s_B, self.length_B, self.advantage_B))
+        rows = rows_of(judged(s_B, length_B.long(), advantage_B, settings))
+        return dataclasses.replace(self, inside_B=rows["inside"], kept_B=rows["kept"], weight_B=rows["weight"])
 
     def __len__(self) -> int:
         return len(self.s_B)
@@ -197,20 +178,14 @@ class Responses:
 
     # ---------------------------------------------------------------- sums by length and cluster
 
-    def starts(self, bins: int = BINS) -> npt.NDArray[np.int64]:
-        """The shortest length of each bin; see :func:`fspo.fairness.lre.bin_starts`."""
-        return bin_starts(self.length_B, bins)
-
     @cached_property
     def bin_B(self) -> npt.NDArray[np.int64]:
-        """Bin of each; eight bins of equal mass."""
-        return bin_of(self.length_B, self.starts())
+        """Bin of each; eight bins of equal mass (:func:`fspo.fairness.lre.bin_starts`)."""
+        return bin_of(self.length_B, bin_starts(self.length_B))
 
-    def by_bin(self, values_B: Array | None = None, starts: npt.NDArray[np.int64] | None = None) -> Array:
-        """Sums by bin, [J], of the values, or the number of responses; ``starts`` are those of other bins."""
-        bin_B = self.bin_B if starts is None else bin_of(self.length_B, starts)
-        bins = int(self.bin_B.max(initial=-1)) + 1 if starts is None else len(starts)
-        return np.bincount(bin_B, values_B, bins).astype(np.float64)
+    def by_bin(self, values_B: Array | None = None) -> Array:
+        """Sums by bin, [J], of the values, or the number of responses."""
+        return np.bincount(self.bin_B, values_B).astype(np.float64)
 
     def means(self, *values_B: Array) -> list[Array]:
         """Mean of each by bin, [J]."""
@@ -234,13 +209,13 @@ class Responses:
         sums = np.bincount(self.cluster_B * bins + self.bin_B, values_B, clusters * bins)
         return sums.reshape(clusters, bins).astype(np.float64)
 
-    def error(self, accepted: str | Array = "outside", resamples: int = 1000) -> LengthReweightingError:
+    def error(self, accepted: str | Array = "outside") -> LengthReweightingError:
         """The LRE of what is accepted of each: in a view, of the loss that made these rows, or as given, [B].
 
         See :func:`fspo.fairness.lre.length_reweighting_error`; over clusters. There must be a response.
         """
         accepted_B = self.accepted_B(accepted) if isinstance(accepted, str) else accepted.astype(np.float64)
-        return length_reweighting_error(self.by_cluster(accepted_B), self.by_cluster(), resamples=resamples)
+        return length_reweighting_error(self.by_cluster(accepted_B), self.by_cluster())
 
     # ---------------------------------------------------------------- of a run
 
@@ -273,16 +248,12 @@ def rows_of(output: SequenceLossOutput) -> dict[str, Array]:
     return {name: value[output.valid_B].detach().double().cpu().numpy() for name, value in columns.items()}
 
 
-def _numbered(keys: Sequence[Array]) -> npt.NDArray[np.int64]:
-    """The number, from 0, of each row's combination of keys, which are whole numbers, in their order."""
+def _numbered(*keys: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The number, from 0, of each row's combination of keys, in their order."""
     numbers = np.zeros(len(keys[0]), dtype=np.int64)
     for key in keys:
-        from_0 = key.astype(np.int64) - int(key.min(initial=0))
-        numbers = numbers * (from_0.max(initial=0) + 1) + from_0
-        if numbers.max(initial=0) < 4 * len(numbers):  # as a sort does it, but faster
-            seen = np.zeros(numbers.max(initial=0) + 1, np.int64)
-            seen[numbers] = 1
-            numbers = (np.cumsum(seen) - 1)[numbers]
-        else:
-            numbers = np.unique(numbers, return_inverse=True)[1].reshape(-1)
-    return numbers
+        # As numpy's unique does, but only what differs is sorted.
+        encoded = pa.array(key).dictionary_encode()
+        values, code_B = encoded.dictionary.to_numpy(zero_copy_only=False), encoded.indices.to_numpy()
+        numbers = numbers * len(values) + np.unique(values, return_inverse=True)[1].reshape(-1)[code_B]
+    return numbers if len(keys) == 1 else _numbered(numbers)

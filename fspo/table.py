@@ -51,28 +51,27 @@ FOLDER: Final = "responses"
 _NAME: Final = re.compile(r"responses-([A-Za-z0-9][A-Za-z0-9._-]{0,99})-(\d{5})-(\d{9})\.parquet")
 _FILE_ROWS: Final = 2**14
 _UNREADABLE: Final = (OSError, ValueError, KeyError, pa.ArrowException)
-#: Columns whose values repeat.
-_REPEAT: Final = [f.name for f in SCHEMA if pa.types.is_integer(f.type) or pa.types.is_string(f.type)]
-_AFTER_ALL: Final = 2**31 - 1
+_WHOLE: Final = [column.name for column in SCHEMA if pa.types.is_integer(column.type)]
+_TEXT: Final = [column.name for column in SCHEMA if pa.types.is_string(column.type)]
 
 Rows = dict[str, npt.NDArray[Any]]
+"""Columns of :data:`SCHEMA`, [B] each: int64, -1 where a value is not known; float32, NaN; texts, None."""
 
 
-def is_whole_number(name: str) -> bool:
-    """Whether a column holds whole numbers."""
-    return name in SCHEMA.names and bool(pa.types.is_integer(SCHEMA.field(name).type))
+def as_rows(columns: Mapping[str, npt.NDArray[Any]]) -> Rows:
+    """Columns of numbers, [B] each, in the types of :data:`Rows`."""
+    return {name: values.astype(np.int64 if name in _WHOLE else np.float32) for name, values in columns.items()}
 
 
 def join_rows(parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Rows:
     """The rows of several sets, each with columns of its own, S among them: not known where a set lacks a column."""
-    fillers: dict[str, Any] = {}
-    for name in {name: None for part in parts for name in part}:
-        text = name in SCHEMA.names and pa.types.is_string(SCHEMA.field(name).type)
-        fillers[name] = np.int64(-1) if is_whole_number(name) else None if text else np.float32(np.nan)
-    return {
-        name: np.concatenate([part[name] if name in part else np.full(len(part["S"]), filler) for part in parts])
-        for name, filler in fillers.items()
-    }
+
+    def column(name: str, part: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        unknown: Any = np.int64(-1) if name in _WHOLE else None if name in _TEXT else np.float32(np.nan)
+        return part[name] if name in part else np.full(len(part["S"]), unknown)
+
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: np.concatenate([column(name, part) for part in parts]) for name in names}
 
 
 class TableWriter:
@@ -86,10 +85,12 @@ class TableWriter:
         meta: Metadata of each file: ``loss``, ``precision``, ``rule`` (``known``, ``own`` or ``unknown``) and the like.
         run: The same on all ranks of a start, another one for each start; letters, digits, ``.``, ``_`` and ``-``.
         rank, ranks: Which of how many ranks that write different responses this is.
-        first_step: The run goes on here: rows of this step and later ones go.
+        first_step: The run goes on here: rows of this step and later ones go. A newest file that is damaged is set
+            aside, as FILE.damaged.
 
     Raises:
         ValueError: If ``run`` cannot stand in the name of a file.
+        OSError: If the folder cannot be made.
     """
 
     def __init__(
@@ -101,16 +102,13 @@ class TableWriter:
         ranks: int = 1,
         first_step: int | None = None,
     ) -> None:
-        self._folder, self._start = Path(folder), f"responses-{run}-{rank:05d}"
-        if not _NAME.fullmatch(f"{self._start}-{0:09d}.parquet"):
+        self._folder, self._begin = Path(folder), f"responses-{run}-{rank:05d}-"
+        if not _NAME.fullmatch(f"{self._begin}{0:09d}.parquet"):
             raise ValueError(f"run={run!r}: must be at most 100 letters, digits, '.', '_' and '-', no mark first")
         self._meta = {**meta, "ranks": str(ranks)}
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._rows = SCHEMA.empty_table()
-        self._file: Path | None = None
-        self._version, self._last = (0, 0), (-1, -1)
         self._not_synced: set[Path] = set()
-        for left in self._folder.glob(f"_{self._start}-*.tmp"):  # by a kill
+        for left in self._folder.glob(f"_{self._begin}*.tmp"):  # by a kill
             left.unlink()
         self._open_newest()
         if first_step is not None:
@@ -128,28 +126,25 @@ class TableWriter:
 
         Raises:
             KeyError: If a column is unknown or missing; nothing is written then.
-            OSError: If the file cannot be written; the table holds what it held before.
+            OSError: If the file cannot be written, or another process has written it; the table holds what it held.
         """
         if unknown := sorted(rows.keys() - set(SCHEMA.names)):
             raise KeyError(f"{', '.join(unknown)}: no column of the table, which has {', '.join(SCHEMA.names)}")
         count = next((len(column) for column in rows.values() if np.ndim(column)), 1)
-        steps, updates = np.asarray(rows["step"]), np.asarray(rows["update"])
-        first, last = (int(steps.min()), int(updates.min())), (int(steps.max()), int(updates.max()))
+        first, last = ((int(end(rows["step"])), int(end(rows["update"]))) for end in (np.min, np.max))
         arrays = [
             # NaN and None are null.
-            pa.array(np.broadcast_to(rows[f.name], count), f.type, from_pandas=True)
-            if f.name in rows
-            else pa.nulls(count, f.type)
-            for f in SCHEMA
+            pa.array(np.broadcast_to(rows[column.name], count), column.type, from_pandas=True)
+            if column.name in rows
+            else pa.nulls(count, column.type)
+            for column in SCHEMA
         ]
         if again := first <= self._last:
             self._go_back_to(first[0])
-        if self._file is None or self._rows.num_rows >= _FILE_ROWS:
-            file, kept = self._folder / f"{self._start}-{first[0]:09d}.parquet", SCHEMA.empty_table()
-            if file == self._file:  # one step of very many rows
-                kept = self._rows
-        else:
-            file, kept = self._file, self._rows
+        file = self._file
+        if file is None or self._rows.num_rows >= _FILE_ROWS:
+            file = self._folder / f"{self._begin}{first[0]:09d}.parquet"
+        kept = self._rows if file == self._file else SCHEMA.empty_table()  # the same: one step of very many rows
         self._write(file, pa.concat_tables([kept, pa.table(arrays, schema=SCHEMA)]), last)
         return again
 
@@ -157,45 +152,42 @@ class TableWriter:
         """Bring to the disk what was appended, so that it outlives a loss of power as a checkpoint does."""
         for path in (*self._not_synced, self._folder):
             descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            os.fsync(descriptor)
+            os.close(descriptor)
         self._not_synced.clear()
 
     def _open_newest(self) -> None:
         """Take in the newest file of an earlier process, to append to it; one that is damaged is set aside."""
-        self._file, self._rows, self._last = None, SCHEMA.empty_table(), (-1, -1)
-        for file in sorted(_files(self._folder, f"{self._start}-"), reverse=True):
+        self._file: Path | None = None
+        self._rows, self._last, self._version = SCHEMA.empty_table(), (-1, -1), (0, 0)
+        for file in sorted(_files(self._folder, self._begin), reverse=True):
             try:
-                rows, _, last = _read(file, SCHEMA.names)
-                self._file, self._rows, self._last, self._version = file, rows, last, _version(file)
+                self._rows, _, self._last = _read(file, SCHEMA.names)
+                self._file, self._version = file, _version(file)
                 return
             except _UNREADABLE as error:
                 aside = file.with_name(f"{file.name}.damaged")
                 os.replace(file, aside)
-                print(f"fspo.table: {file} cannot be read, and is now {aside.name}: {_words(error)}", file=sys.stderr)
+                print(f"fspo.table: {file} cannot be read, and is now {aside.name}: {error}", file=sys.stderr)
 
     def _go_back_to(self, step: int) -> None:
         """Drop the rows from a step on, the newest file first, so that a kill leaves a beginning of what there was."""
-        for path, (_, _, first) in sorted(_files(self._folder, f"{self._start}-").items(), reverse=True):
+        for path, (_, _, first) in sorted(_files(self._folder, self._begin).items(), reverse=True):
             if first >= step:
                 path.unlink()
                 self._not_synced.discard(path)
         self._open_newest()
         if self._file is not None and self._last[0] >= step:
-            self._write(self._file, self._rows.filter(pc.less(self._rows["step"], step)), (step - 1, _AFTER_ALL))
+            self._write(self._file, self._rows.filter(pc.less(self._rows["step"], step)), (step - 1, 2**31 - 1))
 
     def _write(self, file: Path, rows: pa.Table, last: tuple[int, int]) -> None:
         if file == self._file and _version(file) != self._version:
-            what = (
-                "another process has written it; each that writes at the same time needs a rank= or a run= of its own"
-            )
-            raise OSError(f"{file}: {what}")
+            remedy = "each process that writes at the same time needs a rank= or a run= of its own"
+            raise OSError(f"{file}: another process has written it; {remedy}")
         hidden = file.with_name(f"_{file.name}.tmp")
         table = rows.replace_schema_metadata({**self._meta, "last": f"{last[0]} {last[1]}"})
         try:
-            pq.write_table(table, hidden, compression="zstd", use_dictionary=_REPEAT, write_statistics=False)
+            pq.write_table(table, hidden, compression="zstd", use_dictionary=[*_WHOLE, *_TEXT], write_statistics=False)
             version = _version(hidden)
             os.replace(hidden, file)
         finally:
@@ -209,14 +201,10 @@ class Table:
     """The rows of one start, joined over its ranks, in the order of step, update and row.
 
     Attributes:
-        columns: Those of :data:`SCHEMA`, or those asked for, [B] each. Whole numbers are int64, -1 where they are not
-            known; numbers are float32, NaN where they are not known; text is a number for each text, -1 where it is
-            not known.
+        columns: Those of :data:`SCHEMA`, or those asked for, as :data:`Rows`; a text is a number, -1 where not known.
         meta: Metadata of the run's newest file.
         run: Which start of several.
         others: The other starts in the folder.
-        ranks: Ranks that have written.
-        expected: Ranks that there should be.
         left_out: Responses without S, which are in none of the columns, but for those that a run skips for A = 0.
         last: (step, update) of the last mini-batch that every rank has written; None if there is none.
         problems: What is missing, wrong or cannot be read, each with its file.
@@ -226,20 +214,12 @@ class Table:
     meta: dict[str, str] = field(default_factory=dict)
     run: str = ""
     others: list[str] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
-    expected: int = 0
     left_out: int = 0
     last: tuple[int, int] | None = None
     problems: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.columns["S"]) if self.columns else 0
-
-    @property
-    def batches(self) -> npt.NDArray[np.int64]:
-        """(step, update) of the mini-batches with a response, in order, [M, 2]."""
-        places = [self.columns.get(name, np.empty(0, np.int64)) for name in ("step", "update")]
-        return np.unique(np.stack(places, axis=1), axis=0)
+        return len(self.columns.get("S", ()))
 
 
 def holds_table(folder: str | Path) -> bool:
@@ -256,7 +236,7 @@ def read_table(
         path: A folder that a :class:`TableWriter` writes to, or a run folder that holds one (:data:`FOLDER`).
         run: Which start to read, where the folder holds several; the newest by default.
         columns: Names, beside step, update, S and A; None: all.
-        after: Only rows with a later (step, update); files that have none are not opened.
+        after: Only rows with a later (step, update).
 
     Returns:
         The rows of all mini-batches that every rank wrote. A mini-batch that some rank lacks is left out with all that
@@ -271,51 +251,37 @@ def read_table(
     table.others = [name for name in runs if name != table.run]
     files = sorted((rank, first, path) for path, (name, rank, first) in by_age if name == table.run)
     if not files:
-        there = f"no file of run {run}; there are {', '.join(runs)}" if runs else "holds no file responses-*.parquet"
-        table.problems.append(f"{folder}: {there}")
-        return table
+        table.problems.append(f"{folder}: holds no file responses-{run or 'RUN'}-*.parquet")
     names = None if columns is None else [*dict.fromkeys(["step", "update", "S", "A", *columns])]
     parts: list[pa.Table] = []
     last: dict[int, tuple[int, int]] = {}
-    for (rank, _, file), following in zip(files, [*files[1:], (-1, 0, folder)], strict=True):
-        if after is not None and following[0] == rank and following[1] < after[0]:
-            continue
+    for rank, _, file in files:
         try:
             rows, table.meta, last[rank] = _read(file, names)
             parts.append(rows)
         except _UNREADABLE as error:
-            table.problems.append(f"{file}: cannot be read, and is left out ({_words(error)})")
-    if parts:
-        _join(folder, table, pa.concat_tables(parts), last, after)
-    return table
-
-
-def _join(
-    folder: Path, table: Table, rows: pa.Table, last: dict[int, tuple[int, int]], after: tuple[int, int] | None
-) -> None:
-    """Leave out what some rank lacks and rows without S, and make the rest columns of numpy."""
-    table.ranks, table.expected = sorted(last), int(table.meta["ranks"])
-    if missing := sorted(set(range(table.expected)) - last.keys()):
-        more = f" and {len(missing) - 10} more" * (len(missing) > 10)
-        names = ", ".join(map(str, missing[:10]))
-        table.problems.append(f"{folder}: of {table.expected} ranks, {names}{more} wrote nothing")
+            table.problems.append(f"{file}: cannot be read, and is left out ({error})")
+    if not parts:
+        return table
+    ranks = int(table.meta["ranks"])
+    if missing := sorted(set(range(ranks)) - last.keys()):
+        table.problems.append(f"{folder}: of {ranks} ranks, {', '.join(map(str, missing))} wrote nothing")
     table.last = min(last.values())
     if max(last.values())[0] > table.last[0] + 1:
         rank = min(last, key=lambda one: last[one])
         what = f"rank {rank} ends at step {last[rank][0]}; what others have after it is left out"
         table.problems.append(f"{folder}: {what}")
-    key = pc.add(pc.multiply(pc.cast(rows["step"], pa.int64()), 2**31), pc.cast(rows["update"], pa.int64()))
-    wanted = pc.less_equal(key, table.last[0] * 2**31 + table.last[1])
-    if after is not None:
-        wanted = pc.and_(wanted, pc.greater(key, after[0] * 2**31 + after[1]))
-    rows = rows.filter(wanted)
+    rows = pa.concat_tables(parts)
+    place = pc.add(pc.multiply(rows["step"].cast(pa.int64()), 2**31), rows["update"].cast(pa.int64()))
+    first, end = ((step * 2**31 + update) for step, update in (after or (-1, 0), table.last))
+    rows = rows.filter(pc.and_(pc.greater(place, first), pc.less_equal(place, end)))
     without_S = rows.filter(pc.is_null(rows["S"]))
     skipped = pc.sum(pc.equal(without_S["A"], 0)).as_py() or 0 if table.meta.get("without_S") == "A = 0" else 0
     table.left_out = without_S.num_rows - skipped
-    rows = rows.filter(pc.is_valid(rows["S"]))
-    table.columns = columns_of(rows)
-    order = np.lexsort([table.columns[name] for name in ("row", "update", "step") if name in table.columns])
-    table.columns = {name: values[order] for name, values in table.columns.items()}
+    columns_B = columns_of(rows.filter(pc.is_valid(rows["S"])))
+    order_B = np.lexsort([columns_B[name] for name in ("row", "update", "step") if name in columns_B])
+    table.columns = {name: values[order_B] for name, values in columns_B.items()}
+    return table
 
 
 def columns_of(rows: pa.Table) -> Rows:
@@ -328,10 +294,9 @@ def columns_of(rows: pa.Table) -> Rows:
             values = values.combine_chunks().dictionary_encode().indices
         if pa.types.is_boolean(values.type):
             values = values.cast(pa.float32())
-        unknown: int | float = float("nan")
-        if pa.types.is_integer(values.type):
-            values, unknown = values.cast(pa.int64()), -1
-        columns[name] = np.asarray(pc.fill_null(values, unknown).to_numpy(zero_copy_only=False))
+        whole = pa.types.is_integer(values.type)
+        values = pc.fill_null(values.cast(pa.int64()), -1) if whole else pc.fill_null(values, float("nan"))
+        columns[name] = np.asarray(values.to_numpy(zero_copy_only=False))
     return columns
 
 
@@ -354,7 +319,3 @@ def _version(file: Path) -> tuple[int, int]:
     """Another one for each file that was ever put under a name."""
     stat = os.stat(file)
     return stat.st_ino, stat.st_mtime_ns
-
-
-def _words(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fspo import losses
 from fspo.diagnostics import NoiseFloor, noise_floor
 from fspo.losses import ALGORITHMS, sequence_policy_loss
-from fspo.responses import Responses
+from fspo.responses import Responses, rows_of
 from fspo.types import SequenceLossOutput
 
 #: From here on a driver knows CUDA 13; an older one of a data centre may run it through NVIDIA's cuda-compat.
@@ -190,7 +190,7 @@ def floors(size: Size, device: str, dtype: torch.dtype, one_shape: bool) -> dict
         for indices in (list(range(len(tokens))), order)
     ]
     old, new = ([log_prob[index] for index in range(len(tokens))] for log_prob in passes)
-    responses = Responses.of_output(fspo(new, old))
+    responses = Responses.of_rows(rows_of(fspo(new, old)))
     return {name: noise_floor(responses, ALGORITHMS[algo]) for name, algo in BANDS.items()}
 
 

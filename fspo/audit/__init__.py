@@ -13,13 +13,12 @@ Each rank that sees sequences of its own writes files of its own (:mod:`fspo.tab
 """
 
 from fspo.audit.read import AuditRecords, read_audit
-from fspo.audit.recording import Audit, MiniBatchRows, from_packed, minibatch_numbers
+from fspo.audit.recording import Audit, from_packed, minibatch_numbers
 from fspo.audit.show import describe, live_metrics
 
 __all__ = [
     "Audit",
     "AuditRecords",
-    "MiniBatchRows",
     "describe",
     "from_packed",
     "live_metrics",

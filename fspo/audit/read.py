@@ -168,7 +168,7 @@ def _read_own(path: Path) -> Table:
             raise ValueError(f"{what} (of {len(wrong_B)}): leave out the rows of these responses")
     meta = {name.decode(): value.decode() for name, value in (file.schema_arrow.metadata or {}).items()}
     meta = {name: value for name, value in meta.items() if name in (EVERY_MINI_BATCH, "loss", "rule")}
-    return Table(columns, run=path.stem, ranks=[0], expected=1, last=(0, 0), meta=meta)
+    return Table(columns, run=path.stem, last=(0, 0), meta=meta)
 
 
 def accept_of(info: Mapping[str, Any]) -> float:

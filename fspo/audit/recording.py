@@ -6,7 +6,7 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,22 +15,12 @@ from torch.nn.utils.rnn import pad_sequence
 from fspo.acceptance import judge
 from fspo.files import folder_problem
 from fspo.losses import check_shapes
-from fspo.table import Rows, TableWriter, is_whole_number, join_rows
+from fspo.table import Rows, TableWriter, as_rows, join_rows
 
 if TYPE_CHECKING:
     from fspo.types import SequenceLossOutput, SequenceLossSettings
 
-_NO_ROWS: Rows = {"S": np.empty(0, np.float32), "L": np.empty(0, np.int64), "A": np.empty(0, np.float32)}
-
-
-class MiniBatchRows(NamedTuple):
-    """One mini-batch of a rank: its number (:func:`minibatch_numbers`), and columns of :data:`fspo.table.SCHEMA`.
-
-    A response that is left out has a row, too; its S is NaN.
-    """
-
-    number: int
-    rows: Rows
+_NO_ROWS: Rows = as_rows({name: np.empty(0) for name in ("S", "L", "A")})
 
 
 def minibatch_numbers(moves: Sequence[bool]) -> list[int]:
@@ -82,46 +72,23 @@ class Audit:
                 "none. Give a fixed rule such as ALGORITHMS['fspo'], or no rule and add(..., output=) with what your "
                 "loss returned"
             )
-        self._folder = None if folder is None else Path(folder)
-        if self._folder is not None and (problem := folder_problem(self._folder)):
+        if folder is not None and (problem := folder_problem(Path(folder))):
             raise NotADirectoryError(f"{folder}: {problem}")
-        self._ended = False  # by an error of the disk
-        self._came_again = self._warned = False
+        #: None where nothing is written, or nothing more after an error of the disk.
+        self._folder = folder
+        self._said: set[str] = set()
         self._whose: dict[str, Any] = {"run": run or uuid.uuid4().hex[:12], "rank": rank, "ranks": ranks}
         self._writer: TableWriter | None = None
-        self.loss, self._rule, self._meta = loss, rule, {"precision": precision, **(meta or {})}
-        self._what_is_kept = "unknown"
+        self._rule, self._meta = rule, {"loss": loss, "rule": "unknown", "precision": precision, **(meta or {})}
         self._step = -1
         self._moves: list[bool] = []
         #: Columns of the micro-batches of the mini-batch in progress.
         self._parts: list[Rows] = []
 
-    @property
-    def micro_batches(self) -> int:
-        """Micro-batches of the mini-batch in progress."""
-        return len(self._parts)
-
-    @property
-    def writes(self) -> bool:
-        """Whether the rows go to a table."""
-        return self._folder is not None
-
-    @property
-    def index(self) -> int:
-        """Mini-batches of the rollout batch that have ended: the index of the one in progress."""
-        return len(self._moves)
-
     def begin_step(self, step: int) -> None:
-        """Begin a rollout batch, unless its mini-batches are being counted already: what an interrupted one has left
-        is dropped.
-        """
+        """Begin a rollout batch; what an interrupted one has left is dropped. A step that has begun goes on."""
         if step != self._step:
-            self._step, self._moves = step, []
-            self.clear()
-
-    def clear(self) -> None:
-        """Forget the mini-batch in progress; the next one begins."""
-        self._parts = []
+            self._step, self._moves, self._parts = step, [], []
 
     def add(
         self,
@@ -169,39 +136,38 @@ class Audit:
             if new_BT.dim() == 2 and a_BT.shape in ((len(new_BT),), (len(new_BT), 1)):
                 a_BT = a_BT.view(-1, 1).expand(new_BT.shape)
             check_shapes(new_BT, old_BT, a_BT, mask_BT, None)
+            known = output is not None or self._rule is not None
             if weight is not None and kept is None:
                 raise ValueError("weight= without kept=: give kept=torch.ones(B), too, if nothing is masked")
-            if kept is not None and (output is not None or self._rule is not None):
+            if kept is not None and known:
                 raise ValueError("kept=: the rule of the audit or output= says already what is kept; leave one out")
-            known = output is not None or self._rule is not None
-            if output is None:
-                output = judge(new_BT, old_BT, a_BT, mask_BT, self._rule)
-            columns = {"S": output.log_ratio_B, "A": output.advantage_B, "valid": output.valid_B}
+            output = judge(new_BT, old_BT, a_BT, mask_BT, self._rule) if output is None else output
+            columns = {"S": torch.where(output.valid_B, output.log_ratio_B, torch.nan), "A": output.advantage_B}
+            columns["L"] = mask_BT.to(torch.bool).sum(-1)
             if kept is not None:
-                self._what_is_kept = "own"
+                self._meta["rule"] = "own"
                 columns["inside"] = columns["kept"] = _by_response("kept", kept, mask_BT)
-                one = torch.ones(len(mask_BT))
-                columns["weight"] = one if weight is None else _by_response("weight", weight, mask_BT)
+                weight = torch.ones(len(mask_BT)) if weight is None else weight
+                columns["weight"] = _by_response("weight", weight, mask_BT)
             elif known:
-                self._what_is_kept = "known"
+                self._meta["rule"] = "known"
                 columns |= {"inside": output.accepted_B, "weight": output.weight_B}
                 columns["kept"] = 1.0 - output.clipped_high_B.double() - output.clipped_low_B.double()
-            more = {"truncated": truncated_B, "row": row_B}
-            columns |= {name: _tensor(name, values) for name, values in more.items() if values is not None}
             if rollout_weight_BT is not None:
                 columns["rollout_weight"] = _by_response("rollout_weight", rollout_weight_BT, mask_BT)
-            columns["L"] = mask_BT.to(torch.bool).sum(-1)
+            judged = columns.keys() - {"L", "A"}
+            more = {"truncated": truncated_B, "row": row_B}
+            columns |= {name: _tensor(name, values) for name, values in more.items() if values is not None}
             # One stacked copy, because one transfer per column would cost as many synchronisations per micro-batch.
             stacked_CB = torch.stack([column.detach().to(new_BT.device, torch.float64) for column in columns.values()])
-            rows = dict(zip(columns, stacked_CB.cpu().numpy(), strict=True))
-        is_response_B = rows["L"] > 0
-        left_out_B = ~(np.isfinite(rows["S"]) & (rows.pop("valid") > 0))
-        for name in rows.keys() - {"L", "A", "row", "truncated"}:
+        rows = dict(zip(columns, stacked_CB.cpu().numpy(), strict=True))
+        left_out_B = ~np.isfinite(rows["S"])
+        for name in judged:
             rows[name][left_out_B] = np.nan
-        kinds = {name: np.int64 if is_whole_number(name) else np.float32 for name in rows}
-        self._parts.append({name: values[is_response_B].astype(kinds[name]) for name, values in rows.items()})
+        is_response_B = rows["L"] > 0
+        self._parts.append(as_rows({name: values[is_response_B] for name, values in rows.items()}))
 
-    def end_mini_batch(self, step: int, moves: bool = True) -> MiniBatchRows:
+    def end_mini_batch(self, step: int, moves: bool = True) -> Rows:
         """Write the mini-batch in progress, if there is a folder, and begin the next one.
 
         Args:
@@ -209,41 +175,42 @@ class Audit:
             moves: Whether its optimizer step moves the weights (not where the learning rate is 0).
 
         Returns:
-            Its number, which is 0 if no weight had moved before it, and its rows.
+            Its rows; one that is left out has no S. Their ``minibatch`` is 0 if no weight had moved before it.
         """
         step, parts = int(step), self._parts  # a tensor or an integer of numpy, too
         self.begin_step(step)
-        self.clear()
         self._moves.append(moves)
+        self._parts = []
         rows = join_rows([_NO_ROWS, *parts])
-        if (left_out := int(np.isnan(rows["S"]).sum())) and not self._warned:
-            self._warned = True
-            print(f"fspo.audit: step {step}: {left_out_words(left_out)}", file=sys.stderr, flush=True)
+        if left_out := int(np.isnan(rows["S"]).sum()):
+            self._say("left out", f"step {step}: {left_out_words(left_out)}")
         place = {"step": step, "update": len(self._moves) - 1, "minibatch": minibatch_numbers(self._moves)[-1]}
-        if self._folder is not None and not self._ended:
-            self._write(self._folder, dict[str, Any](place) | dict(rows))
-        everywhere = {name: np.full(len(rows["S"]), value, np.int64) for name, value in place.items()}
-        return MiniBatchRows(place["minibatch"], everywhere | rows)
+        if self._folder is not None:
+            self._write(self._folder, {**place, **rows})
+        return {name: np.full(len(rows["S"]), value, np.int64) for name, value in place.items()} | rows
 
-    def _write(self, folder: Path, rows: Mapping[str, Any]) -> None:
+    def _write(self, folder: str | Path, rows: Mapping[str, Any]) -> None:
         """Append to the table; the record ends, and not the training, where the disk takes no more."""
         try:
-            if self._writer is None:
-                meta = {"loss": self.loss, "rule": self._what_is_kept, **self._meta}
-                self._writer = TableWriter(folder, meta, **self._whose)
-            if self._writer.append(rows) and not self._came_again:
-                self._came_again = True
+            self._writer = self._writer or TableWriter(folder, self._meta, **self._whose)
+            if self._writer.append(rows):
                 remedy = "count rollout batches through all epochs, and give each start a run= of its own"
-                says = f"step {rows['step']} came twice: what was recorded from it on is replaced; {remedy}"
-                print(f"fspo.audit: {says}", file=sys.stderr, flush=True)
+                what = f"step {rows['step']} came twice: what was recorded from it on is replaced"
+                self._say("came twice", f"{what}; {remedy}")
         except OSError as error:
             says = f"step {rows['step']}: {error}; from here on nothing goes to {folder}, and training continues"
-            print(f"fspo.audit: {says}: make room, and audit again", file=sys.stderr, flush=True)
-            self._ended = True
+            self._say("disk", f"{says}: make room, and audit again")
+            self._folder = None
+
+    def _say(self, what: str, says: str) -> None:
+        """Print a line, the first time that there is one of its kind."""
+        if what not in self._said:
+            self._said.add(what)
+            print(f"fspo.audit: {says}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """End the record: all rows are on the disk already."""
-        self._writer, self._ended = None, True
+        self._writer = self._folder = None
 
 
 def _tensor(name: str, values: Any) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""Length fairness: the error by length (`lre`), and bootstrap intervals (`bootstrap`), which need scipy."""
+"""Length fairness: the error by length, with its interval."""

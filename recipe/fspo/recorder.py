@@ -20,7 +20,7 @@ from recipe.fspo.policy_loss import kept_by_gradient
 
 import fspo.verl
 from fspo.losses import sequence_log_ratio
-from fspo.table import Rows, is_whole_number, join_rows
+from fspo.table import Rows, as_rows, join_rows
 from verl.workers.utils.padding import no_padding_2_padding
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Recorder:
         return recorded
 
 
-_NO_ROWS: Final[Rows] = {"S": np.empty(0, np.float32), "L": np.empty(0, np.int64), "A": np.empty(0, np.float32)}
+_NO_ROWS: Final[Rows] = as_rows({name: np.empty(0) for name in ("S", "L", "A")})
 #: The recorder of this process.
 RECORDER: Final = Recorder()
 fspo.verl.recorder = RECORDER
@@ -166,7 +166,4 @@ def rows_of(log_probs: torch.Tensor, data: Any, config: Any) -> Rows:
     lost_B = ~np.isfinite(whole["S"]) | (whole["L"] == 0)
     for name in whole.keys() & {"S", "inside", "kept", "weight"}:
         whole[name][lost_B] = np.nan
-    return {
-        name: column[is_response_B].astype(np.int64 if is_whole_number(name) else np.float32)
-        for name, column in whole.items()
-    }
+    return as_rows({name: column[is_response_B] for name, column in whole.items()})

@@ -101,7 +101,8 @@ def order_recording(folder: Path, parts: int) -> None:
 def squares(table: Table) -> list[float]:
     """The sum of S**2 over each mini-batch."""
     columns = table.columns
-    places = ((columns["step"] == step) & (columns["update"] == update) for step, update in table.batches.tolist())
+    batches = sorted({*zip(columns["step"].tolist(), columns["update"].tolist(), strict=True)})
+    places = ((columns["step"] == step) & (columns["update"] == update) for step, update in batches)
     return [float((columns["S"][of_batch].astype(float) ** 2).sum()) for of_batch in places]
 
 

@@ -23,10 +23,6 @@ def micro_batch(seed: int, moved: bool = True) -> Tensors:
     return new, old, mask, torch.randn(16, generator=generator)
 
 
-def seed_of(rank: int, step: int, mini_batch: int, micro: int) -> int:
-    return 1000 * rank + 100 * step + 10 * mini_batch + micro
-
-
 def train(folder: Path, run: str = "run", ranks: range = range(RANKS)) -> None:
     """A loop as anyone writes it."""
     for rank in ranks:
@@ -34,7 +30,7 @@ def train(folder: Path, run: str = "run", ranks: range = range(RANKS)) -> None:
         for step in range(STEPS):
             for mini_batch in range(MINI_BATCHES):
                 for micro in range(2):
-                    audit.add(*micro_batch(seed_of(rank, step, mini_batch, micro), mini_batch > 0))
+                    audit.add(*micro_batch(1000 * rank + 100 * step + 10 * mini_batch + micro, mini_batch > 0))
                 audit.end_mini_batch(step)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fspo.losses import ALGORITHMS, sequence_policy_loss
-from fspo.responses import Responses
+from fspo.responses import Responses, rows_of
 from fspo.types import SequenceLossOutput
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -39,7 +39,7 @@ def responses_of(
     """Mini-batches of a rollout batch in order, numbered from ``first_number``; cut from so many tokens on."""
     parts = []
     for index, output in enumerate(outputs):
-        part = Responses.of_output(output, index, moved=index + first_number > 0)
+        part = Responses.of_rows(rows_of(output) | {"update": index, "minibatch": index + first_number})
         cut_B = np.full(len(part), np.nan) if truncated is None else (part.length_B >= truncated).astype(float)
         parts.append(dataclasses.replace(part, truncated_B=cut_B, step_B=np.full(len(part), step)))
     return Responses.join(parts)

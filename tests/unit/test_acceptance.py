@@ -11,7 +11,7 @@ from batches import random_batch
 
 from fspo.acceptance import Gradient, kept_output
 from fspo.losses import ALGORITHMS, sequence_policy_loss
-from fspo.responses import Responses
+from fspo.responses import Responses, rows_of
 from fspo.types import BandState
 
 
@@ -39,7 +39,7 @@ def test_it_is_acceptance_where_a_loss_accepts_or_rejects(name: str) -> None:
     torch.testing.assert_close(actual.weight_B[actual.valid_B], expected.weight_B[actual.valid_B])
     assert torch.equal(actual.valid_B, expected.valid_B)
     assert expected.clipped_high_B.any() and expected.clipped_low_B.any()
-    of_both = [Responses.of_output(output) for output in (actual, expected)]
+    of_both = [Responses.of_rows(rows_of(output)) for output in (actual, expected)]
     for column in ("inside_B", "kept_B"):
         np.testing.assert_allclose(*(getattr(responses, column) for responses in of_both))
 

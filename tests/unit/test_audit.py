@@ -139,7 +139,7 @@ def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
         audit = Audit(tmp_path / name, GSPO)
         for _ in range(2):
             audit.add(*tensors)
-            live = live_metrics(Responses.of_rows(audit.end_mini_batch(1).rows))
+            live = live_metrics(Responses.of_rows(audit.end_mini_batch(1)))
         assert "lre" not in live and not any(map(np.isnan, live.values()))
         assert ("accept_rate" in live) == could_clip
         text = describe(read_audit(tmp_path / name))
@@ -173,10 +173,11 @@ def test_the_folder_of_a_run_is_read_as_an_audit_of_its_last_pass(
         for index in range(12):
             old, length = -torch.rand(64, 40, generator=generator), torch.randint(1, 41, (64, 1), generator=generator)
             new, mask = old + 0.02 * index * torch.randn(64, 40, generator=generator), torch.arange(40) < length
-            for one in (own, audit):
+            for one in (own, *[audit] * counts):
                 one.add(new, old, mask, torch.ones(64), truncated_B=None if one is audit else length[:, 0] == 40)
-            audit.end_mini_batch(step) if counts else audit.clear()
-            writer.append(own.end_mini_batch(step).rows)
+            if counts:
+                audit.end_mini_batch(step)
+            writer.append(own.end_mini_batch(step))
         own = Audit(None, ALGORITHMS["fspo"])
     (run / "run.json").write_text(json.dumps({"algo": "mine", "loss": {"loss_mode": "fspo"}}))
     assert main([str(tmp_path / "audit")]) == 0

@@ -500,7 +500,6 @@ def test_the_full_report(capsys: pytest.CaptureFixture[str], line: str, status: 
     [
         ("check_loss_example", "MODULE:FUNCTION"),
         ("no_such_module:f", "install its package"),
-        (":sond", "did you mean sound?"),
         (":number", "MODULE:FUNCTION"),
         (":sound --like gspoo", "seq_gspo"),
         (":sound --like :undefined", "not comparable"),

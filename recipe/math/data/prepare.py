@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from fspo.files import write_json
+from fspo.files import folder_problem, write_json
 from recipe.math.data.decontaminate import distinct, without_overlap
 from recipe.math.data.rows import check_replaceable, write_rows
 from recipe.math.data.sources import GROUPS, SOURCES, TEST_SETS, Problem, Source, local_files, read_problems
@@ -34,6 +34,8 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
         OSError: `out` cannot be written to, or holds rows of that name that this program has not written.
     """
     data, description = out / f"{source.name}.parquet", out / f"{source.name}.manifest.json"
+    if wrong := folder_problem(out):
+        raise NotADirectoryError(f"{out}: {wrong}")
     check_replaceable(data)
     unique, counts = distinct(
         problem._replace(text=problem.text.removesuffix(REQUEST).strip())  # which this has put there before
