@@ -28,9 +28,9 @@ def distinct(problems: Iterable[Problem]) -> tuple[list[Problem], dict[str, int]
     for problem in problems:
         text = " ".join(unicodedata.normalize("NFKC", problem.text).split())
         counts["read"] += 1
-        counts["without_answer"] += not problem.answer
+        counts["without_answer"] += not text
         counts["duplicates"] += text in kept
-        if problem.answer:
+        if text:
             kept.setdefault(text, problem)
     return list(kept.values()), counts
 

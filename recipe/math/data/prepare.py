@@ -7,7 +7,6 @@ import hashlib
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,7 +38,7 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
         raise NotADirectoryError(f"{out}: {wrong}")
     check_replaceable(data)
     unique, counts = distinct(
-        replace(problem, text=problem.text.removesuffix(REQUEST).strip())  # which this has put there before
+        problem._replace(text=problem.text.removesuffix(REQUEST).strip())  # which this has put there before
         for problem in read_problems(source, folder)
     )
     others = [SOURCES[other] for other in against if source.role == "train"]
@@ -78,13 +77,12 @@ def _sha256(path: Path) -> str:
 def _row(source: Source, index: int, problem: Problem) -> dict[str, Any]:
     """A problem in verl's schema, with one request for a box: its own, or Qwen's."""
     content = problem.text if _BOX_ASKED.search(problem.text) else problem.text + REQUEST
-    identity = f"{source.name}/{index}"
     return {
         "data_source": source.name,
         "prompt": [{"role": "user", "content": content}],
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": problem.answer},
-        "extra_info": {"index": index, "split": source.role, "problem_id": identity, "source_id": problem.source_id},
+        "extra_info": {"index": index, "split": source.role, "problem_id": f"{source.name}/{index}"},
     }
 
 

@@ -11,18 +11,16 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from recipe.math.answers.extraction import answer_of
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One problem of a data set; a row of anybody's own may lack the text or the answer, and both are empty then."""
+class Problem(NamedTuple):
+    """One problem of a data set and its answer (LaTeX, no box); both are empty if a row lacks one of them."""
 
     text: str
-    answer: str  # LaTeX, no box
-    source_id: str
+    answer: str
 
 
 @dataclass(frozen=True)
@@ -37,27 +35,24 @@ class Source:
     role: Literal["train", "test"]
     prompt: str
     answer: str
-    identifier: str = ""
-    around: tuple[str, str] = ("", "")  # the instructions before and after a published prompt
     hub_id: str = ""  # on the Hugging Face hub
     revision: str = ""  # the commit that is read
     split: str = "train"
     subset: str | None = None  # a folder of the repository
     tests: tuple[str, ...] = ()  # sets whose problems are kept out of it, unless others are named
+    around: tuple[str, str] = ("", "")  # the instructions before and after a published prompt
     path: Path | None = None  # of a set that is not published
 
     def problem(self, row: Mapping[str, Any]) -> Problem:
         """The problem of a row. Raises ValueError for a value that is not as it should be."""
         prompt, answer = _value(row, self.prompt), _value(row, self.answer)
-        if self.path is not None and any(value is None or not str(value).strip() for value in (prompt, answer)):
-            return Problem("", "", "")
+        if any(value is None or not str(value).strip() for value in (prompt, answer)):
+            return Problem("", "")
         text = _prompt_text(prompt, self.prompt)
         before, after = self.around
-        inside = text[len(before) : len(text) - len(after)]
-        if text != before + inside + after or not inside.strip():
+        if not text.startswith(before) or not text.endswith(after):
             raise ValueError(f"column {self.prompt!r} must be a problem between the published instructions")
-        identifier = _value(row, self.identifier) if self.identifier else ""
-        return Problem(inside.strip(), _answer(answer, self.answer), str(identifier))
+        return Problem(text.removeprefix(before).removesuffix(after).strip(), _answer(answer, self.answer))
 
 
 def _value(row: Any, column: str) -> Any:
@@ -79,7 +74,7 @@ def _prompt_text(value: Any, column: str) -> str:
         if roles not in (["user"], ["user", "assistant"]):
             raise ValueError(f"column {column!r} must be text or one message of a user, found messages of {roles}")
         value = value[0].get("content")
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str):
         raise ValueError(f"column {column!r} must be text, found {value!r:.40}")
     return value.strip()
 
@@ -105,25 +100,24 @@ DAPO_OPENING = (
 )
 DAPO_CLOSING = '\n\nRemember to put your answer on its own line after "Answer:".'
 
-_DAPO: Final = ("prompt", "reward_model.ground_truth", "extra_info.index", (DAPO_OPENING, DAPO_CLOSING))
-_MATH: Final = ("problem", "solution", "", ("", ""))
-_TEST: Final = ("problem", "answer", "id", ("", ""))
-_GSM8K: Final = ("question", "answer", "", ("", ""), "openai/gsm8k", "740312add88f781978c0658806c59bc2815b9866")
+_GSM8K: Final = ("question", "answer", "openai/gsm8k", "740312add88f781978c0658806c59bc2815b9866")
 _PAPER: Final = ("math500", "amc23", "aime24", "aime25")
 # fmt: off
 SOURCES: Final = {
     source.name: source
     for source in (
-        Source("dapo_math_17k", "train", *_DAPO, "BytedTsinghua-SIA/DAPO-Math-17k",
-               "65877096c24ffa7abc4e4fa5edb95cf3413a5674", tests=_PAPER),
-        Source("math_train", "train", *_MATH, "DigitalLearningGmbH/MATH-lighteval",
+        Source("dapo_math_17k", "train", "prompt", "reward_model.ground_truth", "BytedTsinghua-SIA/DAPO-Math-17k",
+               "65877096c24ffa7abc4e4fa5edb95cf3413a5674", tests=_PAPER, around=(DAPO_OPENING, DAPO_CLOSING)),
+        Source("math_train", "train", "problem", "solution", "DigitalLearningGmbH/MATH-lighteval",
                "0530c78699ea5e8eb5530600900e1f328b48acad", tests=_PAPER),
-        Source("math500", "test", "problem", "answer", "unique_id", ("", ""), "HuggingFaceH4/MATH-500",
+        Source("math500", "test", "problem", "answer", "HuggingFaceH4/MATH-500",
                "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be", "test"),
-        Source("amc23", "test", "question", "answer", "id", ("", ""), "math-ai/amc23",
+        Source("amc23", "test", "question", "answer", "math-ai/amc23",
                "80815d37005feb82cd7f8fbc6901d5d3eff43057", "test"),
-        Source("aime24", "test", *_TEST, "HuggingFaceH4/aime_2024", "2fe88a2f1091d5048c0f36abc874fb997b3dd99a"),
-        Source("aime25", "test", *_TEST, "math-ai/aime25", "563bb8404243c5f09de6ec262f2db674fe5bce9b", "test"),
+        Source("aime24", "test", "problem", "answer", "HuggingFaceH4/aime_2024",
+               "2fe88a2f1091d5048c0f36abc874fb997b3dd99a"),
+        Source("aime25", "test", "problem", "answer", "math-ai/aime25",
+               "563bb8404243c5f09de6ec262f2db674fe5bce9b", "test"),
         Source("gsm8k_train", "train", *_GSM8K, "train", "main", ("gsm8k_test",)),
         Source("gsm8k_test", "test", *_GSM8K, "test", "main"),
     )
