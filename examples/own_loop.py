@@ -5,10 +5,12 @@
 Random numbers stand where your rollouts and your model's log-probabilities go.
 """
 
+import dataclasses
+
 import torch
 
 from fspo.audit import Audit, describe, read_audit
-from fspo.losses import ALGORITHMS, acceptance_band, sequence_policy_loss
+from fspo.losses import ALGORITHMS, sequence_policy_loss
 
 rule = ALGORITHMS["seq_gspo"]
 audit = Audit("audit", rule, loss="gspo")  # without a rule, S, L and A alone
@@ -21,4 +23,5 @@ for step in range(24):
         audit.add(log_prob, old_log_prob, mask, advantages)  # every micro-batch
         audit.end_mini_batch(step)  # after the optimizer step
 print(describe(read_audit("audit")))
-print(acceptance_band(torch.tensor([100, 400]), ALGORITHMS["fspo"]))
+# For the next run, the band and the c that it names.
+rule = dataclasses.replace(ALGORITHMS["fspo"], c_low=0.0143, c_high=0.0143)

@@ -47,8 +47,8 @@ trainer = FSPOTrainer(
     digits,
     args=GRPOConfig(
         "trl",
-        steps_per_generation=2,  # with one update per generation S is 0, and no clip acts
-        max_steps=48,
+        steps_per_generation=4,  # with one update per generation S is 0, and no clip acts
+        max_steps=28,  # 21 of them after a moved weight: the audit concludes from 20 on
         per_device_train_batch_size=32,
         num_generations=4,
         max_completion_length=48,

@@ -6,6 +6,7 @@ the responses have them, else over mini-batches; fewer than :data:`fspo.clip_val
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,26 +43,17 @@ _DIVERGED_SHARE: Final = 0.05
 _DIVERGED_TOKEN: Final = 0.5
 
 
-def too_alike(responses: Responses) -> str | None:
-    """Why nothing follows about length from responses of nearly one length; None if their lengths differ enough."""
-    bins = len(responses.by_bin())
-    if bins >= _FEWEST_BINS:
-        return None
-    return f"no conclusion about length: {bins} bins of length, and it needs {_FEWEST_BINS}"
-
-
 def too_few(responses: Responses) -> str | None:
-    """Why nothing follows from so few responses, in a sentence; None if there are enough."""
-    clusters = len(np.unique(responses.cluster_B))
-    if clusters < FEWEST_GROUPS:
-        return f"too few responses for a conclusion: {clusters} {responses.unit}, and it needs {FEWEST_GROUPS}"
-    if not responses.s_B.any():
-        return "no conclusion: every S is 0"
-    if (reason := too_alike(responses)) is not None:
-        return reason
-    if (fewest := responses.by_bin().min()) < FEWEST_GROUPS:
-        return f"too few responses for a conclusion: {fewest:.0f} in a bin of length, and it needs {FEWEST_GROUPS}"
-    return None
+    """Why nothing follows from these responses, in a sentence; None if there are enough."""
+    clusters, count_J = int(responses.cluster_B.max(initial=-1)) + 1, responses.by_bin()
+    for number, of, needed in (
+        (clusters, responses.unit, FEWEST_GROUPS),
+        (len(count_J), "bins of length", _FEWEST_BINS),
+        (count_J.min(initial=math.inf), "in a bin of length", FEWEST_GROUPS),
+    ):
+        if number < needed:
+            return f"too few responses for a conclusion: {number:.0f} {of}, and it needs {needed}"
+    return None if responses.s_B.any() else "no conclusion: every S is 0"
 
 
 # ---------------------------------------------------------------- how S spreads
@@ -149,18 +141,40 @@ _VERDICTS: Final = {
 
 def _mean_line(responses: Responses) -> str:
     first = responses.select(~responses.again_B)
-    if len(first) < len(responses) and (reason := too_few(first)) is not None:
-        why = "an update was made on these responses before, in an earlier epoch"
-        return f"the mean of exp(S) says nothing: {why}. Of those in the first epoch: {reason}"
+    if reason := too_few(first):
+        return (
+            f"the mean of exp(S) says nothing of responses that an update was made on before; of the others: {reason}"
+        )
     share = rounding_share(first)
     if not np.isfinite((share.value, share.low, share.high)).all():
         return "the mean of exp(S) says nothing: S hardly varies, or by hundreds of nats"
-    verdict = _VERDICTS[movement_verdict(share)]
     assumed = "(movement 0, rounding 1; one update a response)"  # without ``row`` epochs are not known
-    return f"the mean of exp(S) is {verdict}; share of rounding {_shown(share)} {assumed}"
+    return f"the mean of exp(S) is {_VERDICTS[movement_verdict(share)]}; share of rounding {_shown(share)} {assumed}"
 
 
 # ---------------------------------------------------------------- which band is even
+
+
+def in_view(responses: Responses, view: str) -> Responses:
+    """The responses that a view is about: of ``removed`` those with A other than 0, S as 0 where no clip removes them.
+
+    A clip removes a gradient where S is above the band and A > 0, or below it and A < 0.
+    """
+    if view == "outside":
+        return responses
+    some = responses.select(responses.advantage_B != 0)
+    return dataclasses.replace(some, s_B=np.where(some.advantage_B * some.s_B > 0, some.s_B, 0.0))
+
+
+def accepted_at(counted: Responses, settings: SequenceLossSettings, accept: float) -> Array:
+    """Which responses of a view a band accepts with the clip values that accept this share."""
+    needed_B = needed_scale(counted.s_B, counted.length_B, settings)
+    return (needed_B <= scale_for(needed_B, accept)).astype(np.float64)
+
+
+def power_band(exponent: float) -> SequenceLossSettings:
+    """The band L**exponent: of one with a name its published ratio of sides, else alike on both."""
+    return ALGORITHMS.get(NAMED.get(exponent, ""), SequenceLossSettings(exponent=exponent, c_low=1.0, c_high=1.0))
 
 
 @dataclass(frozen=True)
@@ -175,36 +189,20 @@ class EvenBand:
     exponent: Interval
     errors: dict[float, LengthReweightingError]
 
-    def near(self, exponent: float) -> bool:
-        """Whether this exponent, or its LRE, is not told apart from the most even one."""
-        lre, best = self.errors[exponent].debiased, self.errors[self.exponent.value].debiased
-        return self.exponent.low <= exponent <= self.exponent.high or lre.low <= best.high
-
-
-def in_view(responses: Responses, view: str) -> Responses:
-    """The responses that a view is about: ``removed`` those with A other than 0."""
-    return responses if view == "outside" else responses.select(responses.advantage_B != 0)
-
-
-def needed_in_view(responses: Responses, settings: SequenceLossSettings, view: str) -> Array:
-    """:func:`needed_scale` of each; in the view ``removed`` 0 where the clip removes nothing at any width.
-
-    The clip removes a gradient where S is above the band and A > 0, or below it and A < 0.
-    """
-    needed_B = needed_scale(responses.s_B, responses.length_B, settings)
-    return needed_B if view == "outside" else np.where(responses.advantage_B * responses.s_B > 0, needed_B, 0.0)
-
-
-def accepted_at(responses: Responses, settings: SequenceLossSettings, accept: float, view: str) -> Array | None:
-    """Which responses a band accepts with the clip values that accept this share; None if clip values of 0 do."""
-    needed_B = needed_in_view(responses, settings, view)
-    scale = scale_for(needed_B, accept)
-    return (needed_B <= scale).astype(np.float64) if scale > 0 else None
-
-
-def power_band(exponent: float) -> SequenceLossSettings:
-    """The band L**exponent: of one with a name its published ratio of sides, else alike on both."""
-    return ALGORITHMS.get(NAMED.get(exponent, ""), SequenceLossSettings(exponent=exponent, c_low=1.0, c_high=1.0))
+    def recommended(self, own: float | None = None) -> float:
+        """The exponent to take: one's own unless it is shown to be less even than the most even one; else the most even
+        of those with a name that are not shown to be; else the most even one.
+        """
+        best = self.errors[self.exponent.value].debiased.high
+        near = [
+            power
+            for power, error in self.errors.items()
+            if self.exponent.low <= power <= self.exponent.high or error.debiased.low <= best
+        ]
+        if own in near:
+            return own
+        named = [power for power in near if power in NAMED]
+        return min(named, key=lambda power: self.errors[power].debiased.value, default=self.exponent.value)
 
 
 def even_band(
@@ -223,19 +221,16 @@ def even_band(
         own: The band of a loss whose LRE is wanted, too.
 
     Returns:
-        None if a clip value of 0 would accept so many, or if no response has an advantage.
+        None if the responses are :func:`too_few`, or if clip values of 0 would accept so many.
     """
-    responses = in_view(responses, view)
-    if len(responses) == 0 or (view == "removed" and too_few(responses) is not None):
+    counted = in_view(responses, view)
+    if too_few(counted) or (counted.s_B == 0).mean() >= accept:
         return None
-    some = responses
-    if len(responses) > _MOST_ROWS:
-        some = responses.select(np.arange(len(responses)) % math.ceil(len(responses) / _MOST_ROWS) == 0)
+    some = counted
+    if len(counted) > _MOST_ROWS:
+        some = counted.select(np.arange(len(counted)) % math.ceil(len(counted) / _MOST_ROWS) == 0)
     equal = [SequenceLossSettings(exponent=float(exponent), c_low=1.0, c_high=1.0) for exponent in _GRID]
-    by_exponent = [accepted_at(some, settings, accept, view) for settings in equal]
-    grid = [some.by_cluster(accepted_B) for accepted_B in by_exponent if accepted_B is not None]
-    if len(grid) < len(_GRID):
-        return None
+    grid = [some.by_cluster(accepted_at(some, settings, accept)) for settings in equal]
     total_CJ = some.by_cluster()
     clusters, bins = total_CJ.shape
     flat_CX = np.concatenate([*grid, total_CJ], axis=1)
@@ -253,11 +248,7 @@ def even_band(
     exponent = Interval(best, *percentile_ends(_GRID[(drawn_RE - 2 * noise_E).argmin(1)], clusters), clusters)
     bands = {best: equal[int(_GRID.searchsorted(best))]} | {power: power_band(power) for power in NAMED}
     bands |= {} if own is None else {own.exponent: own}
-    errors = {}
-    for power, settings in bands.items():
-        if (accepted_B := accepted_at(responses, settings, accept, view)) is None:
-            return None
-        errors[power] = responses.error(accepted_B)
+    errors = {power: counted.error(accepted_at(counted, settings, accept)) for power, settings in bands.items()}
     return EvenBand(exponent, errors)
 
 
@@ -265,6 +256,7 @@ def even_band(
 
 #: What the share that is accepted is a share of, by view.
 _COUNTED: Final = {"outside": "of all responses inside", "removed": "of the gradients kept"}
+_ACTOR: Final = "actor_rollout_ref.actor"
 
 
 def _shown(value: Interval, form: str = ".2f") -> str:
@@ -283,85 +275,66 @@ def _spread_line(responses: Responses) -> str:
     return f"S spreads like L^{_shown(exponent)}, {words} ({exponent.n} {responses.unit} resampled)"
 
 
-def recommended(band: EvenBand, own: float | None) -> float:
-    """The exponent to take: one's own unless the most even one is told apart from it, else the most even with a name
-    from which it is not, else the most even one.
-    """
-    if own is not None and band.near(own):
-        return own
-    named = [power for power in NAMED if band.near(power)]
-    return min(named, key=lambda power: band.errors[power].debiased.value, default=band.exponent.value)
-
-
 def _band_line(band: EvenBand, view: str, accept: float, own: float | None) -> str:
-    chosen, best = recommended(band, own), band.exponent.value
+    chosen, best = band.recommended(own), band.exponent.value
     even = f"c L^{_shown(band.exponent)} is the most even, LRE {band.errors[best].words}"
     says = f"with {accept:.0%} {_COUNTED[view]}, {even}"
     for power, whose in {own: "yours", chosen: "yours" if chosen == own else NAMED.get(chosen)}.items():
         if power not in (None, best):
             says += f"; {shape(power)} ({whose}) has {band.errors[power].words}"
-    apart = ": " if chosen == best else ", not told apart from it: "
-    return f"{says}{apart}{'keep what you have' if chosen == own else f'take {shape(chosen)}'}"
+    less_even = "" if chosen == best else ", not shown to be less even"
+    return f"{says}{less_even}: {'keep what you have' if chosen == own else f'take {shape(chosen)}'}"
 
 
-def _diverged(responses: Responses, settings: SequenceLossSettings) -> str | None:
-    """Why no clip value of this loss means anything, where S is far past what its weight is made for."""
-    sequence = settings.weight == "sequence"
-    limit_B = settings.s_max if sequence else np.maximum(settings.s_max, _DIVERGED_TOKEN * responses.length_B)
-    share = np.mean(np.abs(responses.s_B) > limit_B)
-    if share <= _DIVERGED_SHARE:
-        return None
-    limit = f"s_max={settings.s_max:g}" + ("" if sequence else f" and {_DIVERGED_TOKEN:g} a token")
-    return f"no clip value: |S| is above {limit} in {share:.0%} of the responses: the policy has diverged from pi_old"
-
-
-def _in_verl(settings: SequenceLossSettings, loss: str | None, mean_length: float) -> str:
-    """Words that set a band in verl's command; where it replaces a loss that averages over tokens, with its factor.
-
-    Of this package's losses those with 1/L average; any other is taken to, as by verl's default.
-    """
-    actor, own = "actor_rollout_ref.actor", named_loss(str(loss)) or ""
-    name = own if own and ALGORITHMS[own].exponent == settings.exponent else NAMED.get(settings.exponent, "fspo")
-    if (name, loss) == ("seq_gspo", "gspo"):
-        low, high = eps_of_c(settings.c_low, settings.c_high)
-        return f"in verl: {actor}.clip_ratio_low={low:.3g} {actor}.clip_ratio_high={high:.3g}"
-    words = [
-        f"{actor}.policy_loss.loss_mode={name}",
-        f"{actor}.policy_loss._target_=fspo.verl.SequencePolicyLossConfig",
-    ]
-    values = {
-        "exponent": f"{settings.exponent:g}",
-        "c_low": f"{settings.c_low:.3g}",
-        "c_high": f"{settings.c_high:.3g}",
-    }
-    sums = settings.grad_scale == "1" and (str(loss) not in ALGORITHMS or ALGORITHMS[str(loss)].grad_scale != "1")
-    values |= {"grad_multiplier": f"{1 / mean_length:.2g}"} if sums else {}
-    words += [f"+{actor}.policy_loss.{key}={value}" for key, value in values.items()]
-    return f"in verl{' (grad_multiplier: with its own trainers only)' * sums}: {' '.join(words)}"
+def _has_diverged(responses: Responses, settings: SequenceLossSettings) -> bool:
+    """Whether S is far past what the weight of a loss is made for, so that no clip value of it means anything."""
+    by_token = 0.0 if settings.weight == "sequence" else _DIVERGED_TOKEN
+    limit_B = np.maximum(settings.s_max, by_token * responses.length_B)
+    return float(np.mean(np.abs(responses.s_B) > limit_B)) > _DIVERGED_SHARE
 
 
 def _clip_line(
-    responses: Responses, settings: SequenceLossSettings, view: str, accept: float
+    counted: Responses, settings: SequenceLossSettings, view: str, accept: float
 ) -> tuple[str, SequenceLossSettings]:
     """The clip values of a band, in a sentence and set."""
-    counted = in_view(responses, view)
-    factor = scale_with_interval(needed_in_view(counted, settings, view), counted.cluster_B, accept)
+    needed_B = needed_scale(counted.s_B, counted.length_B, settings)
+    factor = scale_with_interval(needed_B, counted.cluster_B, accept)
     value, low, high = (scaled(settings, scale) for scale in (factor.value, factor.low, factor.high))
-    sides = [
-        f"{getattr(value, key):.3g} [{getattr(low, key):.3g}, {getattr(high, key):.3g}]" for key in ("c_low", "c_high")
-    ]
-    c = sides[1] if value.c_low == value.c_high else f"{sides[0]} below and {sides[1]} above"
+    below, above = (
+        f"{getattr(value, side):.3g} [{getattr(low, side):.3g}, {getattr(high, side):.3g}]"
+        for side in ("c_low", "c_high")
+    )
+    c = above if value.c_low == value.c_high else f"{below} below and {above} above"
     says = f"{shape(value.exponent)}: c = {c} {unit_of(value.exponent)}"
     if value.exponent in (0, 1):
         says += f", or eps = {' and '.join(f'{eps:.3g}' for eps in eps_of_c(value.c_low, value.c_high))} on the ratio"
     return f"{says}, for {accept:.0%} {_COUNTED[view]}", value
 
 
+def _in_verl(band: SequenceLossSettings, loss: str, mean_length: float) -> str:
+    """What sets a band in verl's command; where it replaces a loss that averages over tokens, with its factor.
+
+    Of this package's losses those with 1/L average; any other is taken to, as by verl's default.
+    """
+    own = named_loss(loss) or ""
+    name = own if own and ALGORITHMS[own].exponent == band.exponent else NAMED.get(band.exponent, "fspo")
+    if (name, loss) == ("seq_gspo", "gspo"):
+        low, high = eps_of_c(band.c_low, band.c_high)
+        return f"in verl:\n  {_ACTOR}.clip_ratio_low={low:.3g} {_ACTOR}.clip_ratio_high={high:.3g}"
+    exponent = f"exponent:{band.exponent:g}," * (band.exponent != ALGORITHMS[name].exponent)
+    values = f"{exponent}c_low:{band.c_low:.3g},c_high:{band.c_high:.3g}"
+    means = ""
+    if band.grad_scale == "1" and (loss not in ALGORITHMS or ALGORITHMS[loss].grad_scale != "1"):
+        values += f",grad_multiplier:{1 / mean_length:.2g}"
+        means = " (grad_multiplier is 1 over the mean length: leave it out with this recipe's trainers)"
+    words = f"{{loss_mode:{name},_target_:fspo.verl.SequencePolicyLossConfig,{values}}}"
+    return f"in verl, in place of your loss{means}:\n  '+{_ACTOR}.policy_loss={words}'"
+
+
 def conclude(
     responses: Responses,
     loss: str | None = None,
     accept: float = ACCEPT,
-    wrong: str | None = None,
     settings: SequenceLossSettings | None = None,
     view: str = "outside",
     own_mask: bool = False,
@@ -372,52 +345,42 @@ def conclude(
         responses: Of mini-batches before which a weight had moved.
         loss: Name of the loss that made them.
         accept: Share of the responses that is to be accepted.
-        wrong: What makes these log-ratios wrong, if something does; then nothing follows.
         settings: Of the loss, where they are not those that its name stands for: its exponent may be another one.
         view: A key of :data:`fspo.responses.VIEWS`.
         own_mask: Whether the rows are of a mask or a correction, whose S is not that of a loss.
     """
-    if wrong is not None:
-        return [f"no conclusion and no clip value: {wrong}"]
-    # Clip values need no lengths that differ.
-    alike = too_alike(responses)
-    if (reason := too_few(responses)) is not None and reason != alike:
+    counted = in_view(responses, view)
+    if reason := too_few(counted):
         return [reason]
     # How a gradient grows with L is known of a loss of this package; that of verl's hangs on loss_agg_mode.
-    is_ours = settings is not None or str(loss) in ALGORITHMS
-    settings = settings or ALGORITHMS.get(named_loss(str(loss)) or "")
-    # A band that is measured, or none, has no exponent to keep.
-    has_band = settings is not None and not settings.needs_state and min(settings.c_low, settings.c_high) > 0
-    own = settings if has_band else None
+    ours = settings or ALGORITHMS.get(str(loss))
+    own = ours or ALGORITHMS.get(named_loss(str(loss)) or "")
+    if own is not None and (own.needs_state or min(own.c_low, own.c_high) <= 0):
+        own = None  # a band that is measured, or none, has no exponent to keep
     own_power = own.exponent if own else None
-    bands = {} if alike else {one: even_band(responses, accept, one, own) for one in _COUNTED}
-    chosen = {one: recommended(band, own_power) for one, band in bands.items() if band}
-    lines = [alike or _spread_line(responses)]
-    if alike:
-        chosen = {view: 0.5 if own_power is None else own_power}
-    elif band := bands[view]:
+    bands = {one: even_band(responses, accept, one, own) for one in _COUNTED}
+    chosen = {one: band.recommended(own_power) for one, band in bands.items() if band}
+    lines = [_spread_line(responses)]
+    if band := bands[view]:
         lines.append(_band_line(band, view, accept, own_power))
-    else:
-        lines.append(f"no even band and no clip value: at least {accept:.0%} are accepted at any width")
-    if view in chosen:
         of = own if own and chosen[view] == own_power else power_band(chosen[view])
-        if diverged := _diverged(responses, of):
-            lines.append(diverged)
-        elif accepted_at(in_view(responses, view), of, accept, view) is not None:
-            says, value = _clip_line(responses, of, view, accept)
+        if _has_diverged(responses, of):
+            how = f"|S| is above s_max={of.s_max:g} in more than {_DIVERGED_SHARE:.0%} of the responses"
+            lines.append(f"no clip value: the policy has diverged from pi_old, {how}")
+        else:
+            says, value = _clip_line(counted, of, view, accept)
             lines.append(says)
             if find_spec("verl") is not None and not own_mask:
-                lines.append(_in_verl(value, loss, float(responses.length_B.mean())))
+                lines.append(_in_verl(value, str(loss), float(responses.length_B.mean())))
+    else:
+        lines.append(f"no even band and no clip value: at least {accept:.0%} are accepted at any width")
     lines.append(_mean_line(responses))
-    cosine = math.nan
-    if responses.rule_known and not own_mask and is_ours:
+    if ours is not None and responses.rule_known and not own_mask and responses.advantage_B.any():
         columns = (responses.kept_B, responses.advantage_B, responses.weight_B, responses.length_B)
-        cosine = clipped_cosine(*columns, settings.grad_scale if settings else "1/L")
-    if math.isfinite(cosine):
-        where = "if gradients of different responses are orthogonal and their squares grow like L"
-        lines.append(f"cosine of the clipped and the unclipped update: {cosine:.2f}, {where}")
+        cosine = f"cosine of the clipped and the unclipped update: {clipped_cosine(*columns, ours.grad_scale):.2f}"
+        lines.append(f"{cosine}, if gradients of different responses are orthogonal and their squares grow like L")
     (other,) = _COUNTED.keys() - {view}
     if view in chosen and chosen.get(other, chosen[view]) != chosen[view] and (band := bands[other]):
         even = f"with {accept:.0%} {_COUNTED[other]}, c L^{_shown(band.exponent)} is the most even"
-        lines.append(f"--view {other} would name {shape(chosen[other])}: {even}")
+        lines.append(f"by the other view (--view {other}): {shape(chosen[other])}; {even}")
     return lines

@@ -59,7 +59,7 @@ Rows = dict[str, npt.NDArray[Any]]
 
 
 def as_rows(columns: Mapping[str, npt.NDArray[Any]]) -> Rows:
-    """Columns of numbers, NaN where a value is not known but in whole ones, in the types of :data:`Rows`."""
+    """Columns of numbers, [B] each, in the types of :data:`Rows`."""
     return {name: values.astype(np.int64 if name in _WHOLE else np.float32) for name, values in columns.items()}
 
 

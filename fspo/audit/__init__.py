@@ -14,14 +14,13 @@ Each rank that sees sequences of its own writes files of its own (:mod:`fspo.tab
 
 from fspo.audit.read import AuditRecords, read_audit
 from fspo.audit.recording import Audit, from_packed, minibatch_numbers
-from fspo.audit.show import describe, live_metrics
+from fspo.audit.show import describe
 
 __all__ = [
     "Audit",
     "AuditRecords",
     "describe",
     "from_packed",
-    "live_metrics",
     "minibatch_numbers",
     "read_audit",
 ]

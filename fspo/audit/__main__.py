@@ -47,7 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["expected"]:
         return _expected(words[1:])
-    parser = argparse.ArgumentParser(prog="python -m fspo.audit", description=(__doc__ or "").partition(": ")[2])
+    parser = argparse.ArgumentParser(
+        prog="python -m fspo.audit",
+        description=(__doc__ or "").partition(": ")[2],
+        epilog=f"without any record:\n{USAGE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     option = parser.add_argument
     option("folder", type=Path, help="what FSPO_AUDIT named, a run folder, or a parquet file of S and L")
     option("--run", default="", help="one of several starts in the folder; the newest by default")

@@ -7,10 +7,9 @@ the clip removes: half of ``outside``, because the sign of A does not depend on 
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from scipy.special import ndtr  # type: ignore[import-untyped]
@@ -21,8 +20,8 @@ from fspo.markdown import markdown_table
 from fspo.types import SequenceLossSettings
 
 USAGE: Final = """\
-python -m fspo.audit expected sigma=0.03 lengths=[1000,4000]   what each band clips; sigma: std of S / sqrt(L), nats
-python -m fspo.audit expected removed=0.15 minibatches=4 lengths=[4000]   the sigma at which a band removes so much
+python -m fspo.audit expected sigma=0.03 'lengths=[1000,4000]'   what each band clips; sigma: std of S / sqrt(L), nats
+python -m fspo.audit expected removed=0.15 minibatches=4 'lengths=[4000]'   the sigma at which a band removes so much
     removed: share of the gradients, as pg_clipfrac has it; minibatches: of a rollout batch, the first of which
     removes nothing where pi_old is recomputed; leave it out where every mini-batch counts (pi_old is the engine's)"""
 _KNOWN: Final = ("sigma", "removed", "minibatches", "lengths")
@@ -77,18 +76,22 @@ def _sigmas(removed: float, minibatches: float, lengths: Sequence[float]) -> str
     rows = []
     for name, loss in BANDS.items():
         shares = np.array([shares_outside(sigma, lengths, ALGORITHMS[loss]).mean() / 2 for sigma in _SIGMAS])
-        first = int((shares >= moved).argmax()) if (shares >= moved).any() else int(shares.argmax())
-        value = f"{_SIGMAS[first]:.2g}"
-        if shares[first] < moved:
-            value = f"none up to {_SIGMAS[-1]:g}: at most {shares[first]:.1%}, at {value}"
-        rows.append([name, _clip_values(ALGORITHMS[loss]), value])
+        rows.append([name, _clip_values(ALGORITHMS[loss]), f"{_SIGMAS[(shares >= moved).argmax()]:.2g}"])
     return f"{says}\n\n{markdown_table(['band', 'c_low, c_high', 'sigma'], rows)}"
 
 
-def _number(name: str, value: Any, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
-        raise ValueError(f"{name}={value}: must be a number between {low:g} and {high:g}")
-    return float(value)
+def _numbers(words: Sequence[str]) -> dict[str, list[float]]:
+    numbers = {}
+    for word in words:
+        key, _, text = word.partition("=")
+        try:
+            numbers[key] = [float(number) for number in text.strip("[]").split(",")]
+        except ValueError:
+            numbers[key] = [math.nan]
+        several = len(numbers[key]) > 1 and key != "lengths"
+        if several or key not in _KNOWN or not all(0 < number < math.inf for number in numbers[key]):
+            raise ValueError(f"{word}: not one of {', '.join(_KNOWN)} with a number above 0")
+    return numbers
 
 
 def expected(words: Sequence[str]) -> str:
@@ -97,25 +100,13 @@ def expected(words: Sequence[str]) -> str:
     Raises:
         ValueError: For a word that is none, or a value out of range; the message names key, value and remedy.
     """
-    values: dict[str, Any] = {}
-    for word in words:
-        key, equals, text = word.partition("=")
-        if not equals or key not in _KNOWN:
-            raise ValueError(f"{word}: not one of {', '.join(_KNOWN)} with a value")
-        try:
-            values[key] = ast.literal_eval(text)
-        except (SyntaxError, ValueError):
-            values[key] = text
-    if ("sigma" in values) == ("removed" in values) or values.get("lengths", ()) == ():
+    numbers = _numbers(words)
+    if ("sigma" in numbers) == ("removed" in numbers) or "lengths" not in numbers:
         remedy = "of recorded responses: python -m fspo.audit FOLDER"
         raise ValueError(f"lengths= and one of sigma= and removed= are needed; {remedy}")
-    listed = values["lengths"] if isinstance(values["lengths"], list | tuple) else [values["lengths"]]
-    lengths = [_number("lengths", length, 1 - 1e-9, 2**31) for length in listed]
-    if not lengths:
-        raise ValueError("lengths=[]: give at least one length in tokens")
-    minibatches = values.get("minibatches", math.inf)  # without: every one counts
-    if "minibatches" in values and (_number("minibatches", minibatches, 1, 1e6) % 1 or "removed" not in values):
-        raise ValueError(f"minibatches={minibatches}: an integer of at least 2, beside removed=")
-    if "sigma" in values:
-        return _table(_number("sigma", values["sigma"], 0, 10), lengths)
-    return _sigmas(_number("removed", values["removed"], 0, 1), minibatches, lengths)
+    minibatches = numbers.get("minibatches", [math.inf])[0]  # without: every one counts
+    if "minibatches" in numbers and (minibatches < 2 or "removed" not in numbers):
+        raise ValueError(f"minibatches={minibatches:g}: at least 2, beside removed=")
+    if "sigma" in numbers:
+        return _table(numbers["sigma"][0], numbers["lengths"])
+    return _sigmas(numbers["removed"][0], minibatches, numbers["lengths"])

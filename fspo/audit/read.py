@@ -27,11 +27,11 @@ _ENGINE: Final = 0.01
 _FEWEST: Final = 20
 #: What an audit reads of a table; identifiers and rewards are as many again.
 _COLUMNS: Final = ("minibatch", "row", "L", "A", "inside", "kept", "weight", "truncated", "prompt")
-WHAT_IS_READ: Final = (
-    "what is read is a table with a row a response: the folder that FSPO_AUDIT or Audit named, a run's folder, or a "
-    "parquet file with columns S (log pi - log pi_old, summed over the tokens, in nats) and L (tokens), and A, step, "
-    "minibatch, prompt where known. For the share that a log has: python -m fspo.audit expected removed=SHARE "
-    "lengths=[L]"
+_WHAT_IS_READ: Final = (
+    "what is read is a table with a row a response: the folder that FSPO_AUDIT or Audit named, the folder of a run, "
+    "once a step has ended, or a parquet file with columns S (log pi - log pi_old, summed over the tokens, in nats), "
+    "L (tokens), and A, step, minibatch, prompt where known. For the share that a log has: "
+    "python -m fspo.audit expected removed=SHARE lengths=[L]"
 )
 
 
@@ -64,23 +64,23 @@ class AuditRecords:
     def _first_mini_batch(self) -> tuple[str, bool] | None:
         """What is wrong with the mini-batches before any weight had moved, and whether it makes all of S wrong."""
         first = self.responses.unmoved()
-        if len(first) == 0:
-            return None
-        rms, rms_S = (math.sqrt(float(np.mean(x_B**2))) for x_B in (first.z_B, first.s_B))
-        # Rounding has no direction: its mean over many sequences is far below its root mean square.
-        leans = len(first) >= _FEWEST and abs(float(first.s_B.mean())) > 0.5 * rms_S
+        rms, rms_S = (math.sqrt(float(np.mean(x_B**2))) if len(first) else 0.0 for x_B in (first.z_B, first.s_B))
         if rms <= _FLOORS["fp32"]:
             return None
-        engine = "the rollout engine's are as far off: if they are meant, --every-mini-batch counts all mini-batches"
-        says = f"first mini-batch, before any weight moved: rms of S / sqrt(L) is {rms:.2g}, and 0 is expected"
+        # Rounding has no direction: its mean over many sequences is far below its root mean square.
+        leans = len(first) >= _FEWEST and abs(float(first.s_B.mean())) > 0.5 * rms_S
+        is_wrong, why = False, "as is usual in bf16; in fp32 the old log-probabilities are another policy's"
         if len(first) == len(self.responses) and len(np.unique(first.step_B)) > 1:
-            steps = "each step has one mini-batch: end_mini_batch(step) takes the number of the rollout batch"
-            return f"{says}; {steps}" + f"; {engine}" * (rms >= _ENGINE), False
-        if rms > _FLOORS["bf16"] or leans:
+            why = "but each step has one mini-batch: end_mini_batch(step) takes the number of the rollout batch"
+        elif rms > _FLOORS["bf16"] or leans:
             causes = "another temperature, top_p or precision, a shifted mask, dropout"
-            return f"{says}: old log-probabilities are not the policy's: {causes}; {engine}", True
-        where = "in bf16; in fp32 the old log-probabilities are another policy's"
-        return f"{says}, but {where}" + f"; {engine}" * (rms >= _ENGINE), False
+            is_wrong, why = True, f"so the old log-probabilities are not the policy's: {causes}"
+        if is_wrong or rms >= _ENGINE:
+            why += (
+                "; the rollout engine's are as far off: if they are meant, --every-mini-batch counts all mini-batches"
+            )
+        says = f"first mini-batch, before any weight moved: rms of S / sqrt(L) is {rms:.2g}, and 0 is expected, {why}"
+        return says, is_wrong
 
     def wrong(self) -> str | None:
         """What makes all of S wrong, so that no clip value follows; None if nothing does."""
@@ -110,11 +110,16 @@ def read_audit(path: str | Path, run: str = "", every_mini_batch: bool = False) 
     info = read_object(path / INFO_FILE, problems) if (path / INFO_FILE).is_file() else {}
     try:
         if path.suffix == ".parquet" and path.is_file():
-            table = _read_own(path)
+            table = Table(_own_columns(path), run=path.stem, last=(0, 0))
         elif holds_table(place):
             table = read_table(place, run=run, columns=_COLUMNS)
         else:
-            raise ValueError(_what_it_is(path))
+            below = sorted(
+                str(one.parent if one.name == FOLDER else one) for one in path.rglob("*") if holds_table(one)
+            )
+            there = f"give one of {', '.join(below[:20])}; " if below else ""
+            what = "holds no table of responses" if path.exists() else "does not exist"
+            raise ValueError(f"{what}: {there}{_WHAT_IS_READ}")
     except ValueError as error:
         return AuditRecords(problems=[f"{path}: {error}"])
     problems += table.problems
@@ -125,81 +130,54 @@ def read_audit(path: str | Path, run: str = "", every_mini_batch: bool = False) 
         columns.pop("prompt")
     own = info.get("loss", {}).get("loss_mode", info.get("algo", ""))
     every = {"yes": True, "no": False}.get(table.meta.get(EVERY_MINI_BATCH, ""), every_mini_batch)
+    measured = (info.get("clip_values_measured") or [{}])[-1]
     return AuditRecords(
         table.run,
         table.others,
         str(own or table.meta.get("loss", "")),
         Responses.of_rows(columns, every),
         table.left_out,
-        accept_of(info),
-        settings_of(info),
+        float(measured.get("accept", ACCEPT)),
+        _settings_of(info, measured),
         problems,
         table.meta.get("rule") == "own",
     )
 
 
-def _read_own(path: Path) -> Table:
-    """A parquet file of somebody's own, or one file of a table, which may have rows without S.
+def _own_columns(path: Path) -> dict[str, Any]:
+    """The columns of a parquet file of somebody's own.
 
     Raises:
         ValueError: If it cannot be read, or a column is missing, holds no numbers, or S or L are not finite.
     """
     try:
-        file = pq.ParquetFile(path)
-        rows = file.read(columns=[name for name in file.schema_arrow.names if name in (*SCHEMA.names, "seed")])
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise ValueError(f"cannot be read ({' '.join(str(error).split())[:200]}): {WHAT_IS_READ}") from error
-    if missing := sorted({"S", "L"} - {*rows.schema.names}):
-        there = ", ".join(map(repr, file.schema_arrow.names[:20]))
-        raise ValueError(f"has columns {there}, and not {' and '.join(missing)}: {WHAT_IS_READ}")
-    for name in ("S", "L", "A", "step", "minibatch", "update", "seed"):
-        kind = rows.schema.field(name).type if name in rows.schema.names else pa.int64()
-        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-            raise ValueError(f"column {name} must hold numbers, and holds {kind}")
+        names = pq.read_schema(path).names
+        rows = pq.read_table(path, columns=[name for name in (*SCHEMA.names, "seed") if name in names])
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"cannot be read ({' '.join(str(error).split())[:200]}): {_WHAT_IS_READ}") from error
+    if missing := sorted({"S", "L"} - {*names}):
+        there = ", ".join(map(repr, names[:20]))
+        raise ValueError(f"has columns {there}, and not {' and '.join(missing)}: {_WHAT_IS_READ}")
     columns = columns_of(rows)
-    if b"last" in (file.schema_arrow.metadata or {}):  # of a table of ours
-        columns = {name: values[np.isfinite(columns["S"])] for name, values in columns.items()}
-    for name in ("S", "L", *(name for name in ("step", "minibatch", "update", "seed") if name in columns)):
-        wrong_B = ~np.isfinite(columns[name].astype(np.float64)) | (columns[name] < 1 if name == "L" else False)
-        if wrong_B.any():
-            what = (
-                f"column {name} has {int(wrong_B.sum())} values that cannot be, the first {columns[name][wrong_B][0]:g}"
-            )
-            raise ValueError(f"{what} (of {len(wrong_B)}): leave out the rows of these responses")
-    meta = {name.decode(): value.decode() for name, value in (file.schema_arrow.metadata or {}).items()}
-    meta = {name: value for name, value in meta.items() if name in (EVERY_MINI_BATCH, "loss", "rule")}
-    return Table(columns, run=path.stem, last=(0, 0), meta=meta)
+    for name in columns.keys() & {"S", "L", "A", "step", "minibatch", "update", "seed"}:
+        try:
+            values_B = columns[name] = (
+                rows[name].cast(pa.float64()).to_numpy().copy()
+            )  # torch takes none of arrow's memory
+        except pa.ArrowException:
+            raise ValueError(f"column {name} must hold numbers, and holds {rows[name].type}") from None
+        wrong_B = ~np.isfinite(values_B) | (values_B < (1 if name == "L" else -np.inf))
+        if wrong_B.any() and name != "A":
+            what = f"has {wrong_B.sum()} values that cannot be, the first {values_B[wrong_B][0]:g}"
+            raise ValueError(f"column {name} {what} (of {len(wrong_B)}): leave out the rows of these responses")
+    return columns
 
 
-def accept_of(info: Mapping[str, Any]) -> float:
-    """Share of its responses for which a run has measured its clip values, by run.json; the usual one if it has not."""
-    accept = (info.get("clip_values_measured") or [{}])[-1].get("accept", ACCEPT)
-    return float(accept) if isinstance(accept, float) and 0 < accept < 1 else ACCEPT
-
-
-def settings_of(info: Mapping[str, Any]) -> SequenceLossSettings | None:
+def _settings_of(info: Mapping[str, Any], measured: Mapping[str, Any]) -> SequenceLossSettings | None:
     """The loss as run.json records it, with the clip values that the run has measured last.
 
-    None if it is not one of this package's, or not recorded, or if a run that was to measure them has set none: it had
-    no clip.
+    None if it is not one of this package's, or if a run that was to measure clip values has none yet: it had no clip.
     """
-    loss, measured = info.get("loss"), (info.get("clip_values_measured") or [{}])[-1]
-    if not isinstance(loss, dict) or (info.get("clip_values") == "measured" and not measured):
+    if info.get("clip_values") == "measured" and not measured:
         return None
-    try:
-        return resolve_settings(loss | {key: measured[key] for key in ("c_low", "c_high") if key in measured})
-    except (TypeError, ValueError):
-        return None
-
-
-def _what_it_is(path: Path) -> str:
-    """A sentence: what a path without a table is, and what to give instead."""
-    if path.is_file():
-        return f"is no table of responses: {WHAT_IS_READ}"
-    if not path.is_dir():
-        return f"does not exist: {WHAT_IS_READ}"
-    if (path / INFO_FILE).is_file():
-        return f"is the folder of a run without {FOLDER}/: no step of it has ended"
-    below = sorted(str(one.parent if one.name == FOLDER else one) for one in path.rglob("*") if holds_table(one))
-    there = f"give one of {', '.join(below[:20])}; " if below else ""
-    return f"holds no table of responses: {there}{WHAT_IS_READ}"
+    return resolve_settings(info.get("loss", {}) | {key: measured[key] for key in ("c_low", "c_high") if measured})

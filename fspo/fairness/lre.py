@@ -34,23 +34,15 @@ _ROUNDING: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with its 95% interval.
+    """An estimate with the ends of its 95% interval, nan where the data give none.
 
-    Attributes:
-        value: The estimate.
-        low, high: Ends of the interval; nan where the data give none.
-        n: Number of independent units behind it: seeds, problems or clusters, as the function that made it says.
+    ``n`` is the number of independent units behind it: seeds, problems or clusters, as the function that made it says.
     """
 
     value: float
     low: float
     high: float
     n: int
-
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the interval lies on one side of 0."""
-        return self.low > 0 or self.high < 0
 
     def to_json(self) -> dict[str, float | None]:
         """``{value, low, high}``, with None in place of nan and infinity, which JSON does not have."""
@@ -63,7 +55,7 @@ def lre_in_words(value: float, low: float, high: float) -> str:
 
     The debiased value is cut at 0, so that without its interval noise would read as perfect evenness.
     """
-    if not (math.isfinite(low) and math.isfinite(high)):
+    if math.isnan(low):
         return f"{value:.3f}"
     return f"{value:.3f} [{low:.3f}, {high:.3f}]" if round(low, 3) > 0 else f"< {high:.3f}"
 
@@ -171,20 +163,13 @@ class LengthReweightingError:
 
     @property
     def is_informative(self) -> bool:
-        """:func:`is_informative` of its rate."""
-        return is_informative(self.rate)
+        """Whether it means anything: nothing accepted leaves it undefined, nothing clipped makes any band even."""
+        return 0 < self.rate < 1 - _ROUNDING
 
     @property
     def words(self) -> str:
         """:func:`lre_in_words`; ``-`` where nothing was accepted or nothing clipped."""
         return lre_in_words(self.debiased.value, self.debiased.low, self.debiased.high) if self.is_informative else "-"
-
-
-def is_informative(rate: float) -> bool:
-    """Whether an LRE at this overall acceptance means anything: nothing accepted leaves it undefined, nothing clipped
-    makes it 0 whatever the band.
-    """
-    return 0 < rate < 1 - _ROUNDING
 
 
 def plain_lre(accepted: npt.ArrayLike, total: npt.ArrayLike) -> Array:
@@ -224,13 +209,11 @@ def length_reweighting_error(
     acc_CK, tot_CK = (np.atleast_2d(np.asarray(counts, dtype=np.float64)) for counts in (accepted, total))
     if acc_CK.shape != tot_CK.shape or acc_CK.size == 0:
         raise ValueError(f"accepted {acc_CK.shape} and total {tot_CK.shape} must have one shape, [K] or [clusters, K]")
-    acc_K, tot_K = acc_CK.sum(0), tot_CK.sum(0)
-    nan, nan_K = float("nan"), np.full_like(tot_K, np.nan)
+    acc_K, tot_K, nan = acc_CK.sum(0), tot_CK.sum(0), float("nan")
     with np.errstate(divide="ignore", invalid="ignore"):
         rate_K, rate = acc_K / tot_K, float(acc_K.sum() / tot_K.sum())
     if not rate > 0:
-        return LengthReweightingError(nan, Interval(nan, nan, nan, 0), nan, rate, rate_K, nan_K, nan_K)
-    share_K, d_K = _share_and_deviation(acc_K, tot_K)
+        return LengthReweightingError(nan, Interval(nan, nan, nan, 0), nan, rate, rate_K, rate_K * nan, rate_K * nan)
     lre = float(plain_lre(acc_K, tot_K))
     flat_RK = np.random.default_rng(0).binomial(tot_K.astype(np.int64), min(rate, 1.0), (resamples, len(tot_K)))
     floor = float(np.nan_to_num(plain_lre(flat_RK, tot_K)).mean())
@@ -242,6 +225,7 @@ def length_reweighting_error(
     acc_RK, tot_RK = drawn_RC @ acc_CK, drawn_RC @ tot_CK
     with np.errstate(divide="ignore", invalid="ignore"):
         ends = np.nanpercentile(acc_RK / tot_RK, [2.5, 97.5], axis=0) if (tot_K > 0).all() else (rate_K, rate_K)
+    share_K, d_K = _share_and_deviation(acc_K, tot_K)
     d_RK = np.nan_to_num(_share_and_deviation(acc_RK, tot_RK)[1])
     # A bootstrap over C clusters understates the variance by (C - 1) / C.
     noise_RK = (d_RK - d_RK.mean(0)) * math.sqrt(clusters / (clusters - 1))
@@ -253,8 +237,7 @@ def length_reweighting_error(
         return np.asarray((np.abs(d_K) @ share_K) * np.sqrt(kept))
 
     value = float(shrunk(d_K))
-    factor = value / lre if lre > 0 else 0.0
-    low, high = percentile_ends(shrunk(d_K * factor + noise_RK), clusters)
+    low, high = percentile_ends(shrunk(d_K * (value / lre if lre > 0 else 0.0) + noise_RK), clusters)
     debiased = Interval(value, min(low, value), max(high, value), clusters)
     low_K, high_K = np.fmin(low_K, ends[0]), np.fmax(high_K, ends[1])
     return LengthReweightingError(lre, debiased, floor, rate, rate_K, low_K, high_K)

@@ -8,13 +8,13 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import jinja2
 from matplotlib import style
 
 from fspo.audit.show import by_length, what_follows
-from fspo.files import atomic_path, read_object, write_json
+from fspo.files import atomic_path, write_json
 from fspo.report.compare import Table, final_numbers, heads, paired_differences, verdicts
 from fspo.report.figures import STYLE, figures
 from fspo.report.runs import Group, differing_settings, group_runs, load_runs
@@ -26,8 +26,8 @@ _TEMPLATES: Final = jinja2.Environment(
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
 )
-#: In each page that a report has written.
-_MARK: Final = '<meta name="generator" content="fspo.report">'
+#: What stands in each file that a report has written.
+_MARKS: Final = {"report.html": '<meta name="generator" content="fspo.report">', "summary.json": '"verdicts":'}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,45 +59,43 @@ def build_report(paths: Sequence[Path], out: Path, every_mini_batch: bool = Fals
         OSError: If ``out`` cannot be written to, or holds a file of those names that no report has written.
         NothingReadError: If there is no run in any of the paths. Nothing is written.
     """
-    page, summary = out / "report.html", out / "summary.json"
-    foreign = [page] if page.exists() and _MARK not in page.read_text(encoding="utf-8", errors="replace") else []
-    foreign += [summary] if summary.exists() and "verdicts" not in read_object(summary) else []
-    if foreign:
-        raise FileExistsError(f"{foreign[0]} exists and was not written by a report: give another folder, or move it")
+    for name, mark in _MARKS.items():
+        if (out / name).exists() and mark not in (out / name).read_text(encoding="utf-8", errors="replace"):
+            what = "exists and was not written by a report: give another folder, or move it"
+            raise FileExistsError(f"{out / name} {what}")
     loaded = [run for path in dict.fromkeys(paths) for run in load_runs(path, every_mini_batch)]
-    problems: list[str] = []
     runs = [run for run in loaded if run.steps or len(run.responses)]
+    problems = list(dict.fromkeys(problem for run in loaded for problem in run.problems))
     if not runs:
-        raise NothingReadError("\n".join(problem for run in loaded for problem in run.problems))
+        raise NothingReadError("\n".join(problems))
     groups = group_runs(runs, problems)
-    tables = {"settings": _compared(groups), "final": final_numbers(groups), "paired": paired_differences(groups)}
-    shown: dict[str, Any] = {name: dataclasses.asdict(table) for name, table in tables.items() if table and table.rows}
-    said = verdicts(groups)
     # All groups of a file have the same responses.
     alone = runs[0] if len({run.path for run in runs}) == 1 and len(runs[0].responses) else None
-    follows = what_follows(alone.records) if alone else []
-    problems += list(dict.fromkeys(problem for run in loaded for problem in run.problems))
+    tables = {"settings": _compared(groups), "final": final_numbers(groups), "paired": paired_differences(groups)}
+    summary = {
+        "verdicts": verdicts(groups),
+        "follows": what_follows(alone.records) if alone else [],
+        **{name: dataclasses.asdict(table) for name, table in tables.items() if table.rows},
+        "problems": problems,
+    }
     text = _TEMPLATES.get_template("page.html").render(
-        mark=_MARK,
+        mark=_MARKS["report.html"],
         title=f"Clipping by response length: {', '.join(group.name for group in groups)}",
-        verdicts=said,
-        follows=follows,
         pictures=_pictures(groups),
-        tables=shown,
-        by_length={group.name: dataclasses.asdict(_by_length(group)) for group in groups if len(group.responses)},
-        problems=problems,
+        by_length={group.name: _by_length(group) for group in groups if len(group.responses)},
+        **summary,
     )
-    write_json(summary, {"verdicts": said, "follows": follows, **shown, "problems": problems})
-    with atomic_path(page) as temporary:
+    write_json(out / "summary.json", summary)
+    with atomic_path(out / "report.html") as temporary:
         temporary.write_text(text, encoding="utf-8")
-    return Report(page, len(runs), problems)
+    return Report(out / "report.html", len(runs), problems)
 
 
 def _compared(groups: Sequence[Group]) -> Table:
     """Seeds and steps of each group, and the settings that are not the same in all runs."""
     rows = []
-    if any(run.info for group in groups for run in group.runs):
-        facts = [[(run.seed, run.last_step, run.status) for run in group.runs] for group in groups]
+    if any("status" in run.info for group in groups for run in group.runs):
+        facts = [[(run.seed, run.last_step, run.info.get("status")) for run in group.runs] for group in groups]
         for place, head in enumerate(("seeds", "steps", "status")):
             rows.append((head, "", [", ".join(dict.fromkeys(str(one[place]) for one in of)) for of in facts]))
     rows += [(key.rpartition(".")[2], key, values) for key, values in differing_settings(groups).items()]
@@ -106,10 +104,9 @@ def _compared(groups: Sequence[Group]) -> Table:
 
 def _by_length(group: Group) -> Table:
     """What the group's clip and others do by length, as its audit prints it."""
-    columns = by_length(group.responses, group.runs[0].records.accept)
-    first, *others = columns
-    rows = zip(*(columns[name] for name in others), strict=True)
-    return Table(others, [(head, "", list(cells)) for head, cells in zip(columns[first], rows, strict=True)])
+    (_, lengths), *columns = by_length(group.responses, group.runs[0].records.accept).items()
+    rows = zip(lengths, zip(*(cells for _, cells in columns), strict=True), strict=True)
+    return Table([head for head, _ in columns], [(length, "", list(cells)) for length, cells in rows])
 
 
 def _pictures(groups: Sequence[Group]) -> dict[str, str]:

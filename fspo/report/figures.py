@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from fspo.fairness.lre import Array, LengthReweightingError
-from fspo.report.compare import problems_interval
+from fspo.report.compare import REWARDS
 from fspo.report.runs import Group
 
 #: For :func:`matplotlib.style.context`, around everything that draws.
@@ -36,11 +36,8 @@ COLOURS: Final = {
     "grpo": "#8a6d3b",
     "unclipped": "#6b5bd2",
 }
-_MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
-_LINES: Final = ("-", "--", "-.", ":")
 #: Series with at least this many points get the line of a running mean.
 _SMOOTH_FROM: Final = 20
-_CLIPPED: Final = {"outside": "Share outside the band, by length", "removed": "Share without gradient, by length"}
 
 Look = dict[str, Any]
 """Colour, marker and line of one algorithm; colour or marker alone tells algorithms apart."""
@@ -50,19 +47,20 @@ Profile = tuple[Array, LengthReweightingError]
 
 def algo_looks(algos: Sequence[str]) -> dict[str, Look]:
     """A look for each algorithm: that of its loss; other names take those of the losses that are not among them."""
-    names, colours = list(COLOURS), list(COLOURS.values())
-    free = itertools.cycle([name for name in reversed(names) if name not in algos] or names)
-    places = {algo: names.index(algo if algo in COLOURS else next(free)) for algo in dict.fromkeys(algos)}
-    return {
-        algo: {"color": colours[place], "marker": _MARKERS[place], "linestyle": _LINES[place % len(_LINES)]}
-        for algo, place in places.items()
-    }
+    places = {algo: place for place, algo in enumerate(COLOURS)}
+    free = itertools.cycle([place for algo, place in places.items() if algo not in algos] or places.values())
+    looks = {}
+    for algo in algos:
+        place = places[algo] if algo in places else next(free)
+        line = ("-", "--", "-.", ":")[place % 4]
+        looks[algo] = {"color": [*COLOURS.values()][place], "marker": "os^DvPX"[place], "linestyle": line}
+    return looks
 
 
 def figures(groups: Sequence[Group]) -> Iterator[tuple[str, Figure]]:
     """All figures of a report with their names, for :data:`STYLE`."""
     looks = algo_looks([group.name for group in groups])
-    for view, title in _CLIPPED.items():
+    for view, title in {"outside": "outside the band", "removed": "without gradient"}.items():
         profiles = {
             group.name: (group.responses.means(group.responses.length_B)[0], error)
             for group in groups
@@ -70,19 +68,19 @@ def figures(groups: Sequence[Group]) -> Iterator[tuple[str, Figure]]:
         }
         if profiles:
             figure, axes = _figure(4.4)
-            axes.set_title(title)
+            axes.set_title(f"Share {title}, by length")
             draw_clip_by_length(axes, profiles, looks)
             yield view, figure
     held_out = dict.fromkeys(name for group in groups for run in group.runs for name in run.validation_metrics())
-    for title, names, form in (
-        ("Reward in training", ("critic/rewards/mean", "critic/score/mean"), ""),
-        *((f"Held-out {name.removeprefix('val-core/')}", (name,), "points") for name in held_out),
-        ("Mean response length (tokens)", ("response_length/mean",), ""),
-        ("Share outside the band", ("fspo/clip_frac",), "percent"),
-        ("LRE over a window of steps", ("fspo/lre_debiased",), ""),
+    for title, *names in (
+        ("Reward in training", *REWARDS),
+        *((f"Held-out {name.removeprefix('val-core/')}", name) for name in held_out),
+        ("Mean response length (tokens)", "response_length/mean"),
+        ("Share outside the band", "fspo/clip_frac"),
+        ("LRE over a window of steps", "fspo/lre_debiased"),
     ):
         figure, axes = _figure(3.3)
-        if draw_curve(axes, groups, title, names, form, looks):
+        if draw_curve(axes, groups, title, names, looks):
             yield title, figure
 
 
@@ -97,48 +95,32 @@ def _percent(share: float, _: object = None) -> str:
 
 
 def draw_curve(
-    axes: Axes, groups: Sequence[Group], title: str, names: Sequence[str], form: str, looks: Mapping[str, Look]
+    axes: Axes, groups: Sequence[Group], title: str, names: Sequence[str], looks: Mapping[str, Look]
 ) -> bool:
     """Mean over the group's runs at each step, and the range of the runs as a shade; False where none logged it.
 
-    Of long series every logged value is a pale point, and line and shade are of running means, as the title says. With
-    the form ``points``, error bars show 95% intervals over problems if their number is known, else the range over runs.
+    Of long series every logged value is a pale point, and line and shade are of running means, as the title says.
     """
-    axes.set_title(title)
     longest = max((len(run.series(*names)[0]) for group in groups for run in group.runs), default=0)
-    half = max(1, longest // 24) if longest >= _SMOOTH_FROM and form != "points" else 0
-    if half:
-        axes.set_title(f"{title}\npoints: steps; line: mean of {2 * half + 1} steps")
-    for index, group in enumerate(groups):
-        look, values = looks[group.name], dict[int, list[float]]()  # by step, of the runs that logged it
+    half = max(1, longest // 24) if longest >= _SMOOTH_FROM else 0
+    axes.set_title(f"{title}\npoints: steps; line: mean of {2 * half + 1} steps" if half else title)
+    for group in groups:
+        look, by_step = looks[group.name], dict[int, list[float]]()  # of the runs that logged it
         for run in group.runs:
             steps, logged = run.series(*names)
             if half:
                 axes.plot(steps, logged, ".", color=look["color"], alpha=0.35, markersize=4)
             for i, step in enumerate(steps.tolist()):
-                values.setdefault(step, []).append(float(logged[max(0, i - half) : i + half + 1].mean()))
-        if not values:
-            continue
-        steps = np.array(sorted(values))
-        mean, low, high = (np.array([of(values[step]) for step in steps]) for of in (np.mean, np.min, np.max))
-        if form == "points":
-            known = [problems_interval(group.runs, names[0], float(value)) for value in mean]
-            if all(known):
-                problems, low, high = np.array(known).T
-                axes.set_title(f"{title}\n95% over {problems[0]:.0f} problems")
-            beside = 0.03 * max(4, steps[-1] - steps[0]) * (index - (len(groups) - 1) / 2)  # bars stay legible
-            axes.errorbar(steps + beside, mean, _bars(mean, low, high), capsize=2, label=group.name, **look)
-        else:
+                by_step.setdefault(step, []).append(float(logged[max(0, i - half) : i + half + 1].mean()))
+        if by_step:
+            steps = np.array(sorted(by_step))
+            mean, low, high = (np.array([of(by_step[step]) for step in steps]) for of in (np.mean, np.min, np.max))
             axes.fill_between(steps, low, high, color=look["color"], alpha=0.15, lw=0)
-            marker = look["marker"] if len(steps) == 1 else ""  # a line of one point is invisible
-            axes.plot(steps, mean, label=group.name, color=look["color"], linestyle=look["linestyle"], marker=marker)
+            axes.plot(steps, mean, label=group.name, **look | ({} if len(steps) < _SMOOTH_FROM else {"marker": ""}))
     if not axes.has_data():
         return False
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-    if form == "percent":
-        axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(_percent)
     axes.legend()
     return True
 

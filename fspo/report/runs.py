@@ -18,6 +18,7 @@ import yaml  # type: ignore[import-untyped]
 
 from fspo.audit.read import AuditRecords, read_audit
 from fspo.audit.show import NOT_MOVED
+from fspo.conclusion import in_view
 from fspo.fairness.lre import Array, LengthReweightingError
 from fspo.files import CONFIG_FILE, INFO_FILE, METRICS_FILE, read_object, read_steps
 from fspo.losses import ALGORITHMS, BANDS, LOSSES
@@ -38,6 +39,7 @@ class Run:
         steps: Metrics by step, in order. Where a step was logged twice (after a resume), the later line counts.
         records: Its responses, and what an audit says of them.
         responses: Those of mini-batches before which a weight had moved.
+        settings: Every setting by its key, of config.yaml.
         problems: What could not be read, each with file and line.
     """
 
@@ -46,6 +48,7 @@ class Run:
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     records: AuditRecords = field(default_factory=AuditRecords)
     responses: Responses = field(default_factory=lambda: Responses.of_rows({}))
+    settings: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -59,29 +62,9 @@ class Run:
         return self.info.get("seed")
 
     @property
-    def clip_values(self) -> str:
-        """``measured`` on the run's own responses, else ``published``."""
-        return str(self.info.get("clip_values", "published"))
-
-    @property
-    def status(self) -> str:
-        """``finished``, ``running``, ``failed``, or ``unknown``."""
-        return str(self.info.get("status", "unknown"))
-
-    @property
     def last_step(self) -> int:
         """The last step that left a trace."""
         return max([*self.steps, int(self.responses.step_B.max(initial=0))])
-
-    def settings(self) -> dict[str, Any]:
-        """Every setting by its key, from config.yaml; only those of the loss, from run.json, where that is missing."""
-        path = self.path / CONFIG_FILE
-        try:
-            if path.is_file():
-                return dict(_leaves(yaml.safe_load(path.read_text(encoding="utf-8")) or {}))
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            self.problems.append(f"{path}: cannot be read ({' '.join(str(error).split())[:200]})")
-        return dict(_leaves({"actor_rollout_ref.actor.policy_loss": self.info.get("loss", {})}))
 
     def series(self, *names: str) -> tuple[np.ndarray, Array]:
         """Steps and values of the first of these metrics that the run has logged."""
@@ -95,11 +78,10 @@ class Run:
         return sorted(names, key=lambda name: ("/acc" not in name, "/mean@" not in name, name))
 
     def validation_problems(self, metric: str) -> int | None:
-        """Number of held-out problems behind a metric; None if run.json has no number (in all, or by data source)."""
-        count = self.info.get("validation_problems")
-        if isinstance(count, dict):
-            count = count.get("/".join(metric.split("/")[1:-2]))  # a source may hold slashes
-        return count if isinstance(count, int) and count > 0 else None
+        """Number of held-out problems behind a metric, those of its data source; None if run.json does not say."""
+        source = "/".join(metric.split("/")[1:-2])  # which may hold slashes
+        number: int | None = self.info.get("validation_problems", {}).get(source)
+        return number
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +91,7 @@ class Group:
     name: str
     runs: list[Run] = field(default_factory=list)
     responses: Responses = field(init=False)
-    _errors: dict[str, LengthReweightingError] = field(default_factory=dict)
+    _errors: dict[str, LengthReweightingError | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.runs.sort(key=lambda run: (run.seed is None, run.seed or 0, str(run.path)))
@@ -117,10 +99,9 @@ class Group:
 
     def error(self, view: str) -> LengthReweightingError | None:
         """The LRE of all its runs together; None where it is not known what the loss accepts."""
-        if not self.responses.rule_known:
-            return None
         if view not in self._errors:
-            self._errors[view] = self.responses.error(view)
+            counted = in_view(self.responses, view)
+            self._errors[view] = counted.error(view) if counted.rule_known else None
         return self._errors[view]
 
 
@@ -134,19 +115,15 @@ def load_runs(path: Path, every_mini_batch: bool = False) -> list[Run]:
         return [_load_run(path)]
     records = read_audit(path, every_mini_batch=every_mini_batch)
     folders = {file.parent for name in (INFO_FILE, METRICS_FILE) for file in path.rglob(name)}
-    if not len(records.responses) and folders:
+    if folders and not len(records.responses):
         # What lies in a run's folder is no run of its own.
         return [_load_run(folder) for folder in sorted(folders) if folders.isdisjoint(folder.parents)]
-    run = Run(path, records=records, problems=list(records.problems))
+    run = Run(path, records=records)
     _take_responses(run)
     if path.suffix != ".parquet" or not len(run.responses):
         return [run]
     judged = {name: run.responses.judged_by(ALGORITHMS[loss]) for name, loss in BANDS.items()}
-    return [
-        dataclasses.replace(run, info={"algo": name}, responses=responses, problems=run.problems if first else [])
-        for name, responses in judged.items()
-        for first in [name == next(iter(judged))]
-    ]
+    return [dataclasses.replace(run, info={"algo": name}, responses=of) for name, of in judged.items()]
 
 
 def _load_run(path: Path) -> Run:
@@ -156,14 +133,15 @@ def _load_run(path: Path) -> Run:
         step = line["step"]
         # Validation and training of one step may come on two lines; null means undefined.
         values = {name: float(value) for name, value in line["metrics"].items() if isinstance(value, int | float)}
-        if wrong := [name for name, value in values.items() if not math.isfinite(value)]:
-            run.problems.append(f"{path / METRICS_FILE}: step {step}: not finite, and left out: {', '.join(wrong)}")
-            values = {name: value for name, value in values.items() if name not in wrong}
-        run.steps[step] = run.steps.get(step, {}) | values
+        run.steps[step] = run.steps.get(step, {}) | {name: x for name, x in values.items() if math.isfinite(x)}
     run.steps = dict(sorted(run.steps.items()))
+    try:
+        if (path / CONFIG_FILE).is_file():
+            run.settings = dict(_leaves(yaml.safe_load((path / CONFIG_FILE).read_text(encoding="utf-8"))))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        run.problems.append(f"{path / CONFIG_FILE}: cannot be read ({' '.join(str(error).split())[:200]})")
     if (path / FOLDER).exists():
         run.records = read_audit(path)
-        run.problems = list(dict.fromkeys([*run.problems, *run.records.problems]))
         _take_responses(run)
     return run
 
@@ -171,9 +149,11 @@ def _load_run(path: Path) -> Run:
 def _take_responses(run: Run) -> None:
     """The responses of the records that count, with what a reader has to know of them."""
     run.responses = run.records.responses.moved()
-    run.problems += [f"{run.path}: {note}" for note in run.records.notes()]
+    notes = run.records.notes()
     if len(run.records.responses) and not len(run.responses):
-        run.problems.append(f"{run.path}: {NOT_MOVED}")
+        notes.append(NOT_MOVED)
+    said = [*run.problems, *run.records.problems, *(f"{run.path}: {note}" for note in notes)]
+    run.problems = list(dict.fromkeys(said))
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -189,14 +169,15 @@ def group_runs(runs: Sequence[Run], problems: list[str]) -> list[Group]:
 
     Two runs of one group with one seed are not two samples: the one given last counts, and the other is named.
     """
-    origins = {algo: {run.clip_values for run in runs if run.algo == algo} for algo in {run.algo for run in runs}}
+    origin = {run.path: run.info.get("clip_values", "published") for run in runs}
     named: dict[str, dict[object, Run]] = {}
     for run in runs:
-        name = run.algo if len(origins[run.algo]) == 1 else f"{run.algo}, {run.clip_values}"
-        group = named.setdefault(name, {})
+        both = len({origin[one.path] for one in runs if one.algo == run.algo}) > 1
+        group = named.setdefault(f"{run.algo}, {origin[run.path]}" if both else run.algo, {})
         key = run.path if run.seed is None else run.seed
         if key in group:
-            problems.append(f"{group[key].path}: left out: {run.path} is a run of {name} with the same seed {run.seed}")
+            what = f"{run.path} is a run of {run.algo} with the same seed {run.seed}"
+            problems.append(f"{group[key].path}: left out: {what}")
         group[key] = run
     rank = {loss.algo: place for place, loss in enumerate(LOSSES.values())}
     groups = [Group(name, list(of.values())) for name, of in named.items()]
@@ -205,10 +186,9 @@ def group_runs(runs: Sequence[Run], problems: list[str]) -> list[Group]:
 
 def differing_settings(groups: Sequence[Group]) -> dict[str, list[str]]:
     """The settings that are not the same in all runs, each with its values in each group."""
-    by_group = [[run.settings() for run in group.runs] for group in groups]
     differing = {}
-    for key in dict.fromkeys(key for settings in by_group for one in settings for key in one):
-        values = [dict.fromkeys(str(one.get(key, "not set")) for one in settings) for settings in by_group]
+    for key in dict.fromkeys(key for group in groups for run in group.runs for key in run.settings):
+        values = [dict.fromkeys(str(run.settings.get(key, "not set")) for run in group.runs) for group in groups]
         if len({value for of_group in values for value in of_group}) > 1 and not _OF_THE_RUN.search(key):
             differing[key] = [" or ".join(of_group) for of_group in values]
     return differing

@@ -32,7 +32,7 @@ def summarise(folder: Path) -> str:
         lines.append(f"note: in step {steps[-1]} {cut[-1]:.0%} of the responses were cut at data.max_response_length")
     if run.last_step > 0:
         lines.append(f"by length, all steps: {verdict(run.responses) if len(run.responses) else NOT_MOVED}")
-    lines += [f"status: {run.status}", f"metrics: {folder / METRICS_FILE}"]
+    lines += [f"status: {run.info.get('status')}", f"metrics: {folder / METRICS_FILE}"]
     try:
         lines.append(f"report: {build_report([folder], folder).page}")
     except (NothingReadError, OSError) as error:

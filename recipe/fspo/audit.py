@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from recipe.fspo import TRAINER_MODES
 from recipe.fspo.policy_loss import band_of, judged_rows
-from recipe.fspo.recorder import RECORDER, rows_of
+from recipe.fspo.recorder import RECORDER, MiniBatch, rows_of
 from recipe.fspo.rollout_batch import lengths_and_ends
 
 from fspo.audit.recording import minibatch_numbers
@@ -59,10 +59,9 @@ class AuditedWorkers:
                 RECORDER.add(rows | {"truncated": (end_B[length_B > 0] >= limit).astype("float32")})
         return result
 
-    def _write(self, worker: Any, grad_norm: float | None, learning_rate: float | None) -> None:
+    def _write(self, worker: Any, mini_batch: MiniBatch) -> None:
         """The rows of a mini-batch, into a folder that all ranks share."""
-        mini_batch, run = RECORDER.end_mini_batch(grad_norm, learning_rate), json.loads(os.environ[RUN])
-        RECORDER.pop()
+        run = json.loads(os.environ[RUN])
         # separate_async updates for every mini-batch, the other modes once for all of a rollout batch.
         step = self._updates // run["calls"] + 1
         self._steps = {step: [*self._steps.get(step, []), mini_batch.moves]}
@@ -93,12 +92,15 @@ class AuditedWorkers:
         def mini_batch(worker: Any, data: Any) -> Any:
             groups, ends = getattr(worker.engine.optimizer, "param_groups", None), tu.get(data, "update_lr_scheduler")
             learning_rate = float(groups[0]["lr"]) if groups else None
-            RECORDER.begin_mini_batch()
             output = train_batch(worker, data)
-            if output is not None and getattr(worker, "audited", None) and not self._failed:
+            if getattr(worker, "audited", None) and not self._failed:
                 with self.trial():
-                    self._write(worker, tu.get(output, "metrics").get("grad_norm"), learning_rate)
-                    self._updates += bool(ends)
+                    metrics = {} if output is None else tu.get(output, "metrics")
+                    mini_batch = RECORDER.end_mini_batch(metrics.get("grad_norm"), learning_rate)
+                    RECORDER.pop()
+                    if output is not None:  # else another rank has seen the same
+                        self._write(worker, mini_batch)
+                        self._updates += bool(ends)
             return output
 
         worker_class.set_loss_fn, worker_class.train_batch = with_rows, mini_batch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -13,7 +12,6 @@ from recipe.fspo import CONF_DIR, TRAINER_MODES
 from fspo.losses import ALGORITHMS
 from fspo.types import SequenceLossSettings
 from fspo.verl import SequencePolicyLossConfig
-from verl.trainer.ppo.utils import need_critic
 
 ACTOR: Final = "actor_rollout_ref.actor"
 POLICY_LOSS: Final = f"{ACTOR}.policy_loss"
@@ -60,33 +58,32 @@ def policy_loss_settings(policy_loss: DictConfig) -> SequenceLossSettings | None
         raise ValueError(f"{POLICY_LOSS}: {error} (docs/algorithms.md has the settings)") from None
 
 
-def complete_settings(config: DictConfig) -> None:
-    """Give ``fspo.*`` every setting that the configuration does not have, as verl's own has none; in place.
-
-    They are those of ``conf/base.yaml``, but for ``kl_to_start``: a reference policy takes memory, and a plain command
-    asks for none.
-    """
-    defaults = OmegaConf.load(CONF_DIR / "base.yaml").fspo
-    with open_dict(config):
-        config.fspo = OmegaConf.merge(defaults, {"kl_to_start": False}, config.get("fspo") or {})
-
-
 def complete(config: DictConfig) -> list[str]:
     """Fill in the settings of mode, method and loss that follow from others, in place; what there is to say of it.
 
     Once, before Ray, so that ``config.yaml`` says what was run. What the command gives (a clip value, a factor on the
-    gradient) is decided here: afterwards a completed setting looks like a given one.
+    gradient) is decided here: afterwards a completed setting looks like a given one. ``fspo.*`` is that of
+    ``conf/base.yaml`` where the configuration has none, as verl's own, but for ``kl_to_start``: a reference policy
+    takes memory, and a plain command asks for none.
     """
-    complete_settings(config)
+    defaults = OmegaConf.load(CONF_DIR / "base.yaml").fspo
+    with open_dict(config):
+        config.fspo = OmegaConf.merge(defaults, {"kl_to_start": False}, config.get("fspo") or {})
     notes, loss = list[str](), config.actor_rollout_ref.actor.policy_loss
     settings = policy_loss_settings(loss)
     separate_async = config.trainer.v1.separate_async
     if separate_async.parameter_sync_step is None:  # transfers of the weights: one a rollout batch
         batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
         separate_async.parameter_sync_step = batch // mini
-    if config.fspo.clip_values != "published" and (why := _keeps_clip_values(config, settings)):
+    if settings is None:
+        kept = f"loss_mode={loss.loss_mode} has none that could be"
+    elif given := [f"{key}={loss[key]:g}" for key in ("c_low", "c_high") if loss.get(key) is not None]:
+        kept = f"{POLICY_LOSS} has {' and '.join(given)}"
+    else:
+        kept = "evaluate=true trains nothing" if config.get("evaluate") else ""
+    if kept and config.fspo.clip_values != "published":
         if config.fspo.clip_values == "measured" or settings is not None:
-            notes.append(f"clip values are not measured: {why}")
+            notes.append(f"clip values are not measured: {kept}")
         config.fspo.clip_values = "published"
     config.fspo.clip_values = config.fspo.clip_values or "measured"
     factor = loss.get("grad_multiplier")
@@ -107,21 +104,6 @@ def complete(config: DictConfig) -> list[str]:
     return notes
 
 
-def _keeps_clip_values(config: DictConfig, settings: SequenceLossSettings | None) -> str | None:
-    """Why a run keeps the clip values that it begins with; None if it measures them. Of a loss not yet completed."""
-    loss = config.actor_rollout_ref.actor.policy_loss
-    if settings is None:
-        return f"loss_mode={loss.loss_mode} has none that could be"
-    if given := [f"{key}={loss[key]:g}" for key in ("c_low", "c_high") if loss.get(key) is not None]:
-        return f"{POLICY_LOSS} has {' and '.join(given)}"
-    return "evaluate=true trains nothing" if config.get("evaluate") else None
-
-
-def _has_critic(config: DictConfig) -> bool:
-    with warnings.catch_warnings(action="ignore"):  # verl warns of every estimator but GAE
-        return bool(need_critic(config))
-
-
 def counts_zero_advantages(config: DictConfig) -> str | None:
     """Why responses to a prompt whose rewards are all equal take part in an update; None if they do not.
 
@@ -138,7 +120,7 @@ def counts_zero_advantages(config: DictConfig) -> str | None:
         (actor.use_kl_loss, f"{ACTOR}.use_kl_loss=true penalises every response"),
         (algorithm.use_kl_in_reward, "algorithm.use_kl_in_reward=true makes rewards differ that are equal"),
         (actor.entropy_coeff != 0, f"{ACTOR}.entropy_coeff={actor.entropy_coeff} acts on every response"),
-        (_has_critic(config), f"critic.enable={str(config.critic.enable).lower()} trains a critic with every response"),
+        (config.critic.enable, "critic.enable=true trains a critic with every response"),  # null: with GAE only
         (
             correction.get("rollout_is") is not None and correction.get("rollout_is_batch_normalize"),
             "algorithm.rollout_correction.rollout_is_batch_normalize=true divides by a mean over all responses",

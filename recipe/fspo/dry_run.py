@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from shutil import disk_usage
 from typing import TYPE_CHECKING, Any, Final
 
 from omegaconf import DictConfig
@@ -15,12 +16,13 @@ from recipe.runner.launch.settings import DATA, files_of
 
 from fspo.audit.expected import shares_outside
 from fspo.files import INFO_FILE, read_object
-from fspo.types import SequenceLossSettings
+from fspo.losses import LOSSES
+from fspo.types import NO_CLIP, SequenceLossSettings
 
 if TYPE_CHECKING:
     from recipe.fspo.start import Start
 
-#: A usual deviation of S, nats per square root of a token.
+#: A usual standard deviation of S, nats per square root of a token.
 _SIGMA: Final = 0.04
 
 
@@ -28,22 +30,25 @@ def said(start: Start) -> Iterator[str]:
     """The lines."""
     config = start.config
     actor, loss = config.actor_rollout_ref.actor, config.actor_rollout_ref.actor.policy_loss
-    yield f"algorithm: {start.facts['algo']}, advantage {config.algorithm.adv_estimator}, loss {loss.loss_mode}"
+    folder = Path(config.trainer.default_local_dir)
+    advantages = config.algorithm.adv_estimator
+    yield f"algorithm: {start.facts['algo']}, with the loss {loss.loss_mode} and advantages by {advantages}"
     settings = policy_loss_settings(loss)
     if settings is not None:
         yield from _clip_values(start, settings)
-    batch, last = config.data.train_batch_size, last_step(config)
-    rows = _rows(config)
-    epochs = "" if not (rows and last) else f", {last * batch / rows:.2g} epochs"
+    batch, last, rows = config.data.train_batch_size, last_step(config), _rows(config)
+    steps = "the number of steps is not known" if last is None else f"{last} steps"
     yield (
-        f"data: {rows if rows is not None else 'not known'} rows, {batch} x {config.actor_rollout_ref.rollout.n} "
-        f"responses a step in {batch // actor.ppo_mini_batch_size} mini-batches, {last or 'not known'} steps{epochs}"
+        ("data: its rows cannot be counted here" if rows is None else f"data: {rows} rows")
+        + f"; a step takes {batch} prompts with {config.actor_rollout_ref.rollout.n} responses each, in "
+        f"{batch // actor.ppo_mini_batch_size} mini-batches; {steps}"
+        + (f" are {last * batch / rows:.2g} epochs" if rows and last else "")
     )
-    examples = _examples(config)
-    if examples:
+    if examples := _examples(config):
         yield f"first prompt, as the model sees it: {_prompt(config, examples[0][1])!r}"
     if scores := scores_of_the_usual_forms(config, examples):
-        yield "its truth scores: " + ", ".join(f"{form} {score:g}" for form, score in scores.items())
+        by_form = ", ".join(f"{form} {score:g}" for form, score in scores.items())
+        yield f"reward of the right answer to it, by how a response writes it: {by_form}"
     if start.checkpoint is not None and last is not None and start.step >= last and not config.evaluate:
         yield f"no step is left: the run ends with step {last}, and {start.checkpoint} has done step {start.step}"
     elif start.checkpoint is not None:
@@ -51,37 +56,40 @@ def said(start: Start) -> Iterator[str]:
         yield f"{what}: it loads {start.checkpoint}"
     for note in start.notes:
         yield f"note: {note}"
-    yield f"folder: {config.trainer.default_local_dir}"
-    yield "not checked here: " + ("; ".join(start.unsettled) or "memory, time, and what the workers load")
+    keeps = f"keeps {config.trainer.max_actor_ckpt_to_keep or 'all its'} checkpoints"
+    does, place = keeps if config.trainer.save_freq > 0 else "saves none", folder
+    while not place.exists():
+        place = place.parent
+    yield f"folder: {folder}; the run {does}, and {disk_usage(place).free / 2**30:.0f} GiB are free"
+    for problem in start.unsettled:
+        yield f"to be seen on the machine of the run: {problem}"
+    yield "not checked: memory, time, and what the workers load"
 
 
 def _clip_values(start: Start, settings: SequenceLossSettings) -> Iterator[str]:
     """Where the clip values come from, and what they leave outside."""
-    config, whose = start.config, "these leave"
+    config, loss = start.config, LOSSES[start.config.actor_rollout_ref.actor.policy_loss.loss_mode]
+    if min(settings.c_low, settings.c_high) >= NO_CLIP:
+        yield "clip values: none, nothing is clipped"
+        return
+    is_published = (settings.c_low, settings.c_high) == (loss.settings.c_low, loss.settings.c_high)
+    whose, what = loss.source if is_published else "given", "clip values, which stay as they are"
     if config.fspo.clip_values == "measured":
         info = read_object(start.checkpoint.folder.parent / INFO_FILE) if start.checkpoint else {}
         if known := [one for one in info.get("clip_values_measured", ()) if one["after_step"] <= start.step]:
             settings = replace(settings, c_low=known[-1]["c_low"], c_high=known[-1]["c_high"])
-            yield f"clip values: {_values(settings)}, measured by the run up to step {known[-1]['after_step']}"
+            whose, what = f"measured up to step {known[-1]['after_step']}", "clip values, with which the run goes on"
         else:
-            inside = f"{config.fspo.accept:.0%} of the responses inside"
-            yield f"clip values: none at first, then measured on the first ten rollout batches, {inside}"
-            whose = f"the published {_values(settings)} would leave"
-    else:
-        yield f"clip values: {_values(settings)}, kept"
-    shares = _outside(settings, config.data.max_response_length)
-    yield f"at sigma {_SIGMA} nats per sqrt(token) {whose} outside: {shares}"
-
-
-def _values(settings: SequenceLossSettings) -> str:
-    return f"c_low={settings.c_low:g} c_high={settings.c_high:g} nats per token^{settings.exponent:g}"
-
-
-def _outside(settings: SequenceLossSettings, longest: int) -> str:
-    """Shares of responses outside the band at two lengths."""
-    lengths = [max(1, longest // 8), longest]
-    shares = shares_outside(_SIGMA, lengths, settings)
-    return ", ".join(f"{share:.1%} at {length} tokens" for length, share in zip(lengths, shares, strict=True))
+            inside = f"{config.fspo.accept:.0%} of the responses with a gradient lie inside"
+            yield f"clip values: none at first; the first ten rollout batches set them so that {inside}"
+            what = "for comparison"
+    lengths = [max(1, config.data.max_response_length // 8), config.data.max_response_length]
+    shares = zip(shares_outside(_SIGMA, lengths, settings), lengths, strict=True)
+    outside = " and ".join(f"{share:.1%} of the responses of {length} tokens" for share, length in shares)
+    yield (
+        f"{what}: c_low={settings.c_low:g} c_high={settings.c_high:g} nats per token^{settings.exponent:g} ({whose}) "
+        f"leave {outside} outside, where S has a deviation of {_SIGMA} nats per sqrt(token)"
+    )
 
 
 def _rows(config: DictConfig) -> int | None:

@@ -33,6 +33,7 @@ if __name__ == "__main__":
 import hydra  # noqa: E402
 from hydra import initialize_config_dir  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
+from hydra.types import RunMode  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from recipe.fspo import CONF_DIR  # noqa: E402
 from recipe.fspo.start import Start, prepared  # noqa: E402
@@ -47,7 +48,9 @@ REFUSED: Final = 2
 #: What the workers of a run import, so that they are forked with it on CPUs.
 _MODULES: Final = ("recipe.fspo.trainer",)
 _OF_THE_LOSS: Final = ("actor_rollout_ref.actor", "algorithm.adv_estimator", "fspo")
+#: What Hydra has composed, and in which modes.
 _ARMS: Final = list[Arm]()
+_MODES: Final = set[RunMode]()
 
 
 @hydra.main(config_path=str(CONF_DIR), config_name="fspo", version_base="1.3")
@@ -55,17 +58,14 @@ def compose_by_hydra(config: DictConfig) -> None:
     """Keep what Hydra has composed: one run, or each of a sweep."""
     of_hydra = HydraConfig.get()
     given = OmegaConf.to_container(of_hydra.overrides)  # as it is: read one by one, references would be resolved
-    words = [*given["task"], *(word for word in given["hydra"] if not _is_of_a_sweep(word))]
-    words += [
+    own = [word for word in given["hydra"] if not word.startswith(("hydra.mode=", "hydra.sweep."))]
+    own += [
         f"--config-dir={Path(source.path.removeprefix('file://')).absolute()}"
         for source in of_hydra.runtime.config_sources
         if source.provider == "command-line"
     ]
-    _ARMS.append(Arm(config, tuple(words), of_hydra.runtime.choices.get("algo")))
-
-
-def _is_of_a_sweep(word: str) -> bool:
-    return word.lstrip("+").startswith(("hydra.mode=", "hydra.sweep."))
+    _MODES.add(of_hydra.mode)
+    _ARMS.append(Arm(config, (*given["task"], *own), of_hydra.runtime.choices.get("algo")))
 
 
 def composed(words: Sequence[str] = ()) -> DictConfig:
@@ -82,27 +82,25 @@ def main(words: Sequence[str]) -> int:
         if literal := list(secrets.problems_of_words(words)):
             raise Refused(*literal)  # alone: other sentences show the words
         os.environ["VERL_CONFIG"] = str(machine.verl_config())
-        with tempfile.TemporaryDirectory() as unread:  # Hydra writes multirun.yaml there
+        with tempfile.TemporaryDirectory() as unread:
             words = resume.with_words_of_the_run(words)
-            is_sweep = any(word in ("-m", "--multirun") or word.upper() == "HYDRA.MODE=MULTIRUN" for word in words)
             # Python's parser takes overrides side by side only.
             flags = [word for word in words if word in ("-m", "--multirun") or re.match("--[^=]+=", word)]
-            sweep = [f"hydra.sweep.dir={unread}"] if is_sweep else []
-            sys.argv[1:] = [*flags, *sweep, *(word for word in words if word not in flags)]
+            others = [word for word in words if word not in flags]
+            sys.argv[1:] = [*flags, f"hydra.sweep.dir={unread}", *others]  # of -m: Hydra writes multirun.yaml there
             compose_by_hydra()
-        if is_sweep and _ARMS:
-            _SWEEP = Sweep("recipe.fspo.main", _ARMS, _OF_THE_LOSS)
-            return _SWEEP.run(bool(_ARMS[0].config.dry_run))
-        return run(_ARMS[0]) if _ARMS else 0  # none after --cfg
+        if not _ARMS:
+            return 0  # after --cfg
+        if RunMode.MULTIRUN not in _MODES:
+            return run(_ARMS[0])
+        _SWEEP = Sweep("recipe.fspo.main", _ARMS, _OF_THE_LOSS)
+        return _SWEEP.run(bool(_ARMS[0].config.dry_run))
     except Refused as refused:
         print(refused, file=sys.stderr)
         return REFUSED
     except OSError as error:  # before Ray: once it runs, its errors say where they come from
         place = f"{error.filename}: " if error.filename else ""
-        print(
-            f"error: {place}{error.strerror or error}; nothing was started: mend the place",
-            file=sys.stderr,
-        )
+        print(f"error: {place}{error.strerror or error}; nothing was started: mend the place", file=sys.stderr)
         return REFUSED
 
 

@@ -90,8 +90,8 @@ def check(config: Any) -> None:
         return
     if problems := checks.problems(config):
         raise ValueError("\n".join(problems))
-    notes = checks.notes(config)  # of the configuration as it was given
-    for note in [*notes, *(complete(config) if is_ours(config) else ())]:
+    notes = [*checks.notes(config), *(complete(config) if is_ours(config) else ())]  # the former of what was given
+    for note in notes:
         print(f"note: {note}", flush=True)
 
 

@@ -60,16 +60,14 @@ def join_ranks(per_rank: Sequence[Sequence[MiniBatch] | None]) -> list[MiniBatch
     Raises:
         ValueError: if the ranks recorded different numbers of mini-batches.
     """
-    by_rank = [recorded for recorded in per_rank if recorded is not None]
-    return [_join(ranks) for ranks in zip(*by_rank, strict=True)]
-
-
-def _join(ranks: Sequence[MiniBatch]) -> MiniBatch:
-    rows = join_rows([one.rows for one in ranks])
-    if "row" in rows:
-        order = np.argsort(rows["row"], kind="stable")
-        rows = {name: values[order] for name, values in rows.items()}
-    return replace(ranks[0], rows=rows)
+    joined = []
+    for ranks in zip(*(recorded for recorded in per_rank if recorded is not None), strict=True):
+        rows = join_rows([one.rows for one in ranks])
+        if "row" in rows:
+            order = np.argsort(rows["row"], kind="stable")
+            rows = {name: values[order] for name, values in rows.items()}
+        joined.append(replace(ranks[0], rows=rows))
+    return joined
 
 
 class Recorder:
@@ -98,10 +96,6 @@ class Recorder:
     def current_band_state(self) -> BandState | None:
         """The band state for the mini-batch in progress; None before any was sent."""
         return None if self._band_state is None else self._band_state.at_mini_batch(self._index)
-
-    def begin_mini_batch(self) -> None:
-        """Open the rows of the next mini-batch."""
-        self._parts = []
 
     def add(self, rows: Rows) -> None:
         """Add the rows of one micro-batch to the mini-batch in progress."""

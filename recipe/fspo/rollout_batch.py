@@ -86,13 +86,9 @@ def read_outcomes(batch: KVBatchMeta) -> Outcomes:
     length_B, end_B = lengths_and_ends(data["response_mask"])
     reward_B = data["rm_scores"].to_padded_tensor(0.0).sum(dim=-1)
     source_B = [str(source) for source in list(data["data_source"])]
-    info_B = [_reward_info(value) for value in list(data["extra_fields"])]
+    further = [getattr(value, "data", value) for value in list(data["extra_fields"])]
+    info_B = [(fields.get("reward_extra_info") or {}) if isinstance(fields, dict) else {} for fields in further]
     return Outcomes(list(batch.keys), length_B, end_B, reward_B, source_B, info_B)
-
-
-def _reward_info(extra_fields: Any) -> dict[str, Any]:
-    fields = getattr(extra_fields, "data", extra_fields)
-    return (fields.get("reward_extra_info") or {}) if isinstance(fields, dict) else {}
 
 
 def outcome_metrics(outcomes: Outcomes, diagnostics: LengthDiagnostics) -> dict[str, float]:

@@ -108,7 +108,7 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
     start.notes += checks.notes(config)
     joins = not machine.starts_ray(config)
     found = [*refused, *secrets.printed_problems(start.references, joins)]
-    found += [*checks.problems(config), *of_a_run.problems(config)]
+    found += [*checks.method_problems(config), *of_a_run.problems(config)]
     start.unsettled += [problem for problem in found if elsewhere and isinstance(problem, MachineProblem)]
     if refused := [problem for problem in dict.fromkeys(found) if problem not in start.unsettled]:
         raise Refused(*refused)

@@ -8,13 +8,14 @@ saves and limits so cover what FSPO adds: every method calls verl's own and adds
 from __future__ import annotations
 
 import uuid
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
 import ray
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from recipe.fspo.checkpoint import STATE_FILE, load_state, save_state
-from recipe.fspo.config import GROUP_ESTIMATORS, complete, complete_settings, facts_of
+from recipe.fspo.config import GROUP_ESTIMATORS, FspoSettings, complete, facts_of
 from recipe.fspo.recorder import join_ranks
 from recipe.fspo.replay_buffer import ENDS_FILE, clear_trained, ordered
 from recipe.fspo.rollout_batch import for_workers, kl_to_start, number_rows, read_outcomes
@@ -54,19 +55,15 @@ class FSPOHooks(PPOTrainer):
 
     def __init__(self, config: DictConfig) -> None:
         PROGRESS.columns = COLUMNS
-        complete_settings(config)
-        if config.fspo.clip_values is None:  # a script that has started Ray itself: verl's driver asked no plugin
-            complete(config)
+        if any(OmegaConf.select(config, f"fspo.{field.name}") is None for field in fields(FspoSettings)):
+            complete(config)  # of a script that has started Ray itself: verl's driver asked no plugin
         if "dry_run" not in config:  # recipe.fspo.main has this setting, and has written more
             note(self.folder, **facts_of(config))
         self._records = StepRecords(config, self.folder)
         self._fetched = 0
         super().__init__(config)
-        algorithm = config.algorithm
-        #: Whether A is 0 where all responses to a prompt earn the same reward.
-        self._compares = str(algorithm.adv_estimator) in GROUP_ESTIMATORS and not algorithm.use_kl_in_reward
-        self._equal: dict[str, float] = {}
-        self._padding = Padding()
+        #: Responses whose A is 0 because all to their prompt earn the same reward; and what stands in for them.
+        self._equal, self._padding = dict[str, float](), Padding()
         #: Whether the reference policy is there only to measure the distance to the start, at steps that validate.
         self._measures_kl = config.fspo.kl_to_start and not self.use_reference_policy
         self.use_reference_policy |= self._measures_kl
@@ -123,8 +120,9 @@ class FSPOHooks(PPOTrainer):
         return batch
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
-        self._outcomes = read_outcomes(batch)
-        self._equal = equal_rewards(self._outcomes) if self._compares else {}
+        self._outcomes, algorithm = read_outcomes(batch), self.config.algorithm
+        compares = str(algorithm.adv_estimator) in GROUP_ESTIMATORS and not algorithm.use_kl_in_reward
+        self._equal = equal_rewards(self._outcomes) if compares else {}
         # The distance to the start is measured on all responses.
         if self.config.fspo.skip_zero_advantage and not (self.config.fspo.kl_to_start and self._validates):
             self._padding.choose(batch, self._equal)
@@ -132,7 +130,7 @@ class FSPOHooks(PPOTrainer):
 
     def _step_once(self, *args: Any, **kwargs: Any) -> KVBatchMeta:
         batch = super()._step_once(*args, **kwargs)
-        self._padding.clear()
+        self._padding.clear(str(batch.partition_id))
         return batch
 
     # ---------------------------------------------------------------- distance to the start
@@ -162,7 +160,7 @@ class FSPOHooks(PPOTrainer):
         reduced = self._padding.in_place(batch)
         computed = super()._compute_advantage(reduced, metrics)
         length = {key: tag["response_len"] for key, tag in zip(batch.keys, batch.tags, strict=True)}
-        length = {key: length[key] for key in self._equal} | dict.fromkeys(self._padding.keys, 1)
+        length = {key: length[key] for key in self._equal} | dict.fromkeys(self._padding.stand_ins.values(), 1)
         if length:  # padding, too: OPO divides by its tokens
             write_zeros(str(batch.partition_id), length)
         return computed if reduced is batch else batch
@@ -176,10 +174,10 @@ class FSPOHooks(PPOTrainer):
         self.actor_rollout_wg.begin_update(records.band_state, self.global_steps, records.loss_scale.factor)
         super()._update_actor(for_workers(sent), metrics)
         mini_batches = join_ranks(self.actor_rollout_wg.pop_mini_batches())
-        records.add(outcomes, mini_batches, self._padding.left_out, self.global_steps)
+        records.add(outcomes, mini_batches, self._padding.stand_ins.keys(), self.global_steps)
         if self.local_trigger_step == self.parameter_sync_step - 1:
             metrics.update(records.end(self.global_steps))
-        return batch if self._padding.left_out else sent
+        return batch if self._padding.stand_ins else sent
 
 
 @register_trainer("fspo")

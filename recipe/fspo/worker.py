@@ -77,7 +77,6 @@ class RecordingTrainingWorker(GuardedWorker):
         super().set_loss_fn(partial(recorded, loss_fn))
 
     def train_batch(self, data: Any) -> Any:
-        RECORDER.begin_mini_batch()
         learning_rate = float(self.engine.optimizer.param_groups[0]["lr"])
         output = super().train_batch(data)
         metrics = {} if output is None else tu.get(output, "metrics")

@@ -25,8 +25,8 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-#: Tokens of a padding row: one of a prompt, then one of a response. verl's own rows have 128.
-_TOKENS: Final = 2
+#: Columns of a padding row and their tokens: one of a prompt, then one of a response. verl's own rows have 128.
+_TOKENS: Final = {"prompts": 1, "input_ids": 2, "attention_mask": 2, "position_ids": 2}
 
 
 def equal_rewards(outcomes: Outcomes) -> dict[str, float]:
@@ -54,20 +54,10 @@ class Padding:
     """Padding rows that stand in for responses, from pi_old's pass to the update."""
 
     def __init__(self) -> None:
-        self._partition, self._rewards = "", dict[str, float]()
+        self._rewards: Mapping[str, float] = {}
         self._tag: dict[str, Any] = {}
         #: Key of the padding row by that of the response that it stands in for.
         self.stand_ins: dict[str, str] = {}
-
-    @property
-    def left_out(self) -> list[str]:
-        """Keys of the responses."""
-        return [*self.stand_ins]
-
-    @property
-    def keys(self) -> list[str]:
-        """Keys of the padding rows."""
-        return [*self.stand_ins.values()]
 
     def choose(self, batch: KVBatchMeta, equal: Mapping[str, float]) -> None:
         """Choose the responses to be left out, of those with equal rewards; before verl balances the ranks.
@@ -77,10 +67,8 @@ class Padding:
         """
         stays = prompt_of(batch.keys[0]) if len(equal) == len(batch) else None
         self._rewards = {key: reward for key, reward in equal.items() if prompt_of(key) != stays}
-        short = {"seq_len": _TOKENS}
-        batch.tags = [
-            tag | short if key in self._rewards else tag for key, tag in zip(batch.keys, batch.tags, strict=True)
-        ]
+        pairs = zip(batch.keys, batch.tags, strict=True)
+        batch.tags = [tag | ({"seq_len": 2} if key in self._rewards else {}) for key, tag in pairs]
 
     def put(self, batch: KVBatchMeta, outcomes: Outcomes, eos_token_id: int) -> None:
         """Write a row of verl's padding into TransferQueue for each response to be left out.
@@ -91,20 +79,22 @@ class Padding:
         """
         if not self._rewards:
             return
-        self._partition, name = str(batch.partition_id), f"pad{uuid.uuid4().hex}"
+        partition, name = str(batch.partition_id), f"pad{uuid.uuid4().hex}"
         first = next(iter(self._rewards))
-        source = tq.kv_batch_get(keys=[first], partition_id=self._partition)[0]
-        tag = dict(zip(batch.keys, batch.tags, strict=True))[first]
-        template, tag = construct_minimal_padding_template(source, tag, eos_token_id)
-        template = {key: _shortened(key, value) for key, value in template.items() if key in source.keys()}  # noqa: SIM118
-        self._tag = tag | {"prompt_len": _TOKENS - 1, "seq_len": _TOKENS}
+        source = tq.kv_batch_get(keys=[first], partition_id=partition)[0]
+        template, tag = construct_minimal_padding_template(source, batch.tags[batch.keys.index(first)], eos_token_id)
+        template = {key: template[key] for key in [*source.keys()] if key in template}
+        template |= {key: template[key][..., :tokens] for key, tokens in _TOKENS.items() if key in template}
+        if "routed_experts" in template:
+            template["routed_experts"] = template["routed_experts"][:2]
+        self._tag = tag | {"prompt_len": 1, "seq_len": 2}
         lengths, fields = dict(zip(outcomes.keys, outcomes.length_B.tolist(), strict=True)), []
         for number, (key, reward) in enumerate(self._rewards.items()):
             self.stand_ins[key] = f"{name}_{number}_0"
             own = {"uid": f"{name}-{prompt_of(key)}", "rm_scores": torch.tensor([reward])}
             fields.append(template | own | {"loss_mask": torch.tensor([lengths[key]])})
-        rows, tags = list_of_dict_to_tensordict(fields), [self._tag] * len(fields)
-        tq.kv_batch_put(keys=self.keys, partition_id=self._partition, fields=rows, tags=tags)
+        rows, keys = list_of_dict_to_tensordict(fields), [*self.stand_ins.values()]
+        tq.kv_batch_put(keys=keys, partition_id=partition, fields=rows, tags=[self._tag] * len(keys))
 
     def in_place(self, batch: KVBatchMeta) -> KVBatchMeta:
         """The batch with padding rows in place of the responses; the batch itself if there are no padding rows."""
@@ -114,19 +104,8 @@ class Padding:
         keys = [self.stand_ins.get(key, key) for key in batch.keys]
         return KVBatchMeta(keys, tags, batch.partition_id, batch.fields, batch.extra_info)
 
-    def clear(self) -> None:
+    def clear(self, partition_id: str) -> None:
         """Remove the rows from TransferQueue."""
         if self.stand_ins:
-            tq.kv_clear(keys=self.keys, partition_id=self._partition)
+            tq.kv_clear(keys=[*self.stand_ins.values()], partition_id=partition_id)
         self.stand_ins, self._rewards = {}, {}
-
-
-def _shortened(name: str, value: Any) -> Any:
-    """A field of verl's padding row, cut to the tokens of ours."""
-    if not torch.is_tensor(value):
-        return value
-    if name == "prompts":
-        return value[: _TOKENS - 1]
-    if name in ("input_ids", "attention_mask", "routed_experts"):
-        return value[:_TOKENS]
-    return value[..., :_TOKENS] if name == "position_ids" else value

@@ -17,22 +17,19 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fspo.fairness.lre import Interval, cluster_interval, wilson_interval
+from fspo.fairness.lre import cluster_interval, wilson_interval
 from fspo.files import write_json
 from fspo.markdown import markdown_table
 
-_KEYS: Final = ("data_source", "problem_id", "response_length", "score")
 LENGTH_EDGES: Final = (0, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One scored response: its data set, its problem, its length in tokens and its score in [0, 1] (1 is correct)."""
 
     data_source: str
@@ -40,31 +37,28 @@ class Record:
     response_length: int
     score: float
 
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.score) and 0.0 <= self.score <= 1.0):
-            raise ValueError(f"score={self.score} is no accuracy: let the reward return acc in [0, 1] beside it")
-
 
 def read_records(path: Path) -> list[Record]:
     """Records of a JSONL file with the keys data_source, problem_id, response_length and score.
 
-    A key `acc` is preferred to `score`, which may hold a shaped reward. So verl's dumps of validation generations can
-    be read directly if the reward function reports these keys. Other keys are ignored.
+    A key `acc` is preferred to `score`, which may hold a shaped reward: verl's dumps of validation generations.
 
-    Raises ValueError naming file, line and key for a line that is not such a record, and for a file without records.
+    Raises:
+        ValueError: a line that is not such a record, with its number; no line.
     """
     records: list[Record] = []
     with path.open(encoding="utf-8", newline="\n") as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
             try:
                 row = json.loads(line)
                 row["score"] = row.get("score") if row.get("acc") is None else row["acc"]
-                if missing := [key for key in _KEYS if row.get(key) is None]:
+                if missing := [key for key in Record._fields if row.get(key) is None]:
                     raise ValueError(f"the key {missing[0]!r} is missing or null")
-                source, problem, length, score = (row[key] for key in _KEYS)
-                records.append(Record(str(source), str(problem), int(length), float(score)))
+                if not 0 <= row["score"] <= 1:
+                    raise ValueError(
+                        f"score={row['score']} is no accuracy: let the reward return acc in [0, 1] beside it"
+                    )
+                records.append(Record(*(row[key] for key in Record._fields)))
             except (AttributeError, TypeError, ValueError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error
     if not records:
@@ -99,51 +93,47 @@ def evaluate(records: Iterable[Record]) -> dict[str, Any]:
     - `by_length`: the mean score of the responses in each bin `[low, high)` of the length in tokens, and their number;
       a problem weighs by its responses in the bin.
 
-    Every value is {value, low, high} with a 95% interval. Where all problems have one
-    value, 0 or 1 say, the bootstrap has no width, and the interval is Wilson's for so many problems.
+    Every value is a `share`.
     """
     by_source: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         by_source[record.data_source][record.problem_id].append(record)
-    return {source: _evaluate_source(list(by_source[source].values())) for source in sorted(by_source)}
+    return {source: _of_problems(list(problems.values())) for source, problems in sorted(by_source.items())}
 
 
-def ratio_interval(sums: Sequence[float], counts: Sequence[float]) -> Interval:
-    """`sum(sums) / sum(counts)` of one value per problem each, with an interval over resampled problems."""
+def share(sums: Sequence[float], counts: Sequence[float]) -> dict[str, float | None]:
+    """`sum(sums) / sum(counts)` of one value per problem each: {value, low, high} with a 95% interval over problems.
+
+    Where all problems have one value, 0 or 1 say, the bootstrap has no width: the interval is Wilson's for so many
+    problems. One problem has no interval.
+    """
     with np.errstate(invalid="ignore"):  # 0 / 0 in a resample without any count, which is left out
-        return cluster_interval(
-            lambda sums, counts: float(sums[0] / counts[0]), [np.reshape(one, (-1, 1)) for one in (sums, counts)]
-        )
+        columns = [np.reshape(one, (-1, 1)) for one in (sums, counts)]
+        result = cluster_interval(lambda total, count: float(total[0] / count[0]), columns).to_json()
+    values = [total / count for total, count in zip(sums, counts, strict=True) if count > 0]
+    if len(values) > 1 and max(values) - min(values) < 1e-9:
+        result["low"], result["high"] = map(float, wilson_interval(values[0], len(values)))
+    return result
 
 
-def _evaluate_source(problems: list[list[Record]]) -> dict[str, Any]:
-    def estimate(sums: Sequence[float], counts: Sequence[float] = (1.0,) * len(problems)) -> dict[str, float | None]:
-        result = ratio_interval(sums, counts).to_json()
-        values = [total / count for total, count in zip(sums, counts, strict=True) if count > 0]
-        if len(values) > 1 and max(values) - min(values) < 1e-9:
-            result["low"], result["high"] = map(float, wilson_interval(values[0], len(values)))
-        return result
-
-    responses = [len(records) for records in problems]
-    smallest = min(responses)
-    ks = sorted({*(2**i for i in range(smallest.bit_length())), smallest})
+def _of_problems(problems: list[list[Record]]) -> dict[str, Any]:
+    ones, each = [1.0] * len(problems), [len(records) for records in problems]
     solved = [sum(record.score == 1.0 for record in records) for records in problems]
     by_length = []
     for low, high in itertools.pairwise((*LENGTH_EDGES, math.inf)):
         inside = [[r.score for r in records if low <= r.response_length < high] for records in problems]
-        counts = [float(len(scores)) for scores in inside]
-        if any(counts):
-            accuracy = estimate([math.fsum(scores) for scores in inside], counts)
-            bin_ = {"low": low, "high": None if math.isinf(high) else high}
-            by_length.append({**bin_, "responses": int(sum(counts)), "accuracy": accuracy})
+        if any(inside):
+            accuracy = share([math.fsum(scores) for scores in inside], [float(len(scores)) for scores in inside])
+            ends = {"low": low, "high": None if math.isinf(high) else high}
+            by_length.append({**ends, "responses": sum(map(len, inside)), "accuracy": accuracy})
     return {
         "problems": len(problems),
-        "responses": sum(responses),
-        "responses_per_problem": {"min": min(responses), "max": max(responses)},
-        "avg": estimate([statistics.fmean(record.score for record in records) for records in problems]),
+        "responses": sum(each),
+        "responses_per_problem": {"min": min(each), "max": max(each)},
+        "avg": share([statistics.fmean(record.score for record in records) for records in problems], ones),
         "pass": {
-            str(k): estimate([pass_at_k(n, correct, k) for n, correct in zip(responses, solved, strict=True)])
-            for k in ks
+            str(k): share([pass_at_k(n, correct, k) for n, correct in zip(each, solved, strict=True)], ones)
+            for k in sorted({*(2**i for i in range(min(each).bit_length())), min(each)})
         },
         "by_length": by_length,
     }
@@ -152,17 +142,16 @@ def _evaluate_source(problems: list[list[Record]]) -> dict[str, Any]:
 def format_table(result: Mapping[str, Any]) -> str:
     """Markdown tables of `evaluate`'s result: one row per data set, then one per data set and length bin."""
 
-    def show(entry: Mapping[str, float | None]) -> str:
-        value = f"{entry['value'] or 0.0:.1%}"
-        has_interval = entry["low"] is not None and entry["high"] is not None
-        return f"{value} [{entry['low']:.1%}, {entry['high']:.1%}]" if has_interval else value
+    def show(entry: Mapping[str, float | None] | None) -> str:
+        ends = "" if entry is None or entry["low"] is None else f" [{entry['low']:.1%}, {entry['high']:.1%}]"
+        return f"{entry['value']:.1%}{ends}" if entry else ""
 
-    ks = sorted({int(k) for scores in result.values() for k in scores["pass"]})
+    ks = sorted({k for scores in result.values() for k in scores["pass"]}, key=int)
     sets, lengths = [], []
     for name, scores in result.items():
-        responses = " to ".join(map(str, dict.fromkeys(scores["responses_per_problem"].values())))
-        cells = [show(scores["pass"][str(k)]) if str(k) in scores["pass"] else "" for k in ks]
-        sets.append([name, str(scores["problems"]), responses, show(scores["avg"]), *cells])
+        each = " to ".join(map(str, dict.fromkeys(scores["responses_per_problem"].values())))
+        passes = [show(scores["pass"].get(k)) for k in ks]
+        sets.append([name, str(scores["problems"]), each, show(scores["avg"]), *passes])
         for entry in scores["by_length"]:
             span = f"{entry['low']} to {entry['high'] - 1}" if entry["high"] else f"from {entry['low']}"
             lengths.append([name, span, str(entry["responses"]), show(entry["accuracy"])])
@@ -174,27 +163,21 @@ def format_table(result: Mapping[str, Any]) -> str:
 def conclude_evaluation(folder: Path) -> str:
     """Evaluate the newest generations in ``folder/validation`` and write ``folder/evaluation.json``.
 
-    Returns:
-        Tables of avg@k and pass@k with intervals, per set and by length, and where the files are.
+    Returns the tables, and where the files are.
 
     Raises:
-        FileNotFoundError: if there are no generations.
-        ValueError: the generations have no score in [0, 1].
+        ValueError: there are no generations, or none with a score in [0, 1].
     """
-    files = sorted((folder / "validation").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
-    if not files:
-        raise FileNotFoundError(f"{folder / 'validation'} holds no generations: the evaluation did not finish")
-    result = evaluate(read_records(files[-1]))
+    newest = max((folder / "validation").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+    result = evaluate(read_records(newest))
     write_json(folder / "evaluation.json", result)
-    return f"{format_table(result)}\ngenerations: {files[-1]}\nnumbers: {folder / 'evaluation.json'}"
+    return f"{format_table(result)}\ngenerations: {newest}\nnumbers: {folder / 'evaluation.json'}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; exit status 2 for a file that holds no scored responses."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recipe.math.evaluation", description="avg@k, pass@k and accuracy by length, with 95% intervals."
-    )
-    what = f"JSONL, a response a line, with {', '.join(_KEYS)} (or acc for score)"
+    parser = argparse.ArgumentParser(prog="python -m recipe.math.evaluation", description=__doc__)
+    what = f"JSONL, a response a line, with {', '.join(Record._fields)} (or acc for score)"
     parser.add_argument("file", type=Path, metavar="FILE", help=what)
     try:
         print(format_table(evaluate(read_records(parser.parse_args(argv).file))), end="")

@@ -8,6 +8,7 @@ processes, and those only start when a mathematical answer has to be judged.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -15,11 +16,13 @@ from typing import Any
 from recipe.math.answers import MathScorer, Status
 from recipe.math.data import offline_task
 
-#: Statuses that are counted one by one as metrics; the string `status` in verl's dumps names all of them.
-FLAGS = (Status.TIMEOUT, Status.PARSE_FAILED, Status.CRASHED)
+_creating = threading.Lock()  # functools.cache alone may call a function twice when threads race
 
-_creating = threading.Lock()
-_scorer = functools.cache(MathScorer)
+
+@functools.cache
+def _scorer(pid: int, n_workers: int | None, time_limit_s: float) -> MathScorer:
+    """The scorer of a process: a forked one has none yet."""
+    return MathScorer(n_workers, time_limit_s)
 
 
 def compute_score(
@@ -33,26 +36,24 @@ def compute_score(
     max_response_length: int | None = None,
     n_workers: int | None = None,
     time_limit_s: float = 3.0,
-    memory_limit_mb: int = 1024,
     reward_router_address: str | None = None,
     reward_model_tokenizer: Any = None,
 ) -> dict[str, Any]:
     """Score of one response, and what verl should log of it.
 
     `score = acc + overlong_weight * soft_overlong_penalty`; with the defaults it is `acc`, 1.0 for a correct answer and
-    0.0 otherwise. Keyword arguments other than verl's own come from
-    `+reward.custom_reward_function.reward_kwargs.<name>=<value>`.
+    0.0 otherwise.
 
     Args:
         data_source, solution_str, ground_truth, extra_info: of verl. The offline task has its own verifier.
         overlong_buffer: tokens of DAPO's soft overlong penalty; 0 or None turns it off. Needs `max_response_length` and
             the reward manager of `recipe.runner.reward_manager`, which tells the length of the response in tokens.
-        n_workers, time_limit_s, memory_limit_mb: see `recipe.math.answers.MathScorer`; per reward worker of verl.
+        n_workers, time_limit_s: see `recipe.math.answers.MathScorer`; per reward worker of verl.
         reward_router_address, reward_model_tokenizer: passed by verl beside a reward model, not used.
 
     Returns:
         The same keys for every data source: `score`; `acc` (what validation reports); `timeout`, `parse_failed` and
-        `crashed` (1.0 or 0.0); `status`, `data_source`, `problem_id` (text: in the dumps, not in the metrics);
+        `crashed` (1.0 or 0.0: metrics); `status`, `data_source`, `problem_id` (text: in the dumps);
         `response_length` in tokens, None without our reward manager.
 
     Raises:
@@ -63,14 +64,12 @@ def compute_score(
         raise ValueError(f"reward_model.ground_truth={ground_truth!r} ({kind}) of {data_source}: write it as text")
     info = extra_info or {}
     if data_source == offline_task.DATA_SOURCE:
-        is_right = offline_task.score_answer(solution_str, ground_truth) == 1.0
-        status = Status.CORRECT if is_right else Status.WRONG
+        status = Status.CORRECT if offline_task.score_answer(solution_str, ground_truth) else Status.WRONG
     else:
-        with _creating:  # functools.cache alone may call the constructor twice when threads race
-            scorer = _scorer(n_workers, time_limit_s, memory_limit_mb)
+        with _creating:
+            scorer = _scorer(os.getpid(), n_workers, time_limit_s)
         status = scorer.judge(solution_str, ground_truth)
-    length, problem = info.get("response_length"), info.get("problem_id")
-    score = status.score
+    length, score = info.get("response_length"), status.score
     if overlong_buffer:
         if length is None or max_response_length is None:
             raise ValueError(
@@ -81,11 +80,11 @@ def compute_score(
     return {
         "score": score,
         "acc": status.score,
-        **{flag.value: float(status is flag) for flag in FLAGS},
+        **{flag.value: float(status is flag) for flag in (Status.TIMEOUT, Status.PARSE_FAILED, Status.CRASHED)},
         "response_length": length,
         "status": status.value,
         "data_source": data_source,
-        "problem_id": f"{data_source}/{info.get('index')}" if problem is None else str(problem),
+        "problem_id": str(info.get("problem_id") or f"{data_source}/{info.get('index')}"),
     }
 
 
@@ -94,11 +93,5 @@ def soft_overlong_penalty(response_length: int, max_response_length: int, buffer
 
     With `L_max = max_response_length`, `L_cache = buffer_length` and L the response length, all in tokens: 0 up to
     `L_max - L_cache`, then `((L_max - L_cache) - L) / L_cache`, and -1 beyond `L_max`.
-
-    Raises:
-        ValueError: a buffer outside (0, max_response_length].
     """
-    if not 0 < buffer_length <= max_response_length:
-        raise ValueError(f"buffer_length={buffer_length} must be in (0, {max_response_length}], the longest response")
-    free = max_response_length - buffer_length
-    return min(0.0, max(-1.0, (free - response_length) / buffer_length))
+    return min(0.0, max(-1.0, (max_response_length - buffer_length - response_length) / buffer_length))

@@ -26,15 +26,8 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.seqlen_balancing import log_seqlen_unbalance
 
+from recipe.runner.checkpoints import integrity
 from recipe.runner.checkpoints.disk import room_for_save
-from recipe.runner.checkpoints.integrity import (
-    Checkpoint,
-    damage_of_rank,
-    remove_old,
-    resumed_from,
-    step_folder,
-    unsound,
-)
 from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, write_phase
 from recipe.runner.faults.preemption import NOTHING_SAVED, Preempted, stop_request, tell_of_save, time_left_s
@@ -64,12 +57,10 @@ _ASK_S: Final = 10.0
 class RunnerHooks(PPOTrainer):
     """What the runner adds, whatever the mode."""
 
-    #: The name of verl's mode.
-    verl_mode: str
+    verl_mode: str  #: The name of verl's mode.
 
     def __init__(self, config: DictConfig) -> None:
-        #: Where all files of the run go.
-        self.folder = Path(config.trainer.default_local_dir).absolute()
+        self.folder = Path(config.trainer.default_local_dir).absolute()  #: Where all files of the run go.
         config.trainer.default_local_dir = str(self.folder)
         config.trainer.v1.trainer_mode = self.verl_mode  # verl takes its asynchronous branches for any but sync
         PROGRESS.write_to(self.folder)
@@ -139,8 +130,7 @@ class RunnerHooks(PPOTrainer):
 
     def _build_replay_buffer(self) -> ReplayBuffer:
         buffer = super()._build_replay_buffer()
-        # verl polls every 2 s and offers no setting, so every generation would take a multiple of 2 s. A poll of the 8B
-        # job moves half a megabyte.
+        # verl polls every 2 s, without a setting: every generation would take a multiple. A poll moves half a megabyte.
         # upstream: verl.trainer.ppo.v1.replay_buffer:ReplayBuffer.poll_interval
         buffer.poll_interval = 0.05 if self.config.trainer.device == "cpu" else 0.5
         # upstream: verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._wait_for_next_poll(partition_id, last_debug_time)
@@ -187,14 +177,14 @@ class RunnerHooks(PPOTrainer):
             raise
 
     def _init_dataloader(self) -> None:
-        trainer = self.config.trainer
         try:
             super()._init_dataloader()
         finally:  # torch raises an error if nothing at all is left
             self._check_prompts()
         # verl ends at whichever comes first, the last step or the last epoch, but takes the former alone for the last
         # step, which it saves and validates, and for the schedule's length (verl pull request 7516).
-        self.total_training_steps = min(self.total_training_steps, self.steps_per_epoch * trainer.total_epochs)
+        steps = self.steps_per_epoch * self.config.trainer.total_epochs
+        self.total_training_steps = min(self.total_training_steps, steps)
         with open_dict(self.config):
             for optimizer in (self.config.actor_rollout_ref.actor.optim, self.config.critic.optim):
                 optimizer.total_training_steps = self.total_training_steps * self.parameter_sync_step
@@ -244,7 +234,7 @@ class RunnerHooks(PPOTrainer):
             self._ending()
 
     def _reseed_sampling(self) -> None:
-        """Let vLLM's sampling begin from the run's seed and step, where its workers can (on CPUs, the runner's)."""
+        """Let vLLM's sampling begin from the run's seed and step, where its workers can: the runner's, on CPUs."""
         if self.config.trainer.device != "cpu":
             return
         seed = (self.config.data.seed or 0) * 1_000_003 + self.global_steps
@@ -283,13 +273,7 @@ class RunnerHooks(PPOTrainer):
     # ---------------------------------------------------------------- preemption
 
     def _look_for_end(self) -> None:
-        """Look whether the run shall save and end before the next step.
-
-        It is asked to, or its job's time ends before one more step and save.
-
-        Raises:
-            Preempted: before the first step: there is nothing to wait for.
-        """
+        """Look whether the run shall save and end; raises Preempted before the first step, with nothing to wait for."""
         if self._is_to_end:
             return
         left_s, needed_s = time_left_s(), sum(self._longest_s.values()) + _MARGIN_S
@@ -323,11 +307,7 @@ class RunnerHooks(PPOTrainer):
         super().on_step_begin()
 
     def _free_gpus(self) -> None:
-        """Put vLLM to sleep where it shares the GPUs that train, before a save between two steps.
-
-        A save brings offloaded weights back to the GPU, and beside vLLM there is no room for them; verl's own saves
-        come while vLLM sleeps.
-        """
+        """Put vLLM to sleep where it shares the GPUs, to which a save brings weights; verl saves while it sleeps."""
         try:
             if self.verl_mode == "separate_async":
                 # Only with hybrid_engine=true, and awake from a validation on, or lent to the generation.
@@ -355,35 +335,32 @@ class RunnerHooks(PPOTrainer):
     # ---------------------------------------------------------------- checkpoints
 
     def _save_checkpoint(self) -> None:
-        # Before verl's save, which ends by naming this checkpoint the latest: what is named must be complete. (verl's
-        # checkpoint callback runs after that.)
+        # Before verl's save, which ends by naming this checkpoint the latest, and then runs its callback.
         self._enter("save")
         started = time.monotonic()
         if keep := self.config.trainer.max_actor_ckpt_to_keep:
-            remove_old(self.folder, self.global_steps, keep)
+            integrity.remove_old(self.folder, self.global_steps, keep)
         with room_for_save(self.folder, self.global_steps):
             super()._save_checkpoint()
         self._saved_step = self.global_steps
         tell_of_save()
         seconds = time.monotonic() - started
         self._longest_s["save"] = max(self._longest_s["save"], seconds)
-        PROGRESS.say(f"saved {step_folder(self.folder, self.global_steps)} in {seconds:.1f} s")
+        PROGRESS.say(f"saved {integrity.step_folder(self.folder, self.global_steps)} in {seconds:.1f} s")
 
-    def _check_whole(self, checkpoint: Checkpoint) -> None:
-        """Let every rank read its shards of a checkpoint whole, and read the trainer's own files, before they load.
-
-        Raises:
-            ExplainedError: if one is damaged.
-        """
+    def _check_whole(self, checkpoint: integrity.Checkpoint) -> None:
+        """Raise ExplainedError if a shard, which its rank reads whole before it loads, or a file of ours is damaged."""
         groups = [("actor", self.actor_rollout_wg, self.config.actor_rollout_ref.actor)]
         groups += [("critic", self.critic_wg, self.config.critic)] if self.use_critic else []
         asked = [
-            worker.__ray_call__.remote(damage_of_rank, checkpoint.folder / name, list(role.checkpoint.load_contents))
+            worker.__ray_call__.remote(
+                integrity.damage_of_rank, checkpoint.folder / name, list(role.checkpoint.load_contents)
+            )
             for name, group, role in groups
             for worker in group.workers
         ]
         damage = [sentence for of_rank in ray.get(asked) for sentence in of_rank]
-        if damage := damage + unsound(sorted(checkpoint.folder.glob("*.pt")), whole=True):
+        if damage := damage + integrity.unsound(sorted(checkpoint.folder.glob("*.pt")), whole=True):
             older = checkpoint.folder.parent / "global_step_N"
             raise ExplainedError(
                 f"the checkpoint cannot be resumed: {'; '.join(damage)}: restore the file, or give an older checkpoint "
@@ -391,7 +368,7 @@ class RunnerHooks(PPOTrainer):
             )
 
     def _load_checkpoint(self) -> None:
-        if (resumed := resumed_from(self.config.trainer)) is not None:
+        if (resumed := integrity.resumed_from(self.config.trainer)) is not None:
             self._check_whole(resumed)
         super()._load_checkpoint()
         self._saved_step = self.global_steps  # nothing new until a step is done

@@ -13,6 +13,7 @@ LOSS, OPTIM = f"{ACTOR}.policy_loss", f"{ACTOR}.optim"
 CORRECTION, REWARD = "algorithm.rollout_correction", "reward.custom_reward_function"
 OURS = f"{LOSS}._target_=fspo.verl.SequencePolicyLossConfig"
 DATA = "data.train_files=foreign.jsonl data.val_files=foreign.jsonl"
+ROWS = "data.train_files=rows.jsonl data.val_files=rows.jsonl"
 STALENESS = "trainer.v1.sampler.max_off_policy_threshold"
 #: A right command of verl's own with a trainer and a loss of this recipe.
 PLAIN: Final = (
@@ -99,15 +100,16 @@ MAIN: Final[dict[str, tuple[Row, ...]]] = {
         ("data.val_files=none.parquet", "data.val_files: ", "none.parquet", "exist"),
         ("data.train_max_samples=8", "data.train_files: ", "8 rows", "32"),
         (f"{REWARD}.path=reward.py {REWARD}.name=score", "reward.py, name=score"),
-        (f"{REWARD}.path=narrow.py", "narrow.py", "data_source"),
+        (f"{REWARD}.path=narrow.py {ROWS}", "narrow.py", "data_source"),
         (f"{REWARD}.path=ends.py", "ends.py", " 7"),
-        (f"+{REWARD}.reward_kwargs.overlong_bufer=64", "overlong_bufer"),
+        (f"+{REWARD}.reward_kwargs.overlong_bufer=64 {ROWS}", "overlong_bufer"),
         ("+reward.reward_kwargs.overlong_buffer_cfg.enable=true", "overlong_buffer_cfg", "overlong_buffer=TOKENS"),
     ),
 }
 FILES: Final = {
     "broken.parquet": "not parquet",
     "foreign.jsonl": '{"question": "1 + 1"}',
+    "rows.jsonl": '{"prompt": [{"content": "?"}], "data_source": "x", "reward_model": {"ground_truth": "1"}}',
     "reward.py": "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 0.0\n",
     "narrow.py": "def compute_score(solution_str):\n    return 0.0\n",
     "ends.py": "import os\nos._exit(7)\n",

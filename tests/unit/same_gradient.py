@@ -64,7 +64,7 @@ def reduced(data: TensorDict, queue: Any) -> TensorDict:
     outcomes, padding = read_outcomes(meta), Padding()
     padding.choose(meta, equal_rewards(outcomes))
     padding.put(meta, outcomes, 3)
-    for key in padding.keys:
+    for key in padding.stand_ins.values():
         queue.rows[key] |= {"advantages": torch.zeros(1), "old_log_probs": torch.zeros(1)}
     got = queue.kv_batch_get(padding.in_place(meta).keys, "train", names)
     return got.to_tensordict()

@@ -137,4 +137,4 @@ def test_integers_are_compared_without_a_process() -> None:
     statuses = [scorer.judge(f"\\boxed{{{answer}}}", "73") for answer in ("073", "37", "")]
     assert statuses == [Status.CORRECT, Status.WRONG, Status.NO_ANSWER]
     assert scorer.judge(r"\boxed{-5}", "#### -5").score == 1
-    assert scorer._workers == []
+    assert not any(worker._process for worker in scorer._workers)

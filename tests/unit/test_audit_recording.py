@@ -54,16 +54,6 @@ def test_a_response_that_is_not_finite_is_said_once(tmp_path: Path, capsys: pyte
     assert capsys.readouterr().err.count("left out") == 1 and read_table(tmp_path).left_out == 2
 
 
-def test_a_rank_that_saw_padding_alone_ends_its_mini_batch(tmp_path: Path) -> None:
-    new, old, mask, a = micro_batch(1)
-    for rank, seen in enumerate((mask, torch.zeros_like(mask))):
-        audit = Audit(tmp_path, GSPO, run="run", rank=rank, ranks=2)
-        audit.add(new, old, seen, a)
-        audit.end_mini_batch(1)
-    table = read_table(tmp_path)
-    assert (table.problems, table.left_out) == ([], 0) and len(table) == int(mask.any(1).sum())
-
-
 Form = Callable[[torch.Tensor, torch.Tensor], Any]
 #: How other loops hold what a tensor of [B, T] holds here; the second argument says which tokens there are.
 FORMS: dict[str, Form] = {

@@ -86,10 +86,6 @@ def without_weights(rollout_is_weights: Any = None, **others: Any) -> Any:
     return GSPO(**others)
 
 
-def returns_early(response_mask: torch.Tensor, **others: Any) -> Any:
-    return PPO(response_mask=response_mask, **others) if response_mask.any() else torch.tensor(0.0)
-
-
 def clamped_sum(limit: float, d: Any, mask: Any, length: Any) -> Any:
     return (d.sum(-1, keepdim=True).clamp(-limit, limit) / length).exp()
 
@@ -105,7 +101,6 @@ def weighs_the_ratio(rollout_is_weights: Any = None, old_log_prob: Any = None, *
     return FSPO(old_log_prob=old_log_prob - torch.where(first_BT, v, 1.0).log(), **given)
 
 
-CALLS = iter(range(10**9))
 FIRST_COLUMN = with_advantages(lambda a, mask: a[:, :1].expand_as(a), GSPO)
 ANOTHER, NEAR = "another loss: on policy cosine", "equal up to log-ratio 0."
 
@@ -114,7 +109,6 @@ ANOTHER, NEAR = "another loss: on policy cosine", "equal up to log-ratio 0."
 FAULTS: list[tuple[str, Loss, str, Loss, str]] = [
     ("a ratio over the width", partial(GSPO, ratio=lambda d, *_: d.mean(-1, keepdim=True).exp()), "padding", GSPO,
      "0.002941 L times"),
-    ("no gradient without a token", returns_early, "padding", PPO, "equal"),
     ("0/0 without a token", partial(GSPO, count=lambda mask: mask.sum(-1, keepdim=True)), "padding", GSPO, "equal"),
     ("A of the first column", FIRST_COLUMN, "padding", GSPO, "equal"),
     ("A of the first column, masked", FIRST_COLUMN, "gaps", GSPO, "equal"),
@@ -126,12 +120,8 @@ FAULTS: list[tuple[str, Loss, str, Loss, str]] = [
     ("one ratio for all", partial(GSPO, ratio=of_micro_batch), "micro-batches", GSPO, ANOTHER),
     ("large A centred", with_advantages(lambda a, mask: a - (c := a[mask].mean().nan_to_num()) * (c.abs() > 10)),
      "micro-batches", PPO, "equal"),
-    ("a count of calls", lambda **given: PPO(**given) * (1 + next(CALLS)), "repeats", PPO, ""),
     ("not finite", lambda log_prob, **others: log_prob.sum() * float("nan"), "direction", PPO, "not comparable"),
-    ("old and new exchanged", partial(GSPO, ratio=lambda d, *rest: linear(-d, *rest)), "direction", GSPO, "-1 times"),
     ("PPO's smaller one", partial(PPO, worse=torch.min), "sides", PPO, NEAR),
-    ("a clamp above the wrong clip", partial(PPO, ratio=lambda d, *_: d.clamp(-1, 1).exp(), worse=torch.min), "sides",
-     PPO, NEAR),
 ]  # fmt: skip
 
 #: Name, loss; the loss whose name it has, how ``--like`` of that begins, and what stands in it.
@@ -140,21 +130,16 @@ SOUND: list[tuple[str, Loss, Loss, str, str]] = [
     ("GSPO", GSPO, GSPO, "equal", ""),
     ("FSPO", FSPO, FSPO, "equal", ""),
     ("weights in the ratio", weighs_the_ratio, FSPO, "equal", ""),
-    ("truncated weight", partial(PPO, ratio=lambda d, *_: d.exp().clamp(max=2).detach() * d), PPO, ANOTHER, ""),
     ("bounded A", with_advantages(lambda a, mask: a.clamp(-5, 5)), PPO, "equal, but not where A is 30 or -30", ""),
     ("A > 0 alone", with_advantages(lambda a, mask: a.clamp(min=0)), PPO, ANOTHER, ""),
-    ("a discount by token", with_advantages(lambda a, mask: a * 0.99 ** mask.cumsum(-1)), PPO, ANOTHER, ""),
     ("a mask narrower below", partial(PPO, ratio=lambda d, *_: d.exp() * ((d > -0.1) & (d < 1.5))), PPO, NEAR, ""),
     ("exp of the sum", partial(GSPO, ratio=summed), GSPO, "L times (L", "up to log-ratio 9.6e-07"),
     ("a forgotten detach", partial(GSPO, ratio=forgotten_detach), GSPO, "2 times", ""),
     ("mean of exp", partial(GSPO, ratio=mean_of_exp), GSPO, NEAR, "token in place of length_normalised"),
     ("a narrow clip", partial(GSPO, band=lambda _: (1 - 1e-5, 1 + 1e-5)), GSPO, "equal up to log-ratio 9.2e-06",
      "above: from 1.1e-05"),
-    ("ratios of tokens", partial(GSPO, ratio=by_token), GSPO, "equal up to log-ratio 8.7e-05", "token in place of"),
     ("S at most 10", partial(GSPO, ratio=partial(clamped_sum, 10)), GSPO, "equal, but not where |S| exceeds 8", ""),
     ("PPO by response", partial(PPO, mean="responses"), PPO, "42 1/L times", ""),
-    ("another clip", partial(PPO, band=lambda _: (0.72, 1.2)), PPO, NEAR, "A > 0 above: from 0.21"),
-    ("FSPO's band, GSPO's weight", partial(FSPO, ratio=linear), FSPO, "1/L times", "length_normalised in place of"),
 ]  # fmt: skip
 
 #: The families by name: ours have our own implementation.
@@ -217,7 +202,6 @@ def in_place_too_late(log_prob: Any, advantages: Any, **_: Any) -> Any:
         (lambda log_prob, old_log_prob, advantages, response_mask, config: 0, r"\*\*_"),
         (lambda log_prob, old_log_prob, advantages, mask: 0, "response_mask"),
         (lambda log_prob, **_: log_prob, r"\(12, 40\)"),
-        (lambda log_prob, **_: log_prob.detach().sum(), "detach"),
         (lambda config, **_: config.policy_loss.beta, r"no beta .*test_check_loss.py:\d+.*--config"),
         (in_place_too_late, "change no tensor in place"),
     ],
@@ -248,7 +232,6 @@ def test_a_function_of_the_four_tensors_whose_caller_averages() -> None:
         (weighs_the_ratio, "weights", "a factor of the ratio"),
         (GSPO, "sides", "A > 0 above from 0.00041, A > 0 below never, A < 0 above never, A < 0 below from 0.00035"),
         (partial(GSPO, band=lambda _: (1 - 1e-5, 1 + 1e-4)), "sides", "A < 0 below from 1.1e-05"),
-        (partial(GSPO, band=lambda _: (1 - 1e-9, 1 + 1e-9)), "sides", "A > 0 above from under 9.6e-07"),
     ],
 )
 def test_what_is_worth_knowing_is_said(loss: Loss, check: str, says: str) -> None:
@@ -271,14 +254,11 @@ def test_normalisation() -> None:
     [
         (lambda d, mask: d.exp(), ("token", "")),
         (lambda d, mask: d.exp().clamp(max=1), ("token", ", at most 1")),
-        (lambda d, mask: d.exp().clamp(min=1), ("token", ", at least 1")),
         (lambda d, mask: d.sum(-1, keepdim=True).exp().clamp(max=1), ("sequence", ", at most 1")),
-        (lambda d, mask: (-d).sum(-1, keepdim=True).exp(), (None, "")),
         (lambda d, mask: torch.ones_like(d), ("none", "")),
         (lambda d, mask: d.cumsum(-1).exp(), ("prefix", "")),
         (lambda d, mask: d.exp() * (d.mean(-1, keepdim=True).abs() < 1e-4), ("token", "")),  # as narrow as masks in use
         (lambda d, mask: (d.sum() / mask.sum()).exp(), (None, "")),
-        (lambda d, mask: torch.cat([b.mean(-1)[:, None].expand_as(b) for b in d.split(8, -1)], -1).exp(), (None, "")),
     ],
 )  # fmt: skip
 def test_a_weight_is_named_rightly_or_not_at_all(weigh: Any, weight: tuple[str | None, str]) -> None:
@@ -327,8 +307,6 @@ class Settings:
 def fed(config, **given):
     assert config.policy_loss.beta == 0.5 and config.name == "x" and config.clip_ratio == 0.2
     return sound(config=config, **given)
-
-number = 3
 """
 VERLS = "verl.trainer.ppo.core_algos:compute_policy_loss_"
 
@@ -350,7 +328,6 @@ def words(line: str) -> list[str]:
     ("line", "status", "last"),
     [
         (":sound", 0, "conforms: 7 checks passed (is it the loss that it is called? --like NAME compares)"),
-        (":mean", 1, "does not conform: padding, micro-batches (is it"),
         (":mean --average caller --like :sound", 0, "equal to check_loss_example:sound; conforms: 7 checks passed"),
         (":mean --like :sound", 1, "equal to check_loss_example:sound; does not conform: padding, micro-batches"),
         (":undefined", 1, "does not conform: direction"),
@@ -371,7 +348,6 @@ def test_the_last_line_says_the_reason_of_the_exit_status(
     [
         (f"{VERLS}gspo --like gspo", 0, "like gspo: equal\n"),
         (f"{VERLS}gspo --like gspo --loss-agg-mode token-mean", 1, "token-mean in place of seq-mean-token-mean"),
-        (f"{VERLS}gspo --like gspo --config clip_ratio_low=1e-4", 1, "A < 0 below: from 0.0001 in place"),
         (f"{VERLS}clip_cov", 1, "FAIL  repeats"),
     ],
 )  # fmt: skip
@@ -400,7 +376,6 @@ def test_the_full_report(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (":number", "MODULE:FUNCTION"),
         ("gspoo", "seq_gspo"),
         (":sound --like :undefined", "not comparable"),
         (":sound --config clip", "KEY=VALUE"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from messages import holds
 
 from recipe.math.data.decontaminate import BOILERPLATE, distinct, without_overlap
 from recipe.math.data.prepare import REQUEST, main, prepare
-from recipe.math.data.sources import DAPO_OPENING, SOURCES, Problem, SourceError, own_source
+from recipe.math.data.sources import DAPO_OPENING, SOURCES, Problem
 
 Rows = list[dict[str, Any]]
 ROWS: dict[str, Rows] = json.loads((Path(__file__).parent / "assets" / "source_rows.json").read_text(encoding="utf-8"))
@@ -35,8 +34,6 @@ def write(path: Path, rows: Rows) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix == ".csv":
-        path.write_text("".join(",".join(row) + "\n" for row in (rows[0], *(row.values() for row in rows))))
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
@@ -48,6 +45,10 @@ def read(out: Path, name: str) -> Rows:
 
 def truths(out: Path, name: str) -> list[str]:
     return [row["reward_model"]["ground_truth"] for row in read(out, name)]
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture(autouse=True)
@@ -86,59 +87,44 @@ def test_published_sets_become_verls_rows(copies: Path, tmp_path: Path) -> None:
     }
 
 
-def test_duplicates_and_overlap_are_left_out_and_counted(copies: Path, tmp_path: Path) -> None:
-    manifest = prepare(SOURCES["dapo_math_17k"], tmp_path, copies, SOURCES["dapo_math_17k"].tests)
-    counts = manifest["counts"]
-    overlap = counts.pop("overlap_with_tests")
-    assert counts == {"read": 10, "without_answer": 0, "duplicates": 4, "dropped_for_overlap": 2, "written": 4}
-    assert {name: tuple(found.values()) for name, found in overlap.items()} == {
-        "math500": (1, 0),
-        "amc23": (0, 0),
-        "aime24": (0, 1),
-        "aime25": (0, 0),
-    }
-    assert read(tmp_path, "dapo_math_17k")[0]["extra_info"]["source_id"] == "u-1"
-
-
-def test_a_manifest_describes_file_and_source(copies: Path, tmp_path: Path) -> None:
-    first = prepare(SOURCES["math500"], tmp_path / "a", copies)
-    assert first == prepare(SOURCES["math500"], tmp_path / "b", copies), "it can be made again"
-    assert json.loads((tmp_path / "a/math500.manifest.json").read_text(encoding="utf-8")) == first
-    written, source = tmp_path / "a/math500.parquet", copies / LAYOUT["math500"]
-    sums = [hashlib.sha256(file.read_bytes()).hexdigest() for file in (written, source)]
-    assert [first["sha256"], *(file["sha256"] for file in first["source"]["files"])] == sums
-    assert first["source"]["revision"] == SOURCES["math500"].revision
-
-
-def changed(change: Callable[[dict[str, Any]], None]) -> Callable[[Path, Rows], None]:
-    def apply(path: Path, rows: Rows) -> None:
-        rows = json.loads(json.dumps(rows))
-        change(rows[1])
-        write(path, rows)
-
-    return apply
+def test_what_is_left_out_is_counted_in_a_manifest(copies: Path, tmp_path: Path) -> None:
+    source = SOURCES["dapo_math_17k"]
+    manifest = prepare(source, tmp_path / "a", copies, source.tests)
+    assert manifest == prepare(source, tmp_path / "b", copies, source.tests), "it can be made again"
+    assert json.loads((tmp_path / "a/dapo_math_17k.manifest.json").read_text(encoding="utf-8")) == manifest
+    assert list(manifest["counts"].values()) == [10, 0, 4, 2, 4]
+    found = {name: tuple(kinds.values()) for name, kinds in manifest["overlap_with_tests"].items()}
+    assert found == {"math500": (1, 0), "amc23": (0, 0), "aime24": (0, 1), "aime25": (0, 0)}
+    assert manifest["rows"] == len(read(tmp_path / "a", source.name)) == 4
+    assert read(tmp_path / "a", source.name)[0]["extra_info"]["source_id"] == "u-1"
+    assert manifest["sha256"] == sha256(tmp_path / "a/dapo_math_17k.parquet")
+    assert [file["sha256"] for file in manifest["source"]["files"]] == [sha256(copies / LAYOUT[source.name])]
+    assert manifest["source"]["revision"] == source.revision
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "says"),
+    ("name", "change"),
     [
-        ("math500", lambda path, _: path.write_bytes(b""), ()),
-        ("math500", changed(lambda row: row.pop("answer")), ("row 2", "'answer'", "None")),
-        ("math500", changed(lambda row: row.update(problem=" ")), ("row 2", "'problem'")),
-        ("amc23", lambda path, _: path.write_bytes(b"PAR1 but not really"), ("Parquet",)),
-        ("dapo_math_17k", changed(lambda row: row["prompt"][0].update(content="plain")), ("row 2", "'prompt'")),
-        ("dapo_math_17k", lambda path, _: path.unlink(), ()),
-        ("gsm8k_train", changed(lambda row: row.update(answer="It is -3.")), ("row 2", "'answer'", "It is -3")),
+        ("math500", {"answer": None}),
+        ("math500", {"problem": " "}),
+        ("dapo_math_17k", {"prompt": [{"role": "user", "content": "plain"}]}),
+        ("gsm8k_train", {"answer": "It is\n-3."}),
+        ("amc23", {}),
     ],
 )
 def test_a_damaged_source_is_named_and_replaces_nothing(
-    copies: Path, tmp_path: Path, name: str, damage: Callable[[Path, Rows], None], says: tuple[str, ...]
+    copies: Path, tmp_path: Path, name: str, change: dict[str, Any]
 ) -> None:
-    out = tmp_path / "out"
+    out, path = tmp_path / "out", copies / LAYOUT[name]
     prepare(SOURCES[name], out, copies)
     before = {file.name: file.read_bytes() for file in out.iterdir()}
-    damage(copies / LAYOUT[name], ROWS[name])
-    with pytest.raises(SourceError, match=holds(str(copies), *says)):
+    if change:
+        write(path, [ROWS[name][0], ROWS[name][1] | change])
+    else:
+        path.write_bytes(b"PAR1 but not really")
+    with pytest.raises(
+        ValueError, match=holds(str(copies), *("row 2", *map(repr, change)) if change else ("Parquet",))
+    ):
         prepare(SOURCES[name], out, copies)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
     words = ["prepare", name, "aime25", "--out", str(out), "--source", str(copies), "--against"]
@@ -158,7 +144,7 @@ def test_the_hub_is_read_at_the_pinned_revision(tmp_path: Path, monkeypatch: pyt
     prepare(source, tmp_path)
     assert truths(tmp_path, "gsm8k_test") == ["180"]
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: next(iter(())))
-    with pytest.raises(SourceError, match=rf"{source.hub_id} at {source.revision}.*--source DIR"):
+    with pytest.raises(ValueError, match=rf"{source.hub_id} at {source.revision}.*--source DIR"):
         prepare(source, tmp_path)
 
 
@@ -172,7 +158,6 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
         ("a.parquet", "expected", {"q": QUESTION, "expected": 2.0}),
         ("a.json", "solution", {"q": QUESTION, "solution": r"One by one, \boxed{1} and \boxed{2}."}),
         ("a.jsonl", "a", {"q": QUESTION, "a": "#### Sum\nIt is 2.\n#### 2"}),
-        ("a.csv", "a", {"q": QUESTION, "a": "2"}),
         ("a.jsonl", "reward_model.ground_truth", {"q": QUESTION, "reward_model": {"ground_truth": "2"}}),
         ("a.parquet", "a", {"q": MESSAGES, "a": "2"}),
         ("a.parquet", "a", {"q": f" {json.dumps(MESSAGES)}", "a": "2"}),
@@ -187,46 +172,44 @@ def test_anybodys_two_columns_become_verls(tmp_path: Path, name: str, answer: st
 
 
 def test_answers_of_a_table_stay_as_written_or_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("q,a\nx,1.50\ny,12345678901234567890\nz,\n")
-    counts = prepare(own_source(tmp_path / "a.csv", "own", "train", "q", "a"), tmp_path)["counts"]
-    assert (counts["read"], counts["without_answer"]) == (3, 1)
-    assert truths(tmp_path, "own") == ["1.50", "12345678901234567890"]
+    (tmp_path / "a.csv").write_text('q,a\nx,1.50\ny,12345678901234567890\nz,\nw,"\\boxed{1,2}"\nv,"#### 1,200"\n')
+    assert main(["prepare", str(tmp_path / "a.csv"), *["--prompt", "q", "--answer", "a", "--out"], str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "a.manifest.json").read_text())["counts"]["without_answer"] == 1
+    assert truths(tmp_path, "a") == ["1.50", "12345678901234567890", "1,2", "1200"]
 
 
 @pytest.mark.parametrize(
-    ("content", "words", "status", "says"),
+    ("content", "says"),
     [
-        (b'{"q": "a", "b": "1"}\n', "--prompt q --answer a", 1, ("no problem is left", "1 are without", "'a'")),
-        (b'{"q": "a", "a": {"b": 1}}\n', "--prompt q --answer a", 1, ("row 1", "'a'", "'b': 1")),
-        (b'{"q": [{"role": "system"}], "a": "1"}\n', "--prompt q --answer a", 1, ("row 1", "'q'", "system")),
-        (b'{"q": "[{\'role\': \'user\'}]", "a": "1"}\n', "--prompt q --answer a", 1, ("row 1", "'q'", "JSON")),
-        (b"version https://git-lfs.github.com/spec/v1\n", "--prompt q --answer a", 1, ("mine.jsonl",)),
-        (b'{"q": "a"}\n', "--prompt q", 2, ("--answer",)),
-        (b'{"q": "a"}\n', "", 2, ("mine.jsonl", "--prompt", "--answer")),
-        (b'{"q": "a"}\n', "--prompt q --answer a --name math500", 2, ("'math500'",)),
+        (b'{"q": "a", "b": "1"}\n', ("no problem is left", "'without_answer': 1", "'a'")),
+        (b'{"q": "a", "a": {"b": 1}}\n', ("row 1", "'a'", "'b': 1")),
+        (b'{"q": [{"role": "system"}], "a": "1"}\n', ("row 1", "'q'", "system")),
+        (b'{"q": "[{\'role\': \'user\'}]", "a": "1"}\n', ("row 1", "'q'", "JSON")),
+        (b"version https://git-lfs.github.com/spec/v1\n", ("mine.jsonl",)),
     ],
 )
 def test_what_is_wrong_with_anybodys_file_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, words: str, status: int, says: tuple[str, ...]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, says: tuple[str, ...]
 ) -> None:
     (tmp_path / "mine.jsonl").write_bytes(content)
     out = tmp_path / "out"
-    assert main(["prepare", str(tmp_path / "mine.jsonl"), *words.split(), "--out", str(out)]) == status
+    words = ["prepare", str(tmp_path / "mine.jsonl"), "--out", str(out)]
+    assert main([*words, "--prompt", "q", "--answer", "a"]) == 1
     error = capsys.readouterr().err
     assert all(part in error for part in says) and not out.exists()
+    with pytest.raises(SystemExit, match="2"):
+        main([*words, "--prompt", "q"])
 
 
-def test_a_prepared_file_asks_once_and_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prepared_file_asks_once(tmp_path: Path) -> None:
     own = "How many? Write it in \\boxed{your answer}."
     write(tmp_path / "mine.jsonl", [{"q": QUESTION, "a": "2"}, {"q": own, "a": "3"}])
-    prepare(own_source(tmp_path / "mine.jsonl", "mine", "train", "q", "a"), tmp_path)
-    first = read(tmp_path, "mine")
+    words = ["prepare", str(tmp_path / "mine.jsonl"), "--prompt", "q", "--answer", "a"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
     words = ["prepare", str(tmp_path / "mine.parquet"), "--prompt", "prompt", "--answer", "reward_model.ground_truth"]
-    assert main([*words, "--out", f"{tmp_path}/../{tmp_path.name}"]) == 1 and "--out" in capsys.readouterr().err
-    assert read(tmp_path, "mine") == first
     assert main([*words, "--out", str(tmp_path / "again")]) == 0
-    contents = [row["prompt"][0]["content"] for row in read(tmp_path / "again", "mine")]
-    assert contents == [row["prompt"][0]["content"] for row in first] == [QUESTION + REQUEST, own]
+    for out in (tmp_path, tmp_path / "again"):
+        assert [row["prompt"][0]["content"] for row in read(out, "mine")] == [QUESTION + REQUEST, own]
 
 
 def problem(text: str, answer: str = "1") -> Problem:
@@ -234,8 +217,10 @@ def problem(text: str, answer: str = "1") -> Problem:
 
 
 def test_equal_text_is_compared_without_its_form() -> None:
-    assert distinct([problem("Find  x²\nnow"), problem("Find x2 now"), problem("Find x² now")]).duplicates == 2
-    assert distinct([problem("x-1"), problem("x+1"), problem("X+1")]).duplicates == 0
+    assert distinct(map(problem, ["Find  x²\nnow", "Find x2 now", "Find x² now"]))[1]["duplicates"] == 2
+    assert distinct(map(problem, ["x-1", "x+1", "X+1"]))[1]["duplicates"] == 0
+    copy = [problem(r"Find $\left(x-1\right)^2 \cdot \dfrac{1}{2}$.")]
+    assert without_overlap(copy, {"t": [problem(r"find (x - 1)^{2} \cdot \frac{1}{2}")]})[0] == []
 
 
 def test_a_common_phrase_alone_is_no_overlap() -> None:

@@ -149,7 +149,7 @@ def train(
 @pytest.mark.parametrize(
     ("mode", "first"), [("sync", "start-up"), ("colocate_async", "start-up"), ("separate_async", FIRST_SYNC)]
 )
-def test_the_first_weight_sync_of_separate_async_is_a_phase_of_its_own(
+def test_the_first_weight_sync_of_separate_async_is_a_phase(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str, first: str
 ) -> None:
     machine = Machine()

@@ -35,7 +35,7 @@ def parent() -> Iterator[Path]:
     assert ENDING.folder is None
 
 
-def test_every_ray_of_a_run_has_a_token_of_its_own_on_the_loopback(parent: Path) -> None:
+def test_every_ray_of_a_run_has_its_own_token_on_the_loopback(parent: Path) -> None:
     tokens = set()
     for _ in range(2):
         with private_run(composed()) as run:

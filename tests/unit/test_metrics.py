@@ -84,17 +84,14 @@ def test_a_window_holds_its_last_steps() -> None:
     assert last == fresh.update(minibatches(2))
 
 
-def test_what_is_undefined_is_absent() -> None:
+def test_an_lre_of_nothing_accepted_is_absent() -> None:
     clipped = dataclasses.replace(sequences(1), accepted_B=torch.zeros(96, dtype=torch.bool))
     metrics = LengthDiagnostics().update(responses_of(clipped, first_number=1))
     assert metrics["fspo/clip_frac"] == 1 and "fspo/lre_debiased" not in metrics
-    one = LengthDiagnostics().update(responses_of(sequences(1, batch=1), first_number=1))
-    assert one["fspo/sequences"] == 1
-    assert all(np.isfinite(v) for v in (metrics | one).values())
     assert LengthDiagnostics().update(Responses.join([])) == {}
 
 
-def test_where_nothing_was_clipped_there_is_no_lre_and_where_nothing_could_be_no_clip_rate() -> None:
+def test_where_nothing_was_or_could_be_clipped_nothing_is_said() -> None:
     still, moved, flat = (loss_output(96, 120, seed=1, scale=scale, shortest=1) for scale in (0.0, 1e-4, 0.1))
     flat = dataclasses.replace(flat, advantage_B=0 * flat.advantage_B)
     for output, rate in ((moved, 0.0), (still, None), (flat, None)):
@@ -154,14 +151,9 @@ def test_the_noise_is_that_of_each_length_and_the_margin_that_of_the_band() -> N
 
 
 def test_a_band_within_five_times_the_noise_is_warned_of() -> None:
-    assert measured(0.005).warning() is None
+    assert measured(0.005).warning() is None and measured(0.0).margin == math.inf
     warning = measured(0.01).warning()
     assert warning and "fspo/noise_floor/margin" in warning and "same packs" in warning and "fp16" in warning
-
-
-def test_no_noise_gives_no_margin() -> None:
-    exact = measured(0.0)
-    assert exact.margin == math.inf and "fspo/noise_floor/margin" not in exact.metrics()
 
 
 def drifting(drift_per_token: float, count: int = 4000) -> LengthDiagnostics:

@@ -24,19 +24,10 @@ def test_the_working_ends_in_the_remainder(divisor: int, quotient: int, rest: in
     assert score_answer(problem.working.rpartition("-")[0], problem.answer) == 0.0, "without the last subtraction"
 
 
-@pytest.mark.parametrize("text", [" 18 ", "106-44=062-44=018"])
-def test_the_last_number_is_the_answer(text: str) -> None:
-    assert score_answer(text, "18") == 1.0
-
-
 @pytest.mark.parametrize("text", ["106-44=062", "018-44=", "", "18.0", "-18", "١٨", "9" * 10_000])
-def test_anything_else_is_no_answer(text: str) -> None:
+def test_only_the_last_number_is_the_answer(text: str) -> None:
     assert score_answer(text, "18") == 0.0
-
-
-def test_a_truth_that_is_no_number_is_an_error() -> None:
-    with pytest.raises(ValueError, match="ground_truth"):
-        score_answer("18", "eighteen")
+    assert score_answer(f"{text}=018 ", "18") == 1.0
 
 
 def test_problems_are_seeded_and_the_splits_disjoint() -> None:
@@ -65,8 +56,8 @@ def test_lengths_span_two_orders_of_magnitude() -> None:
 
 
 def test_only_a_file_of_our_own_is_replaced(tmp_path: Path) -> None:
-    write_dataset(tmp_path, n_train=20, n_test=10, seed=0)
-    write_dataset(tmp_path, n_train=30, n_test=10, seed=0)
+    for n_train in (20, 30):
+        write_dataset(tmp_path, n_train, n_test=10, seed=0)
     assert pq.read_metadata(tmp_path / "train.parquet").num_rows == 30
     pq.write_table(pa.table({"mine": [1]}), tmp_path / "train.parquet")
     mine = (tmp_path / "train.parquet").read_bytes()

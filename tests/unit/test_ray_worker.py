@@ -30,7 +30,7 @@ assert are_signed()
 """
 
 
-def test_a_worker_imports_nothing_before_the_device_is_chosen_and_signs(tmp_path: Path) -> None:
+def test_a_worker_imports_nothing_too_early_and_signs(tmp_path: Path) -> None:
     set_by_it = ("FSPO_PRIVATE", "TORCHINDUCTOR_CACHE_DIR")
     kept = {name: value for name, value in os.environ.items() if name not in set_by_it}
     environment = kept | {"FSPO_RAY_TMP": str(tmp_path), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 64}

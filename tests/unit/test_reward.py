@@ -16,17 +16,9 @@ def call(source: str, text: str, truth: str, **kwargs: Any) -> dict[str, Any]:
 
 def test_right_and_wrong_answers() -> None:
     right = call("math500", r"so \boxed{34}", "34", extra_info={"problem_id": "math500/7", "response_length": 12})
-    assert right == {
-        "score": 1.0,
-        "acc": 1.0,
-        "timeout": 0.0,
-        "parse_failed": 0.0,
-        "crashed": 0.0,
-        "response_length": 12,
-        "status": "correct",
-        "data_source": "math500",
-        "problem_id": "math500/7",
-    }
+    flags = {"timeout": 0.0, "parse_failed": 0.0, "crashed": 0.0}
+    facts = {"response_length": 12, "status": "correct", "data_source": "math500", "problem_id": "math500/7"}
+    assert right == {"score": 1.0, "acc": 1.0, **flags, **facts}
     assert call("math500", r"so \boxed{35}", "34")["acc"] == 0.0
 
 
@@ -40,13 +32,11 @@ def test_the_offline_task_has_its_own_verifier_and_the_same_keys() -> None:
 
 
 def test_shaping_changes_the_score_but_not_the_accuracy() -> None:
-    info = {"response_length": 95}
-    shaping = {"overlong_buffer": 20, "max_response_length": 100}
-    shaped = call("aime24", r"\boxed{1}", "1", extra_info=info, reward_router_address="verl's", **shaping)
-    assert shaped["acc"] == 1.0
-    assert shaped["score"] == pytest.approx(1.0 - 0.75)
+    shaping = {"overlong_buffer": 20, "max_response_length": 100, "reward_router_address": "verl's"}
+    shaped = call("aime24", r"\boxed{1}", "1", extra_info={"response_length": 95}, **shaping)
+    assert (shaped["acc"], shaped["score"]) == (1.0, pytest.approx(1.0 - 0.75))
     with pytest.raises(ValueError, match=r"reward_manager"):
-        call("aime24", r"\boxed{1}", "1", overlong_buffer=20, max_response_length=100)
+        call("aime24", r"\boxed{1}", "1", **shaping)
 
 
 def test_a_truth_that_is_no_text_is_an_error() -> None:
@@ -56,6 +46,3 @@ def test_a_truth_that_is_no_text_is_an_error() -> None:
 
 def test_the_overlong_penalty_is_the_published_one() -> None:
     assert [soft_overlong_penalty(n, 100, 20) for n in (0, 80, 90, 100, 1000)] == [0.0, 0.0, -0.5, -1.0, -1.0]
-    for buffer in (0, 101):
-        with pytest.raises(ValueError, match=f"buffer_length={buffer}"):
-            soft_overlong_penalty(10, 100, buffer)

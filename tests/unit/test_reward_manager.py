@@ -99,7 +99,7 @@ def test_what_is_a_reward_passes_unchanged(own: Any, head: str, body: str, score
 
 
 @pytest.mark.parametrize("path", ["own", "pkg://recipe.math.reward"])
-def test_rows_that_do_not_say_their_problem_are_known_by_their_prompt(own: Any, path: str) -> None:
+def test_rows_without_a_problem_are_known_by_their_prompt(own: Any, path: str) -> None:
     def problem_id_of(prompt: int, **info: Any) -> str:
         one = own("return 1") if path == "own" else manager(path)
         return str(run(one, response("34", info=info, prompt=prompt))["reward_extra_info"]["problem_id"])

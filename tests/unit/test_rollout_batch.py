@@ -31,9 +31,6 @@ REWARD = {"a_0_0": 1.0, "a_1_0": 1.0, "b_0_0": 0.0, "b_1_0": 0.5}
 class Queue:
     """TransferQueue's read of these rows."""
 
-    def __init__(self, by_tool: int = 0) -> None:
-        self._by_tool = by_tool
-
     def column(self, name: str, keys: list[str]) -> Any:
         if name == "data_source":
             return ["math"] * len(keys)
@@ -41,7 +38,7 @@ class Queue:
             of = [{"acc": float(REWARD[key] == 1), "status": "correct" if REWARD[key] else None} for key in keys]
             return [{"raw_prompt": "?", "reward_extra_info": info} for info in of]
         rows = {
-            "response_mask": lambda key: torch.tensor([int(i >= self._by_tool) for i in range(len(TOKENS[key]))]),
+            "response_mask": lambda key: torch.tensor([1 for _ in TOKENS[key]]),
             "rm_scores": lambda key: torch.tensor([0.0] * (len(TOKENS[key]) - 1) + [REWARD[key]]),
         }
         return torch.nested.nested_tensor([rows[name](key) for key in keys], layout=torch.jagged)
@@ -73,18 +70,6 @@ def test_lengths_count_the_models_tokens(rows: list[list[int]]) -> None:
     assert length_B.dtype == torch.int64
     assert length_B.tolist() == [sum(row) for row in rows]
     assert end_B.tolist() == [max((place for place, own in enumerate(row, 1) if own), default=0) for row in rows]
-
-
-def test_what_others_have_written_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever loop has written it, and whatever verl's tags and counts of turns say."""
-    result = read(Queue(by_tool=1), monkeypatch)
-    assert result.length_B.tolist() == [2, 2, 0, 1]
-
-
-def test_batches_are_joined_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = read(Queue(), monkeypatch)
-    both = Outcomes.join([one, one])
-    assert both.keys == [*TOKENS, *TOKENS] and both.reward_B.tolist() == [*REWARD.values()] * 2
 
 
 def test_recorded_rows_get_their_prompt_id_and_reward(monkeypatch: pytest.MonkeyPatch) -> None:

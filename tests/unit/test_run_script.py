@@ -43,7 +43,7 @@ def of_verl(tmp_path: Path) -> tuple[DictConfig, list[str]]:
 
 def test_verl_takes_every_key(of_verl: tuple[DictConfig, list[str]]) -> None:
     config, _ = of_verl
-    assert problems(config) == notes(config) == complete(config) == []
+    assert problems(config) == [*notes(config)] == complete(config) == []
     validate_config(config, need_reference_policy(config), need_critic(config))
     assert config.data.train_files == "/my data/dapo_math_17k.parquet" and len(config.data.val_files) == 4
 

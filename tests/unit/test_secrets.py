@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -66,7 +64,7 @@ def test_what_is_given_literally_is_refused(given: dict[str, Any], refused: bool
     )
 
 
-def test_what_comes_from_the_environment_is_written_as_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_from_the_environment_is_written_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "SECRET1")
     monkeypatch.delenv("UNSET", raising=False)
     text = {"a": "${oc.env:MINE}", "b": ["x", "${oc.env:MINE}/y"], "c": "${a}", "d": "${oc.env:UNSET,default}"}
@@ -112,14 +110,6 @@ def test_the_words_of_a_command_keep_their_references(monkeypatch: pytest.Monkey
     GlobalHydra.instance().clear()
     assert main.main([word]) == 0
     assert arms[0].words == (word,)
-
-
-def test_a_literal_secret_ends_a_start_with_status_2_and_nothing_is_written(tmp_path: Path) -> None:
-    words = [f"++{KWARGS}.api_key=SECRETWORD", "trainer.hf_token=SECRETTOKEN", "sed=1"]
-    command = [sys.executable, "-m", "recipe.fspo.main", f"trainer.default_local_dir={tmp_path}/run", *words]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2 and "export NAME" in done.stderr, done.stderr
-    assert "SECRET" not in done.stderr + done.stdout and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from recipe.runner.progress import Progress
 @pytest.fixture(autouse=True)
 def _no_loggers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer points the loggers of its whole process into its run folder."""
-    monkeypatch.setattr("recipe.runner.launch.loggers.point_into", lambda run_dir: None)
+    monkeypatch.setattr(hooks, "_LOGGERS", {})
     monkeypatch.setattr(hooks, "PROGRESS", Progress())
 
 
@@ -184,7 +184,7 @@ def test_a_gradient_scale_counts_the_models_tokens_and_responses_that_are_reject
 ) -> None:
     """A tool has written three of a's tokens, and verl's rollout correction empties b's mask before the update."""
     config = composed(
-        "trainer.default_local_dir=/nowhere", "algo=fspo", "fspo.clip_values=published", "fspo.match_scale=matched"
+        "trainer.default_local_dir=/nowhere", "fspo.clip_values=published", "fspo.skip_zero_advantage=false"
     )
     masks = {"a_0_0": [1, 0, 0, 0, 1, 1], "b_0_0": [1] * 9}
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,7 @@ from recipe.fspo.checks import problems
 from recipe.fspo.config import GROUP_ESTIMATORS, complete, counts_zero_advantages
 from recipe.fspo.recorder import MiniBatch
 from recipe.fspo.rollout_batch import read_outcomes
-from recipe.fspo.trainer import FSPOTrainer
+from recipe.fspo.trainer import FSPOHooks, FSPOTrainer
 
 #: Rewards of eight responses to each prompt.
 REWARDS = {"tenth": [0.1] * 8, "mixed": [0.7] * 7 + [0.1], "tenths": [0.7] * 8}
@@ -67,7 +68,10 @@ def put(queue: Queue, rewards: dict[str, list[float]]) -> KVBatchMeta:
 def advantages(queue: Queue, rewards: dict[str, list[float]], *overrides: str) -> dict[str, torch.Tensor]:
     batch = put(queue, rewards)
     trainer = FSPOTrainer(completed("trainer.default_local_dir=/nowhere", *overrides))
-    trainer._equal = zero_advantage.equal_rewards(read_outcomes(batch)) if trainer._compares else {}
+    trainer.global_steps, trainer.total_training_steps = 3, 9
+    with mock.patch.object(trainer_base.PPOTrainer, "_balance_batch"):
+        FSPOHooks._balance_batch(trainer, batch, {})
+    trainer._padding.clear("train")
     trainer._compute_advantage(batch, {})
     return {key: queue.rows[key]["advantages"] for key in batch.keys}
 
@@ -157,7 +161,7 @@ def one_step(
     metrics: dict[str, Any] = {}
     for method in ("_balance_batch", "_compute_old_log_prob", "_compute_advantage", "_update_actor"):
         batch = getattr(trainer, method)(batch, metrics)
-    trainer._padding.clear()
+    trainer._padding.clear("train")
     return metrics, batch, workers
 
 

@@ -13,7 +13,7 @@ MAX_RESPONSE_CHARS: Final = 50_000
 MAX_BOXES: Final = 16
 
 _BOX: Final = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_BRACE: Final = re.compile(r"(?<!\\)(?:\\\\)*[{}]")
+_BRACE: Final = r"(?<!\\)(?:\\\\)*[{}]"
 _PERCENT: Final = re.compile(r"\s*\\?%")
 #: Between two boxes of one list: `$\boxed{2}$, $\boxed{3}$ and $x=\boxed{5}$`.
 _JOINED: Final = re.compile(

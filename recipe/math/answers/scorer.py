@@ -6,10 +6,9 @@ import contextlib
 import json
 import os
 import re
-import select
 import subprocess
 import sys
-import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -17,54 +16,29 @@ from typing import Final
 from recipe.math.answers.extraction import answer_of
 from recipe.math.answers.verdict import Status
 
-#: Wall-clock seconds beyond the time limit after which a silent worker is replaced.
-GRACE_S: Final = 5.0
 MAX_REMEMBERED: Final = 65_536
 _INTEGER: Final = re.compile(r"-?[0-9]{1,18}")
 
 
-class MathScorer:
+class MathScorer(contextlib.AbstractContextManager["MathScorer"]):
     """Judges responses by math-verify in worker processes: their crashes cannot end the caller.
 
     Two integers are compared in the calling process. Verdicts are remembered, since the responses of a group often have
-    the same answer. It can be used from any number of threads, from Ray actors, daemonic and forked processes. Workers
-    start with the first answer that needs one; they end with `close()`, with the interpreter, or when the calling
-    process dies.
+    the same answer. It can be used from any number of threads. Workers start with the first answer that needs one; they
+    end with `close()` or with the calling process.
 
     Args:
         n_workers: number of worker processes; None takes half of the processors this process may use, at least 2 and
             at most 8.
         time_limit_s: wall-clock time an answer may use in a worker, in seconds. Ordinary answers take 1 to 50 ms.
-        memory_limit_mb: address space of a worker, in MiB.
-
-    Raises:
-        ValueError: a limit that is not positive, or less memory than a worker needs to exist.
     """
 
-    def __init__(self, n_workers: int | None = None, time_limit_s: float = 3.0, memory_limit_mb: int = 1024) -> None:
-        if n_workers is None:
-            n_workers = min(8, max(2, len(os.sched_getaffinity(0)) // 2))
-        if n_workers < 1 or not 0 < time_limit_s < 3600 or memory_limit_mb < 256:
-            raise ValueError(
-                f"n_workers={n_workers}, time_limit_s={time_limit_s}, memory_limit_mb={memory_limit_mb}: give at least "
-                "1 worker, 0 to 3600 seconds and at least 256 MiB"
-            )
-        self._settings = n_workers, time_limit_s, memory_limit_mb
+    def __init__(self, n_workers: int | None = None, time_limit_s: float = 3.0) -> None:
+        n_workers = n_workers or min(8, max(2, len(os.sched_getaffinity(0)) // 2))
+        self._workers = [_Worker(time_limit_s) for _ in range(n_workers)]
+        self._idle = deque(self._workers)
+        self._threads = ThreadPoolExecutor(n_workers, "judge")  # callers wait in the order in which they came
         self._remembered: dict[tuple[str, str], Status] = {}
-        self._start()
-
-    def _start(self) -> None:
-        n_workers, *limits = self._settings
-        self._pid = os.getpid()
-        self._workers: list[_Worker] = []
-        self._own = threading.local()
-
-        def begin() -> None:
-            self._own.worker = _Worker(*limits)
-            self._workers.append(self._own.worker)
-
-        # Callers wait in the order in which they came, and each of these threads has a worker of its own.
-        self._threads = ThreadPoolExecutor(n_workers, "judge", begin)
 
     def judge(self, response: str, ground_truth: str) -> Status:
         """Verdict on one response. It waits for the verdict; call it from several threads to use several workers.
@@ -77,30 +51,28 @@ class MathScorer:
             return Status.NO_ANSWER
         if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(truth):
             return Status.CORRECT if int(answer) == int(truth) else Status.WRONG
-        if status := self._remembered.get((answer, truth)):
-            return status
-        if self._pid != os.getpid():  # forked: the workers are the parent's
-            self._start()
-        status = self._threads.submit(self._judged, answer, truth).result()
-        if status is not Status.CRASHED:  # the worker may have been killed for another reason
+        status = self._remembered.get((answer, truth))
+        if status is None:
+            status = self._threads.submit(self._judged, answer, truth).result()
             if len(self._remembered) >= MAX_REMEMBERED:
                 self._remembered.clear()
-            self._remembered[answer, truth] = status
+            if status is not Status.CRASHED:  # the worker may have been killed for another reason
+                self._remembered[answer, truth] = status
         return status
 
     def _judged(self, answer: str, truth: str) -> Status:
-        worker: _Worker = self._own.worker
-        status = worker.ask(answer, truth)
-        # Once more after a crash: the kernel may have killed it for another's memory.
-        return worker.ask(answer, truth) if status is Status.CRASHED else status
+        worker = self._idle.pop()  # there is one for each thread
+        try:
+            status = worker.ask(answer, truth)
+            # Once more after a crash: the kernel may have killed it for another's memory.
+            return worker.ask(answer, truth) if status is Status.CRASHED else status
+        finally:
+            self._idle.append(worker)
 
     def close(self) -> None:
         """End the worker processes; they start again if the scorer is used again."""
         for worker in self._workers:
             worker.close()
-
-    def __enter__(self) -> MathScorer:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -109,31 +81,25 @@ class MathScorer:
 class _Worker:
     """A process of `worker`, started when it is first asked and after it has died; one thread at a time asks it."""
 
-    def __init__(self, time_limit_s: float, memory_limit_mb: float) -> None:
-        self._time_limit_s, self._memory_limit_mb = time_limit_s, memory_limit_mb
+    def __init__(self, time_limit_s: float) -> None:
+        self._time_limit_s = time_limit_s
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, answer: str, truth: str) -> Status:
-        """The worker's verdict; TIMEOUT if it has used its time, CRASHED if it dies."""
+        """The worker's verdict; CRASHED if it dies."""
         process = self._process = self._process or self._started()
         assert process.stdin is not None and process.stdout is not None
-        is_silent = False
-        try:
+        with contextlib.suppress(OSError, ValueError):  # it is dead, or closed by another thread
             process.stdin.write(json.dumps([answer, truth]) + "\n")
             process.stdin.flush()
-            is_silent = not select.select([process.stdout], [], [], self._time_limit_s + GRACE_S)[0]
-            if not is_silent:
-                return Status(process.stdout.readline().strip())
-        except (OSError, ValueError):  # it is dead, or closed by another thread
-            pass
+            return Status(process.stdout.readline().strip())
         self.close()
-        return Status.TIMEOUT if is_silent else Status.CRASHED
+        return Status.CRASHED
 
     def _started(self) -> subprocess.Popen[str]:
         paths = str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH")
-        limits = map(str, (os.getpid(), self._time_limit_s, self._memory_limit_mb))
         process = subprocess.Popen(  # -P: no module from the current folder; a session: Ctrl-C is the caller's
-            [sys.executable, "-P", "-m", "recipe.math.answers.worker", *limits],
+            [sys.executable, "-P", "-m", "recipe.math.answers.worker", str(self._time_limit_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -6,7 +6,6 @@ import re
 import unicodedata
 from typing import Final, NamedTuple
 
-_BRACKET: Final = re.compile(r"[{}()\[\]]")
 _RAISED: Final = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 #: Signs that models write in place of LaTeX, each with its command.
 _SIGNS: Final = {
@@ -86,13 +85,13 @@ def stripped(text: str) -> str:
     return text
 
 
-def closing(text: str, opening: int, brackets: re.Pattern[str] = _BRACKET) -> int:
+def closing(text: str, opening: int, brackets: str = r"[{}()\[\]]") -> int:
     """Where the bracket at `opening` is closed; -1 if nowhere."""
     depth = 0
-    for match in brackets.finditer(text, opening):
+    for match in re.finditer(brackets, text[opening:]):
         depth += 1 if match[0][-1] in "{([" else -1
         if depth == 0:
-            return match.end() - 1
+            return opening + match.end() - 1
     return -1
 
 

@@ -26,12 +26,10 @@ class Status(StrEnum):
 
 
 def status_rates(statuses: Iterable[str | None]) -> dict[str, float]:
-    """Share of every status among `statuses`, and their number: metrics for a logger.
+    """`{reward/status/<status>: share, ..., reward/status/n: count}`, for a logger, with every status.
 
-    Returns `{reward/status/<status>: share, ..., reward/status/n: count}`. Every status is present (0.0 if it did not
-    occur), so that curves have no gaps. What is no status (None, or a text of another reward's) does not count.
+    What is no status (None, or a text of another reward's) does not count.
     """
-    counts = Counter(Status(status) for status in statuses if status in set(Status))
-    n = counts.total()
-    rates = {f"reward/status/{status.value}": counts[status] / n if n else 0.0 for status in Status}
-    return rates | {"reward/status/n": float(n)}
+    counts = Counter(status for status in statuses if status in set(Status))
+    rates = {f"reward/status/{status}": counts[status] / max(1, counts.total()) for status in Status}
+    return rates | {"reward/status/n": float(counts.total())}

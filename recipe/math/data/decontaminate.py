@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Final
 
 from recipe.math.data.sources import Problem
-from recipe.math.wording import tokens
 
-NGRAM = 13
-BOILERPLATE = 10
-"""N-grams found in more than this many training problems are common phrases, not signs of a copy."""
-
-
-@dataclass(frozen=True)
-class Distinct:
-    """Problems without repetitions, and how many rows were read, repeat an earlier problem, or lack text or answer."""
-
-    problems: list[Problem]
-    read: int
-    duplicates: int
-    empty: int
+NGRAM: Final = 13
+#: N-grams found in more than this many training problems are common phrases, not signs of a copy.
+BOILERPLATE: Final = 10
+#: LaTeX that only changes how a formula looks.
+_FORMATTING: Final = re.compile(r"\\(?:left|right|displaystyle|text|mathrm|quad|qquad|[,;:! ])|[${}~]")
+_TOKEN: Final = re.compile(r"\\?[^\W_]+|[^\w\s,.;:?!'\"]")
 
 
-def distinct(problems: Iterable[Problem]) -> Distinct:
-    """Keep the first of problems that are equal up to Unicode form and white space.
+def distinct(problems: Iterable[Problem]) -> tuple[list[Problem], dict[str, int]]:
+    """The first of problems that are equal up to Unicode form and white space, and how many rows were left out.
 
     Only one copy of each problem is kept in memory: DAPO-Math-17k has every prompt about a hundred times.
     """
     kept: dict[str, Problem] = {}
-    read = empty = 0
-    for read, problem in enumerate(problems, 1):  # noqa: B007
-        if problem.text and problem.answer:
-            kept.setdefault(" ".join(unicodedata.normalize("NFKC", problem.text).split()), problem)
-        else:
-            empty += 1
-    return Distinct(list(kept.values()), read, read - empty - len(kept), empty)
+    counts = {"read": 0, "without_answer": 0, "duplicates": 0}
+    for problem in problems:
+        text = " ".join(unicodedata.normalize("NFKC", problem.text).split())
+        counts["read"] += 1
+        counts["without_answer"] += not problem.answer
+        counts["duplicates"] += text in kept
+        if problem.answer:
+            kept.setdefault(text, problem)
+    return list(kept.values()), counts
 
 
 def without_overlap(
@@ -63,6 +58,12 @@ def without_overlap(
         overlaps[name] = {"same_text": len(same), "shared_ngram": len(shared)}
         dropped |= same | shared
     return [problem for i, problem in enumerate(train) if i not in dropped], overlaps
+
+
+def tokens(text: str) -> list[str]:
+    """Words, numbers, commands and operators of a problem, without case, punctuation and LaTeX formatting."""
+    text = re.sub(r"\\[dt]frac", r"\\frac", unicodedata.normalize("NFKC", text).casefold())
+    return _TOKEN.findall(_FORMATTING.sub(" ", text))
 
 
 def _ngrams(words: Sequence[str]) -> set[tuple[str, ...]]:

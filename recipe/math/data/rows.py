@@ -19,14 +19,14 @@ _WRITER: Final = {b"written_by": b"fspo"}
 def check_replaceable(path: Path) -> None:
     """Raise FileExistsError if ``path`` exists and :func:`write_rows` has not written it."""
     metadata: Mapping[bytes, bytes] = {}
-    with suppress(OSError, pa.ArrowException):
+    with suppress(OSError, ValueError):  # no Parquet file
         metadata = pq.read_schema(path).metadata or {}
     if path.exists() and not _WRITER.items() <= metadata.items():
         raise FileExistsError(f"{path} exists and was not written by this program: give another folder, or move it")
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write rows as a Parquet file, atomically. FileExistsError as of :func:`check_replaceable`."""
+    """Write rows as a Parquet file, atomically. Raises FileExistsError as :func:`check_replaceable`."""
     check_replaceable(path)
     with atomic_path(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(list(rows), metadata=_WRITER), temporary)
+        pq.write_table(pa.Table.from_pylist(list(rows)).replace_schema_metadata(_WRITER), temporary)

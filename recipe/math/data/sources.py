@@ -1,6 +1,6 @@
 """Data sets of problems and answers: where they are, what their rows look like, and how to read them.
 
-Published sets stand in :data:`SOURCES`; :func:`own_source` makes one of anybody's two columns. Every row is checked: a
+Published sets stand in :data:`SOURCES`; anybody's file is a :class:`Source` with a path. Every row is checked: a
 changed schema stops the reading instead of making prompts of wrong data.
 """
 
@@ -16,60 +16,35 @@ from typing import Any, Final, Literal
 from recipe.math.answers.extraction import answer_of
 
 
-class SourceError(ValueError):
-    """A source that is missing, unreadable, or not in its schema."""
-
-
 @dataclass(frozen=True)
 class Problem:
-    """One problem of a data set: its text, its answer (LaTeX, no box) and its identifier in the source.
-
-    A row of anybody's own may lack the text or the answer, which is then empty.
-    """
+    """One problem of a data set; a row of anybody's own may lack the text or the answer, and both are empty then."""
 
     text: str
-    answer: str
+    answer: str  # LaTeX, no box
     source_id: str
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: where it is, and in which columns.
+    """A data set: where it is, and in which columns; `reward_model.ground_truth` is a field of a column.
 
-    Attributes:
-        name: what this project calls it; the `data_source` of its rows.
-        role: whether it trains or tests.
-        prompt, answer, identifier: the column of each, as `reward_model.ground_truth` inside of another. A prompt is
-            text, or a list of messages, or its JSON, with one of a user. An answer stands alone, in the last box, or
-            behind a last `####`.
-        is_solution: the answer never stands alone.
-        around: the instructions before and after the published prompt.
-        hub_id, split, subset: where it is on the Hugging Face hub; a subset is a folder of the repository.
-        tests: the test sets whose problems are kept out of it, unless others are named.
-        path: the file of a set that is not published.
+    A prompt is text, or a list of messages with one of a user, or that as JSON. An answer stands alone, in the last
+    box, or behind a last `####`.
     """
 
-    name: str
+    name: str  # the `data_source` of its rows
     role: Literal["train", "test"]
     prompt: str
     answer: str
     identifier: str = ""
-    is_solution: bool = False
-    around: tuple[str, str] = ("", "")
-    hub_id: str = ""
+    around: tuple[str, str] = ("", "")  # the instructions before and after a published prompt
+    hub_id: str = ""  # on the Hugging Face hub
+    revision: str = ""  # the commit that is read
     split: str = "train"
-    subset: str | None = None
-    tests: tuple[str, ...] = ()
-    path: Path | None = None
-
-    @property
-    def revision(self) -> str:
-        """The commit of the repository that is read."""
-        return _REVISIONS.get(self.hub_id, "")
-
-    def copy_in(self, folder: Path) -> Path:
-        """Where a copy of its repository lies; two sets of one repository share it."""
-        return folder / (self.name if self.subset is None else self.hub_id.partition("/")[2])
+    subset: str | None = None  # a folder of the repository
+    tests: tuple[str, ...] = ()  # sets whose problems are kept out of it, unless others are named
+    path: Path | None = None  # of a set that is not published
 
     def problem(self, row: Mapping[str, Any]) -> Problem:
         """The problem of a row. Raises ValueError for a value that is not as it should be."""
@@ -82,15 +57,14 @@ class Source:
         if text != before + inside + after or not inside.strip():
             raise ValueError(f"column {self.prompt!r} must be a problem between the published instructions")
         identifier = _value(row, self.identifier) if self.identifier else ""
-        return Problem(inside.strip(), _answer(answer, self.answer, self.is_solution), str(identifier))
+        return Problem(inside.strip(), _answer(answer, self.answer), str(identifier))
 
 
 def _value(row: Any, column: str) -> Any:
     """The value of a column, or of `column.field` inside of it; None if there is none."""
-    if not isinstance(row, Mapping) or column in row:  # a name may have a dot
-        return row.get(column) if isinstance(row, Mapping) else None
-    first, dot, rest = column.partition(".")
-    return _value(row.get(first), rest) if dot else None
+    for name in column.split("."):
+        row = row.get(name) if isinstance(row, Mapping) else None
+    return row
 
 
 def _prompt_text(value: Any, column: str) -> str:
@@ -110,19 +84,19 @@ def _prompt_text(value: Any, column: str) -> str:
     return value.strip()
 
 
-def _answer(value: Any, column: str, is_solution: bool) -> str:
-    """An answer given as text or number; whole numbers lose their decimals (amc23 has "27.0")."""
+def _answer(value: Any, column: str) -> str:
+    """An answer given as text or number; numbers lose separators of thousands and decimals of 0 (amc23 has "27.0")."""
     text = str(value).strip() if isinstance(value, str | int | float) else ""
     box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    if is_solution or box >= 0 or re.search(r"####[ \t]*-?[\d.,]+\Z", text):
+    if box >= 0 or re.search(r"####[^\n]+\Z", text):
         # One published form has no braces: "\boxed 2" is followed by a single token.
         text = answer_of(re.sub(r"\\boxed +([^\s{$.]+)", r"\\boxed{\1}", text[max(box, 0) :])) or ""
-        if re.fullmatch(r"-?[0-9.,]+", text):
-            text = text.rstrip(".,").replace(",", "")
+        if re.fullmatch(r"-?\d{1,3}(,\d{3})+", text):
+            text = text.replace(",", "")
     if not text or "\n" in text:
         raise ValueError(f"column {column!r} must be an answer, alone, in a box or behind ####, found {value!r:.60}")
-    whole, point, decimals = text.partition(".")
-    return whole if point and not decimals.strip("0") and whole.removeprefix("-").isdecimal() else text
+    whole = re.fullmatch(r"(-?\d+)\.0*", text)
+    return whole[1] if whole else text
 
 
 DAPO_OPENING = (
@@ -131,91 +105,75 @@ DAPO_OPENING = (
 )
 DAPO_CLOSING = '\n\nRemember to put your answer on its own line after "Answer:".'
 
+_DAPO: Final = ("prompt", "reward_model.ground_truth", "extra_info.index", (DAPO_OPENING, DAPO_CLOSING))
+_MATH: Final = ("problem", "solution", "", ("", ""))
+_TEST: Final = ("problem", "answer", "id", ("", ""))
+_GSM8K: Final = ("question", "answer", "", ("", ""), "openai/gsm8k", "740312add88f781978c0658806c59bc2815b9866")
 _PAPER: Final = ("math500", "amc23", "aime24", "aime25")
-#: Commit of each repository on the hub.
-_REVISIONS: Final = {
-    "BytedTsinghua-SIA/DAPO-Math-17k": "65877096c24ffa7abc4e4fa5edb95cf3413a5674",
-    "DigitalLearningGmbH/MATH-lighteval": "0530c78699ea5e8eb5530600900e1f328b48acad",
-    "HuggingFaceH4/MATH-500": "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
-    "math-ai/amc23": "80815d37005feb82cd7f8fbc6901d5d3eff43057",
-    "HuggingFaceH4/aime_2024": "2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
-    "math-ai/aime25": "563bb8404243c5f09de6ec262f2db674fe5bce9b",
-    "openai/gsm8k": "740312add88f781978c0658806c59bc2815b9866",
-}
-_DAPO: Final = ("prompt", "reward_model.ground_truth", "extra_info.index", False, (DAPO_OPENING, DAPO_CLOSING))
-_MATH: Final = ("problem", "solution", "", True, ("", ""))
-_GSM8K: Final = ("question", "answer", "", True, ("", ""), "openai/gsm8k")
-_TEST: Final = ("problem", "answer", "id", False, ("", ""))
+# fmt: off
 SOURCES: Final = {
     source.name: source
     for source in (
-        Source("dapo_math_17k", "train", *_DAPO, "BytedTsinghua-SIA/DAPO-Math-17k", tests=_PAPER),
-        Source("math_train", "train", *_MATH, "DigitalLearningGmbH/MATH-lighteval", tests=_PAPER),
-        Source("math500", "test", "problem", "answer", "unique_id", hub_id="HuggingFaceH4/MATH-500", split="test"),
-        Source("amc23", "test", "question", "answer", "id", hub_id="math-ai/amc23", split="test"),
-        Source("aime24", "test", *_TEST, "HuggingFaceH4/aime_2024"),
-        Source("aime25", "test", *_TEST, "math-ai/aime25", "test"),
+        Source("dapo_math_17k", "train", *_DAPO, "BytedTsinghua-SIA/DAPO-Math-17k",
+               "65877096c24ffa7abc4e4fa5edb95cf3413a5674", tests=_PAPER),
+        Source("math_train", "train", *_MATH, "DigitalLearningGmbH/MATH-lighteval",
+               "0530c78699ea5e8eb5530600900e1f328b48acad", tests=_PAPER),
+        Source("math500", "test", "problem", "answer", "unique_id", ("", ""), "HuggingFaceH4/MATH-500",
+               "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be", "test"),
+        Source("amc23", "test", "question", "answer", "id", ("", ""), "math-ai/amc23",
+               "80815d37005feb82cd7f8fbc6901d5d3eff43057", "test"),
+        Source("aime24", "test", *_TEST, "HuggingFaceH4/aime_2024", "2fe88a2f1091d5048c0f36abc874fb997b3dd99a"),
+        Source("aime25", "test", *_TEST, "math-ai/aime25", "563bb8404243c5f09de6ec262f2db674fe5bce9b", "test"),
         Source("gsm8k_train", "train", *_GSM8K, "train", "main", ("gsm8k_test",)),
         Source("gsm8k_test", "test", *_GSM8K, "test", "main"),
     )
 }
+# fmt: on
 TEST_SETS = tuple(source.name for source in SOURCES.values() if source.role == "test")
 GROUPS: Final = {"gsm8k": ("gsm8k_train", "gsm8k_test"), "all": tuple(SOURCES)}
 #: What ``datasets.load_dataset`` calls the readers of files.
 FORMATS: Final = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 
 
-def own_source(path: Path, name: str, role: Literal["train", "test"], prompt: str, answer: str) -> Source:
-    """Anybody's file with a column of problems and one of answers."""
-    return Source(name, role, prompt, answer, path=path)
-
-
 def local_files(source: Source, folder: Path | None) -> list[Path]:
-    """The files of a set: its own, or those of the copy of its repository under ``folder``; none of one on the hub.
-
-    Raises:
-        SourceError: there is none.
-    """
-    place = source.path or (source.copy_in(folder) if folder else None)
-    if place is None:
-        return []
-    files = [place] if place.is_file() else sorted(place.rglob("*"))
-    if not (found := [path for path in files if path.suffix in FORMATS and path.is_file()]):
-        endings = ", ".join(FORMATS)
-        raise SourceError(f"{place} has no file that ends with {endings}: copy {source.hub_id or 'it'} there")
-    return found
-
-
-def _load(source: Source, folder: Path | None) -> Any:
-    """The rows of a set. A copy is read as the hub reads a repository: files' names say of which split they are."""
-    from datasets import load_dataset
-
-    files = local_files(source, folder)
+    """The files of a set: its own, or those of the copy of its repository under ``folder``; none of one on the hub."""
     if source.path is not None:
-        columns = (source.prompt, source.answer)  # as text in a table: 1.50 is not 1.5
-        as_text = {"converters": dict.fromkeys(columns, str)} if files[0].suffix == ".csv" else {}
-        return load_dataset(FORMATS[files[0].suffix], data_files=str(files[0]), split="train", **as_text)
-    if folder is not None:
-        return load_dataset(str(source.copy_in(folder)), data_dir=source.subset, split=source.split)
-    return load_dataset(source.hub_id, source.subset, split=source.split, revision=source.revision)
+        return [source.path]
+    return sorted(path for path in _copy(source, folder).rglob("*") if path.suffix in FORMATS) if folder else []
+
+
+def _copy(source: Source, folder: Path) -> Path:
+    """Where a copy of its repository lies; two sets of one repository share it."""
+    return folder / (source.name if source.subset is None else source.hub_id.partition("/")[2])
 
 
 def read_problems(source: Source, folder: Path | None) -> Iterator[Problem]:
     """Problems of a source in order: of its own file, the copies under `folder`, or the Hugging Face hub.
 
+    A copy is read as the hub reads a repository: files' names say of which split they are.
+
     Raises:
-        SourceError: a file that is missing or cannot be read, a row that is not as it should be, with its number.
+        ValueError: a file that is missing or cannot be read, a row that is not as it should be, with its number.
     """
+    from datasets import load_dataset
+
     place = source.path or (f"{source.hub_id} at {source.revision}" + f" in {folder}" * (folder is not None))
     try:
-        rows = _load(source, folder)
-    except SourceError:
-        raise
+        if source.path is not None:
+            ending = source.path.suffix
+            # Text in a table stays: 1.50 is not 1.5.
+            as_text = {"converters": dict.fromkeys((source.prompt, source.answer), str)} if ending == ".csv" else {}
+            files = str(source.path)
+            rows = load_dataset(FORMATS.get(ending, ending), data_files=files, split="train", **as_text)
+        elif folder is not None:
+            rows = load_dataset(str(_copy(source, folder)), data_dir=source.subset, split=source.split)
+        else:
+            rows = load_dataset(source.hub_id, source.subset, split=source.split, revision=source.revision)
     except Exception as error:  # of datasets, pyarrow or the network
         way = "" if source.path or folder else "; without network, copy it to DIR and give --source DIR"
-        raise SourceError(f"{place} cannot be loaded: {error.__cause__ or error}{way}") from error
+        raise ValueError(f"{place} cannot be loaded: {error.__cause__ or error}{way}") from error
     for number, row in enumerate(rows, start=1):
         try:
             yield source.problem(row)
         except ValueError as error:
-            raise SourceError(f"{place}, row {number}: {error}") from error
+            raise ValueError(f"{place}, row {number}: {error}") from error

@@ -22,11 +22,10 @@ _ROWS: Final = 1024
 
 
 def _written_by_the_run(config: DictConfig) -> dict[str, str]:
-    """The data files that the run itself will write, and the split that each holds."""
-    task = config.data.get("offline_task")
-    files = (
-        {str(Path(task.folder).absolute() / f"{split}.parquet"): split for split in ("train", "test")} if task else {}
-    )
+    """The data files of the recipe's own task that the run itself will write, and the split that each holds."""
+    if not (task := config.data.get("offline_task")):
+        return {}
+    files = {str(Path(task.folder).absolute() / f"{split}.parquet"): split for split in ("train", "test")}
     wanted = [file for key in DATA for file in files_of(config, key)]
     return {path: split for path, split in files.items() if path in wanted}
 
@@ -109,10 +108,7 @@ def _row_problem(columns: Sequence[str], rows: Sequence[dict[str, Any]], prompt:
         return f"has no column {', '.join(absent)}; it has {', '.join(columns) or 'none'}"
     for number, row in enumerate(rows):
         value, truth = row.get(prompt), row.get("reward_model")
-        messages = (
-            isinstance(value, list) and value and all(isinstance(one, dict) and "content" in one for one in value)
-        )
-        if not messages:
+        if not (isinstance(value, list) and value and all(isinstance(one, dict) and "content" in one for one in value)):
             return f'row {number}: {prompt} must be a list of messages, such as [{{"role": "user", "content": TEXT}}]'
         if not isinstance(truth, dict) or "ground_truth" not in truth:
             return f'row {number}: reward_model must be a record such as {{"ground_truth": TEXT}}'

@@ -197,25 +197,15 @@ def name_problems(config: DictConfig) -> Iterator[str]:
         threshold = correction.get(f"{key}_threshold")
         getattr(rollout_corr_helper, function)(zeros_BT, zeros_BT + 1, correction[key], threshold)
 
-    calls: dict[str, tuple[Any, Callable[[], object]]] = {
-        f"{_ACTOR}.kl_loss_type": (
-            actor.use_kl_loss and actor.kl_loss_type,
-            lambda: kl_penalty(zeros_BT, zeros_BT, actor.kl_loss_type),
-        ),
-        "algorithm.kl_penalty": (
-            algorithm.use_kl_in_reward and algorithm.kl_penalty,
-            lambda: kl_penalty(zeros_BT, zeros_BT, algorithm.kl_penalty),
-        ),
-        "algorithm.rollout_correction.rollout_is": (
-            correction.get("rollout_is"),
-            lambda: corrected("rollout_is", "compute_rollout_correction_weights"),
-        ),
-        "algorithm.rollout_correction.rollout_rs": (
-            correction.get("rollout_rs"),
-            lambda: corrected("rollout_rs", "compute_rollout_rejection_mask"),
-        ),
-    }
-    for key, (name, call) in calls.items():
+    loss_type, penalty = actor.use_kl_loss and actor.kl_loss_type, algorithm.use_kl_in_reward and algorithm.kl_penalty
+    weights, rules = correction.get("rollout_is"), correction.get("rollout_rs")
+    of = "algorithm.rollout_correction"
+    for key, name, call in (
+        (f"{_ACTOR}.kl_loss_type", loss_type, lambda: kl_penalty(zeros_BT, zeros_BT, loss_type)),
+        ("algorithm.kl_penalty", penalty, lambda: kl_penalty(zeros_BT, zeros_BT, penalty)),
+        (f"{of}.rollout_is", weights, lambda: corrected("rollout_is", "compute_rollout_correction_weights")),
+        (f"{of}.rollout_rs", rules, lambda: corrected("rollout_rs", "compute_rollout_rejection_mask")),
+    ):
         try:
             if name:
                 call()

@@ -48,8 +48,6 @@ _PER_START: Final = ("dry_run", "evaluate", "ray_kwargs", "run.allow_changed")
 RUN: Final = "trainer.default_local_dir"
 _LENGTH: Final = ("trainer.total_training_steps", "trainer.total_epochs")
 _STATUSES: Final = ("running", "finished", "failed", "preempted", "interrupted", "killed")
-_RESTORE: Final = f"restore it, or begin another run with another {RUN}"
-_ABSENT: Final = "(not set)"
 
 
 def run_info(folder: Path) -> dict[str, Any] | None:
@@ -151,7 +149,7 @@ def settings_of_the_run(folder: Path) -> Mapping[str, Any] | None:
         settings: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG_FILE))
         return _moved(settings, settings["trainer"]["default_local_dir"], str(folder))  # type: ignore[no-any-return]
     except Exception as error:
-        raise Refused(f"{folder / CONFIG_FILE} cannot be read ({error}): {_RESTORE}") from error
+        raise Refused(f"{folder / CONFIG_FILE} cannot be read ({error}): restore it, or give another {RUN}") from error
 
 
 def _moved(value: Any, old: str, new: str) -> Any:
@@ -200,7 +198,7 @@ def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for name in dict.fromkeys([*old, *new]):
             below = f"{key}.{name}" if key else str(name)
-            yield from _changes(old.get(name, _ABSENT), new.get(name, _ABSENT), below)
+            yield from _changes(old.get(name, "(not set)"), new.get(name, "(not set)"), below)
     elif old != new:
         yield key, old, new
 
@@ -211,10 +209,9 @@ def changed_settings(
     references: Mapping[str, str],
     also: Sequence[tuple[str, Any, Any]] = (),
 ) -> list[tuple[str, Any, Any]]:
-    """Key, old and new value of what a start changes of the settings of its run; all of them may change.
+    """Key, old and new value of what a start changes of its run's settings, but for texts from the environment.
 
-    Texts that come from the environment (``references``, by key) are not compared. ``also`` are further changes, whose
-    old and new values may be equal.
+    ``references`` has these by key; ``also`` are further changes, whose old and new values may be equal.
 
     Raises:
         Refused: if one may not, and is not in ``run.allow_changed``.
@@ -229,8 +226,8 @@ def changed_settings(
         raise Refused(
             f"{config.trainer.default_local_dir} holds a run with other settings: "
             + "; ".join(f"{key} was {old!r} and would be {new!r}" for key, old, new in refused)
-            + f". Go on with the run's own settings (resume=FOLDER alone), take another {RUN}, or allow the change "
-            f"with 'run.allow_changed=[{','.join(key for key, _, _ in refused)}]'"
+            + f". Go on with the run's own (resume=FOLDER alone), take another {RUN}, or allow the change with "
+            f"'run.allow_changed=[{','.join(key for key, _, _ in refused)}]'"
         )
     per_start = (*_PER_START, "trainer.resume_mode", "trainer.resume_from_path")
     return [change for change in differing if not is_below(change[0], per_start)]

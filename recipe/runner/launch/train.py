@@ -7,7 +7,6 @@ import functools
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -40,7 +39,7 @@ from recipe.runner.ranks import only_generating
 
 
 class _KeptTaskRunner:
-    """What verl's ``run_ppo`` takes for a class of task runners: starts verl's own, and keeps the handle."""
+    """What verl's ``run_ppo`` takes for a class of task runners: starts verl's own, and keeps its handle."""
 
     def __init__(self) -> None:
         self.handle: Any = None
@@ -92,7 +91,7 @@ def train(config: DictConfig) -> int:
     status, why, code = "failed", None, FAILED
     try:
         # What verl prints in this process goes to the log; progress has its own way to the terminal.
-        with _printed_to(folder / "launcher.log"):
+        with contextlib.redirect_stdout((folder / "launcher.log").open("a", encoding="utf-8", buffering=1)):
             run_ppo(config, task_runner_class=runner)
         status, code = "finished", 0
     except Exception as error:
@@ -152,17 +151,6 @@ def _follow(folder: Path, printed: int, over: threading.Event, out: TextIO) -> N
         phase = read_phase(folder)
         if not (is_over or phase is None or phase.ending) and phase.is_start_up and stop_request(folder):
             ENDING.take(signal.SIGUSR1)
-
-
-@contextlib.contextmanager
-def _printed_to(path: Path) -> Iterator[None]:
-    log = path.open("a", encoding="utf-8")
-    try:
-        with contextlib.redirect_stdout(log):
-            yield
-    finally:
-        with contextlib.suppress(OSError):  # the disk may be full; whatever fails because of it says so
-            log.close()
 
 
 def _supervisor(config: DictConfig, runner: _KeptTaskRunner) -> Supervisor:
