@@ -148,7 +148,7 @@ def test_of_a_loss_that_nobody_knows_s_l_and_a_are_recorded(
     assert rows.keys() == {"S", "L", "A", "row"} and np.isfinite(rows["S"]).all() and len(rows["S"]) == 23
 
 
-def test_a_response_without_a_token_left_or_that_is_not_finite_has_no_s(recorder: Recorder) -> None:
+def test_a_response_without_tokens_or_not_finite_has_no_s(recorder: Recorder) -> None:
     data, output = micro_batch(6)
     mask = [row.clone() for row in data["response_mask"].unbind()]
     mask[2][:] = 0  # a correction, or padding that stands in for it
