@@ -111,7 +111,7 @@ def test_the_first_mini_batch_is_judged_unless_every_one_counts(
 
 
 @pytest.mark.parametrize("says", ["yes", "no", None])
-def test_the_table_says_whether_first_mini_batches_count(
+def test_whether_first_mini_batches_count_is_the_tables_to_say_else_the_readers(
     says: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One update a rollout batch with the engine's log-probabilities, as in a loop that is asynchronous by default."""
@@ -210,7 +210,7 @@ def test_what_is_no_table_of_responses_is_named_with_what_is_one(
         assert said.startswith(f"error: {path}: ") and all(part in said for part in says), said
 
 
-def test_of_several_runs_the_newest_is_read_and_others_are_named(
+def test_of_several_runs_in_a_folder_the_newest_is_read_and_the_others_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path)
@@ -232,7 +232,7 @@ def test_what_a_running_training_is_writing_is_no_problem(tmp_path: Path) -> Non
     assert records.problems == [] and records.responses.batches == 2
 
 
-def test_the_page_on_masks_shows_what_bands_keep_of_recordings(
+def test_the_page_on_masks_shows_what_bands_keep_of_recorded_responses(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
