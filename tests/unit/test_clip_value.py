@@ -55,7 +55,7 @@ def test_the_interval_is_that_of_groups_not_of_responses() -> None:
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_the_cosine_is_that_of_the_gradients_where_those_of_tokens_are_orthogonal(name: str) -> None:
+def test_the_cosine_is_that_of_orthogonal_gradients(name: str) -> None:
     """Each log-probability is a parameter of its own, so that the gradient of a response has a squared norm of L."""
     loss, state = ALGORITHMS[name], BandState(drift_per_token=1e-3)
     inputs = random_batch(300, 40, scale=0.05 if loss.exponent < 1 else 0.002)
@@ -107,7 +107,7 @@ def test_a_fixed_value_that_no_longer_fits_is_questioned_once() -> None:
     assert sum(line is not None for line in small) == 1, "nothing outside any more"
 
 
-def test_responses_that_did_not_move_and_a_clip_value_of_0_measure_nothing() -> None:
+def test_unmoved_responses_and_a_clip_value_of_0_measure_nothing() -> None:
     measurement = ClipMeasurement(ALGORITHMS["fspo"], 0.85)
     assert measurement.add(np.zeros(50), 2) is None and measurement.values == []
     with pytest.raises(ValueError, match=r"c_low=0\.0"):

@@ -134,7 +134,7 @@ def test_movement_is_told_from_rounding_however_s_is_distributed(name: str, trut
     assert share.value == pytest.approx(expected, abs=0.8 if name in WIDE else 0.4)
 
 
-def test_the_wrong_cause_is_named_in_fewer_than_three_sets_of_a_hundred() -> None:
+def test_the_wrong_cause_is_named_in_less_than_3_percent_of_sets() -> None:
     """docs/tables/movement.csv, made by ``python -m benchmarks.movement --write``, which takes a few minutes."""
     table = pd.read_csv(ROOT / "docs/tables/movement.csv")
     assert [*zip(table["S"], table["truth"], strict=True)] == CASES
@@ -169,7 +169,7 @@ def test_a_diverged_policy_gives_no_clip_value(loss: str) -> None:
     assert not any(word in diverged for word in ("c_low", "clip_ratio", "c = "))
 
 
-def test_long_responses_have_a_clip_value_of_gspo_though_s_is_past_s_max() -> None:
+def test_long_responses_have_a_clip_value_of_gspo_past_s_max() -> None:
     """30,000 tokens: |S| is above 10 in one of seven, |S| / L below 0.001 in nearly all."""
     table = drawn()
     table["L"] *= 100
@@ -204,7 +204,7 @@ def test_too_few_or_too_equal_responses_give_a_reason_and_no_number() -> None:
     assert conclude(Responses.join([]))[0].startswith("too few")
 
 
-def test_a_mask_of_ones_own_gets_clip_values_and_no_loss_to_train_with() -> None:
+def test_a_mask_of_ones_own_gets_clip_values_and_no_loss() -> None:
     responses = rows_of(drawn())
     for own in (False, True):
         text = describe(AuditRecords(loss="mine", responses=responses, own_mask=own))

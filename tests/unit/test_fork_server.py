@@ -106,7 +106,7 @@ def test_without_a_server_python_runs_the_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_forked_worker_spawns_is_forked_and_ends_like_a_spawned_process(server: Server, tmp_path: Path) -> None:
+def test_what_a_forked_worker_spawns_is_forked_and_ends_alike(server: Server, tmp_path: Path) -> None:
     spawner, out = tmp_path / "spawner.py", tmp_path / "out"
     spawner.write_text(_SPAWNER, encoding="utf-8")
     with out.open("wb") as file:

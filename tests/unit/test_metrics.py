@@ -139,7 +139,7 @@ def measured(per_token: float) -> NoiseFloor:
     return noise_floor(responses_of(output), ALGORITHMS["fspo"])
 
 
-def test_the_noise_is_that_of_each_length_and_the_margin_that_of_the_band() -> None:
+def test_the_noise_is_by_length_and_the_margin_by_the_band() -> None:
     floor = measured(0.001)
     assert floor.length_J.tolist() == list(LENGTHS)
     for length, rms, width in zip(LENGTHS, floor.rms_J, floor.half_width_J, strict=True):
@@ -167,7 +167,7 @@ def drifting(drift_per_token: float, count: int = 4000) -> LengthDiagnostics:
     return diagnostics
 
 
-def test_a_drift_of_a_third_of_the_band_at_long_lengths_is_said_with_the_remedy() -> None:
+def test_a_drift_of_a_third_of_the_band_is_said_with_the_remedy() -> None:
     fspo = ALGORITHMS["fspo"]
     # At 1,870 tokens, the mean length of the longest eighth, a third of 0.03 sqrt(L) is 0.43.
     line = drifting(0.5 / 1870).drift_warning(fspo)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from micro_batches import actor, micro_batch
 from omegaconf import OmegaConf
-from test_recorder import actor, micro_batch
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import ppo_loss
 

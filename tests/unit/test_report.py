@@ -328,7 +328,7 @@ def curve_of(folder: Path, values: Sequence[float]) -> Any:
     return axes
 
 
-def test_a_value_that_one_step_alone_has_is_seen_and_a_long_curve_shows_what_was_logged(tmp_path: Path) -> None:
+def test_a_value_of_one_step_is_seen_and_a_curve_shows_all(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", "fspo", 0)
     assert curve_of(folder, [0.1]).lines[0].get_marker() not in ("", "None")
     shares = [0.0, *np.random.default_rng(0).uniform(0.05, 0.2, 47)]

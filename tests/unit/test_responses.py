@@ -17,7 +17,7 @@ def of_output(output: SequenceLossOutput) -> Responses:
     return Responses.of_rows(rows_of(output))
 
 
-def test_rows_without_s_are_left_out_and_a_mini_batch_is_a_step_and_update() -> None:
+def test_rows_without_s_are_left_out_and_updates_are_mini_batches() -> None:
     rows = {
         "S": [0.1, np.nan, 0.2, 0.3, 0.4],
         "L": [3, 4, 5, 6, 7],

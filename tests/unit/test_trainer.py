@@ -153,7 +153,7 @@ class Worker(GuardedWorker):
 
 
 @pytest.mark.parametrize(("lr", "decay", "steps"), [(1e-3, 0.1, 20), (1e-4, 0.5, 40)])
-def test_after_loading_the_optimizer_has_the_settings_of_the_configuration(lr: float, decay: float, steps: int) -> None:
+def test_a_loaded_optimizer_has_the_settings_of_the_configuration(lr: float, decay: float, steps: int) -> None:
     saved, never_stopped = Engine(1e-3, 0.1, 20), Engine(lr, decay, steps)
     for engine in (saved, never_stopped):
         for _ in range(5):
@@ -179,7 +179,7 @@ def test_prompts_are_named_so_that_their_order_is_the_data_loader_s(monkeypatch:
     assert names == sorted(names) and len({*names}) == 8 and not any("_" in name for name in names)
 
 
-def test_a_gradient_scale_counts_the_models_tokens_and_responses_that_are_rejected(
+def test_a_gradient_scale_counts_the_models_tokens_and_rejected_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tool has written three of a's tokens, and verl's rollout correction empties b's mask before the update."""
