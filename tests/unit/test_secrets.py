@@ -51,6 +51,8 @@ def test_nothing_that_is_shipped_is_a_secret(group: str) -> None:
         ({"api_key": 12345}, True),
         ({"api_key": "${oc.env:MINE,SECRET}"}, True),
         ({"a": [{"token": "SECRET"}]}, True),
+        ({"url": "https://u:SECRET@h.example/p"}, True),
+        ({"url": "https://h.example/a@b", "mail": "me@h.example"}, False),
         ({"api_key": "${oc.env:MINE}", "b_token": "Bearer ${oc.env:MINE}", "c_token": "${api_key}"}, False),
         ({"api_key": None, "token": "???"}, False),
         ({"num_key_value_heads": 4, "token_penalty": 0.5}, False),

@@ -26,6 +26,8 @@ _OF_TOKENIZERS: Final = re.compile(
     "(bos|eos|pad|unk|sep|cls|mask|stop|start|end|special|image|video|audio|think|prompt|response|draft|format|eot|call)"
     "_token$"
 )
+#: With a password before the host.
+_ADDRESS: Final = re.compile(r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*://[^\s/'\"]+@", re.IGNORECASE)
 _REFERENCE: Final = re.compile(r"\$\{oc\.env:\w+\}")
 #: No literal: a missing value, or a reference to the environment, without a default, or to another key.
 _IS_NONE: Final = re.compile(r"^\?\?\?$|\$\{(oc\.env:\w+|[\w.\[\]]+)\}")
@@ -41,15 +43,16 @@ def is_secret(key: str) -> bool:
 
 
 def _literals(value: Any, key: str) -> Iterator[str]:
-    """The key of every secret in plain containers that is no reference."""
+    """The key of every secret, or address with a password, in plain containers that is no reference."""
     if isinstance(value, Mapping):
         for name, part in value.items():
             yield from _literals(part, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list | tuple):
         for index, part in enumerate(value):
             yield from _literals(part, f"{key}[{index}]")
-    elif is_secret(key) and not (value is None or isinstance(value, bool) or _IS_NONE.search(str(value))):
-        yield key
+    elif not (value is None or isinstance(value, bool) or _IS_NONE.search(str(value))):
+        if is_secret(key) or _ADDRESS.search(str(value)):
+            yield key
 
 
 def literal_problems(given: Any, key: str = "") -> Iterator[str]:
