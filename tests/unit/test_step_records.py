@@ -120,7 +120,7 @@ def test_the_responses_of_each_step_are_rows_of_the_run_s_table(tmp_path: Path) 
     assert frame["id"][:N].tolist() == outcomes(rewards).keys and frame["prompt"][:N].tolist() == ["a"] * 4 + ["b"] * 4
 
 
-def test_a_step_of_which_every_response_was_rejected_is_recorded_as_one_without_rows(tmp_path: Path) -> None:
+def test_a_step_whose_responses_were_all_rejected_has_no_rows(tmp_path: Path) -> None:
     steps = Steps(tmp_path)
     steps([0.0, 1.0] * 4, advantage=1.0)
     rejected = {"S": np.full(N, np.nan, np.float32), "L": np.zeros(N, np.int64), "A": np.ones(N, np.float32)}
@@ -134,7 +134,7 @@ def test_a_step_of_which_every_response_was_rejected_is_recorded_as_one_without_
     assert np.unique(table.columns["step"]).tolist() == [1, 3]
 
 
-def test_a_table_that_cannot_be_written_ends_the_run_with_the_folder_and_the_remedy(tmp_path: Path) -> None:
+def test_a_table_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
     steps = Steps(tmp_path)
     (tmp_path / "responses").write_text("a file in the way")
     with pytest.raises(ExplainedError, match=rf"{tmp_path}/responses cannot be written.*make room"):

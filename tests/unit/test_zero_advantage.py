@@ -198,9 +198,7 @@ def test_padding_takes_the_places_of_rows_without_a_gradient(queue: Queue, tmp_p
     assert 0 < metrics["fspo/advantage_zero_frac"] < 1
 
 
-def test_all_rows_stay_where_the_setting_is_off_and_where_the_distance_to_the_start_is_measured(
-    queue: Queue, tmp_path: Path
-) -> None:
+def test_all_rows_stay_where_it_is_off_or_the_start_is_measured(queue: Queue, tmp_path: Path) -> None:
     for name, setting in (("off", "fspo.skip_zero_advantage=false"), ("validates", "trainer.test_freq=3")):
         _, batch, workers = one_step(queue, tmp_path / name, FOUR, setting)
         if name == "off":
@@ -233,7 +231,7 @@ def test_of_a_batch_without_any_gradient_a_group_stays(queue: Queue, tmp_path: P
         ),
     ],
 )
-def test_where_rows_without_a_gradient_count_leaving_them_out_is_refused(overrides: list[str], word: str) -> None:
+def test_leaving_out_rows_that_count_is_refused(overrides: list[str], word: str) -> None:
     config = composed("trainer.default_local_dir=/nowhere", *overrides)
     assert word in str(counts_zero_advantages(config))
     config.fspo.skip_zero_advantage = True
