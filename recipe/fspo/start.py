@@ -109,7 +109,7 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
     start.unsettled += [problem for problem in found if elsewhere and isinstance(problem, MachineProblem)]
     if refused := [problem for problem in dict.fromkeys(found) if problem not in start.unsettled]:
         raise Refused(*refused)
-    start.notes += [*checks.notes(config), *method.complete(config)]
+    start.notes += [*checks.notes(config), *method.complete(config)]  # the former of what was given
     start.facts = method.facts_of(config, arm.name)
     _ask_verl(config)
     if settings is not None and not config.evaluate:
