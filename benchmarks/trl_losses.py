@@ -52,6 +52,7 @@ def trl(site: Path) -> Iterator[tuple[str, Loss]]:
     computes = {
         name: methods_of(site / path, owner, ("_compute_loss",), space)._compute_loss
         for name, (path, owner) in others.items()
+        if (site / path).is_file()
     }
 
     def known(name: str, level: str, low: float, high: float, delta: Any = None, **more: Any) -> tuple[str, Loss]:
@@ -69,12 +70,14 @@ def trl(site: Path) -> Iterator[tuple[str, Loss]]:
         def loss(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any) -> Any:
             info, mask = config.global_batch_info, response_mask
             rows = int(mask.any(-1).sum()) if name == "bnpo" else len(mask)  # those that its mean counts
+            steps = info["global_batch_size"] / max(rows, 1) / info["dp_size"]
+            args.steps_per_generation = steps  # a mini-batch is a generation
             trainer = SimpleNamespace(
                 **settings,
                 accelerator=SimpleNamespace(
                     num_processes=info["dp_size"], gather=lambda x: x, reduce=lambda x, reduction: x
                 ),
-                current_gradient_accumulation_steps=info["global_batch_size"] / max(rows, 1) / info["dp_size"],
+                current_gradient_accumulation_steps=steps,
                 _metrics={"train": defaultdict(list)},
                 _get_per_token_logps_and_entropies=lambda *_, **__: (log_prob, log_prob.detach(), None),
             )
@@ -85,14 +88,15 @@ def trl(site: Path) -> Iterator[tuple[str, Loss]]:
             batch |= {"num_items_in_batch": torch.tensor(info["batch_num_tokens"])}
             batch |= {"old_logps": (old_log_prob * mask).sum(-1)}
             compute = computes.get(name) or computes.get(level) or methods._compute_loss
-            unscaled = trainer.current_gradient_accumulation_steps if name == "rloo" else 1.0  # transformers divides
+            unscaled = steps if name == "rloo" else 1.0  # transformers divides
             return compute(trainer, None, batch) / unscaled
 
         masked = ", off-policy mask" if "off_policy_mask_threshold" in more else ""
         return f"{name}, {level}{f', delta {delta:g}' if delta else ''}{masked}", loss
 
     yield known("grpo", "sequence", *GSPO)
-    yield known("grpo", "sequence_token", *GSPO)
+    if "sequence_token" in computes:  # not in TRL 1.16 any more
+        yield known("grpo", "sequence_token", *GSPO)
     for name in ("grpo", "bnpo", "dr_grpo", "dapo", "sapo", "luspo"):
         yield known(name, "token", *PPO)
     yield known("luspo", "sequence", *GSPO)

@@ -278,7 +278,8 @@ def read_table(
     without_S = rows.filter(pc.is_null(rows["S"]))
     skipped = pc.sum(pc.equal(without_S["A"], 0)).as_py() or 0 if table.meta.get("without_S") == "A = 0" else 0
     table.left_out = without_S.num_rows - skipped
-    columns_B = columns_of(rows.filter(pc.is_valid(rows["S"])))
+    rows = rows.filter(pc.is_valid(rows["S"]))
+    columns_B = columns_of(rows)
     order_B = np.lexsort([columns_B[name] for name in ("row", "update", "step") if name in columns_B])
     table.columns = {name: values[order_B] for name, values in columns_B.items()}
     return table

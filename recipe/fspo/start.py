@@ -103,14 +103,13 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
         refused += filter(None, [resume.foreign_files(Path(trainer.default_local_dir))])
     start.stop_tokens, note = end_of_turn.add_stop_token(config, settings, elsewhere)
     start.notes.append(note)
-    start.notes += checks.notes(config)
     joins = not machine.starts_ray(config.ray_kwargs.ray_init)
     found = [*refused, *secrets.printed_problems(start.references, joins)]
     found += [*checks.method_problems(config), *of_a_run.problems(config)]
     start.unsettled += [problem for problem in found if elsewhere and isinstance(problem, MachineProblem)]
     if refused := [problem for problem in dict.fromkeys(found) if problem not in start.unsettled]:
         raise Refused(*refused)
-    start.notes += method.complete(config)
+    start.notes += [*checks.notes(config), *method.complete(config)]  # the former of what was given
     start.facts = method.facts_of(config, arm.name)
     _ask_verl(config)
     if settings is not None and not config.evaluate:

@@ -23,7 +23,7 @@ ENDLESS = r"\boxed{9^{9^9}+%d}"
 
 @pytest.fixture(scope="module")
 def scorer() -> Iterator[MathScorer]:
-    with MathScorer(n_workers=2, time_limit_s=2.0) as scorer:
+    with MathScorer(n_workers=2, time_limit_s=10.0) as scorer:
         yield scorer
 
 

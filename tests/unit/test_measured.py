@@ -88,7 +88,7 @@ def test_a_given_factor_on_the_gradient_is_the_only_one(
     assert gradient_norm(command(f"{MULTIPLIER}=1.0"), monkeypatch) == pytest.approx(whole), "1 can be given, too"
 
 
-def test_a_checkpoint_from_before_a_factor_was_given_divides_no_more() -> None:
+def test_a_factor_given_after_a_checkpoint_is_the_only_one() -> None:
     scale = LossScale(completed(f"{MULTIPLIER}={MEANT}"))
     scale.load_state_dict({"length": 40.0})
     assert scale.factor == 1

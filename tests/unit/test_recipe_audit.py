@@ -95,7 +95,7 @@ def test_every_rank_writes_what_its_loss_did(loss: str, folder: Path) -> None:
     assert 0 < columns["kept"].mean() < 1
 
 
-def test_a_sequence_counts_once_in_a_group_of_which_one_rank_reports(folder: Path) -> None:
+def test_a_sequence_counts_once_where_one_rank_reports(folder: Path) -> None:
     for rank in range(RANKS):
         for reports in (True, False):
             train(folder, "gspo", rank, 1, reports)
@@ -120,9 +120,7 @@ def config_of(mode: str) -> Any:
     return OmegaConf.create({"actor_rollout_ref": loss, "trainer": {"v1": v1}, "data": {"max_response_length": 96}})
 
 
-def test_rays_workers_are_told_of_the_run_and_the_driver_says_where(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rays_workers_are_told_and_the_driver_says_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     environment = audit.announced(config_of("separate_async"))
     run = json.loads(environment[audit.RUN])
     assert environment[audit.FOLDER] == str(folder) and run["run"]
@@ -138,9 +136,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(folder: Path, monkeypatch
         audit.announced(config_of("sync"))
 
 
-def test_a_trainer_of_this_recipe_is_not_audited_beside_its_own_table(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trainer_of_this_recipe_is_not_audited(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Workers on this machine inherit the driver's variables."""
     assert audit.announced(config_of("fspo_colocate_async")) == {} and audit.FOLDER not in os.environ
     assert "fspo_colocate_async" in capsys.readouterr().out

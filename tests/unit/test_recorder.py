@@ -62,7 +62,7 @@ def test_a_row_is_what_the_loss_did_bit_for_bit(name: str, weighted: bool, recor
 
 
 @pytest.mark.parametrize("name", [*FIXED, *CLIPS])
-def test_value_gradient_metrics_and_random_numbers_are_those_of_verl(name: str, recorder: Recorder) -> None:
+def test_value_gradient_metrics_and_draws_are_those_of_verl(name: str, recorder: Recorder) -> None:
     data, output = micro_batch()
     states = []
     for loss in (partial(ppo_loss, config=actor(name)), partial(recorded, partial(ppo_loss, config=actor(name)))):
@@ -99,7 +99,7 @@ def test_of_a_loss_that_nobody_knows_s_l_and_a_are_recorded(
     assert rows.keys() == {"S", "L", "A", "row"} and np.isfinite(rows["S"]).all() and len(rows["S"]) == 23
 
 
-def test_a_response_without_tokens_or_not_finite_has_no_s(recorder: Recorder) -> None:
+def test_a_response_without_a_token_or_not_finite_has_no_s(recorder: Recorder) -> None:
     data, output = micro_batch(6)
     mask = [row.clone() for row in data["response_mask"].unbind()]
     mask[2][:] = 0  # a correction, or padding that stands in for it
@@ -135,7 +135,7 @@ def test_band_state_follows_the_mini_batch(recorder: Recorder) -> None:
         recorder.end_mini_batch(None, None)
 
 
-def test_ranks_are_joined_by_mini_batch_in_the_order_of_their_rows() -> None:
+def test_ranks_are_joined_by_mini_batch_in_order_of_rows() -> None:
     def of_rank(rows: list[int]) -> MiniBatch:
         return MiniBatch({"S": np.array(rows) / 2, "L": np.array(rows) + 1, "row": np.array(rows)}, 1.5)
 

@@ -28,7 +28,7 @@ def kept(rule: str, threshold: str | float, log_ratio: torch.Tensor, mask: torch
     return kept_B
 
 
-def test_at_one_length_it_is_the_sum_rule_with_scaled_thresholds() -> None:
+def test_at_one_length_it_is_the_sum_rule_of_scaled_thresholds() -> None:
     log_ratio, mask = responses(torch.full((4096,), 100))
     ours = kept(RULE, "0.96_1.02", log_ratio, mask)
     theirs = kept("seq_sum_k1", f"{0.96**10}_{1.02**10}", log_ratio, mask)

@@ -134,7 +134,7 @@ def test_a_step_whose_responses_were_all_rejected_has_no_rows(tmp_path: Path) ->
     assert np.unique(table.columns["step"]).tolist() == [1, 3]
 
 
-def test_a_table_that_cannot_be_written_ends_the_run_with_why(tmp_path: Path) -> None:
+def test_a_table_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
     steps = Steps(tmp_path)
     (tmp_path / "responses").write_text("a file in the way")
     with pytest.raises(ExplainedError, match=rf"{tmp_path}/responses cannot be written.*make room"):

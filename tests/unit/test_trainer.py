@@ -58,9 +58,7 @@ def test_too_few_prompts_after_the_filter_are_named(
         load_data(monkeypatch, tmp_path, train, [0] * val)
 
 
-def test_the_problems_of_a_validation_are_counted_after_the_filter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_problems_of_a_validation_are_counted_after_the_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Rows(list[int]):
         dataframe = datasets.Dataset.from_dict({"data_source": ["a", "b", "a"]})
 
@@ -96,7 +94,7 @@ class Loop(RunnerHooks, PPOTrainerSync):
 
 
 @pytest.mark.parametrize(("epochs", "steps", "last"), [(2, 9, 4), (2, 3, 3), (1, 2, 2), (3, None, 6)])
-def test_the_last_step_is_saved_and_validated_whatever_ends_the_run(
+def test_the_last_step_is_saved_whatever_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, epochs: int, steps: int | None, last: int
 ) -> None:
     def dataloader(self: Loop) -> None:  # as verl counts
@@ -153,7 +151,7 @@ class Worker(GuardedWorker):
 
 
 @pytest.mark.parametrize(("lr", "decay", "steps"), [(1e-3, 0.1, 20), (1e-4, 0.5, 40)])
-def test_a_loaded_optimizer_has_the_settings_of_the_configuration(lr: float, decay: float, steps: int) -> None:
+def test_after_loading_the_optimizer_has_the_command_s_settings(lr: float, decay: float, steps: int) -> None:
     saved, never_stopped = Engine(1e-3, 0.1, 20), Engine(lr, decay, steps)
     for engine in (saved, never_stopped):
         for _ in range(5):
@@ -167,7 +165,7 @@ def test_a_loaded_optimizer_has_the_settings_of_the_configuration(lr: float, dec
     assert [worker.engine.step() for _ in range(5)] == [never_stopped.step() for _ in range(5)]
 
 
-def test_prompts_are_named_so_that_their_order_is_the_data_loader_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_prompts_sort_in_the_data_loader_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
     def fetched(self: FSPOTrainer) -> Any:
         return tu.get_tensordict({"x": torch.zeros(2, 1), "uid": ["one", "two"]})
 
@@ -179,7 +177,7 @@ def test_prompts_are_named_so_that_their_order_is_the_data_loader_s(monkeypatch:
     assert names == sorted(names) and len({*names}) == 8 and not any("_" in name for name in names)
 
 
-def test_a_gradient_scale_counts_the_models_tokens_and_rejected_rows(
+def test_a_gradient_scale_counts_tokens_of_the_model_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tool has written three of a's tokens, and verl's rollout correction empties b's mask before the update."""

@@ -25,7 +25,7 @@ def updated(folder: Path, worker: str, loss: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["gspo", "vanilla"])
-def test_an_audit_changes_no_weight_and_writes_the_worker_s_rows(loss: str, tmp_path: Path) -> None:
+def test_an_audit_changes_no_weight_and_writes_the_rows(loss: str, tmp_path: Path) -> None:
     """The recipe's takes the log-probabilities of a pack in fewer calls on CPUs: equal but for rounding."""
     verl, audit, recipe = (updated(tmp_path, worker, loss) for worker in ("verl", "audit", "recipe"))
     assert verl.pop("rows") == {} and {name: audit[name] for name in verl} == verl, "bit for bit"

@@ -198,7 +198,7 @@ def test_padding_takes_the_places_of_rows_without_a_gradient(queue: Queue, tmp_p
     assert 0 < metrics["fspo/advantage_zero_frac"] < 1
 
 
-def test_all_rows_stay_without_the_setting_and_for_kl_to_start(queue: Queue, tmp_path: Path) -> None:
+def test_all_rows_stay_where_it_is_off_or_the_start_is_measured(queue: Queue, tmp_path: Path) -> None:
     for name, setting in (("off", "fspo.skip_zero_advantage=false"), ("validates", "trainer.test_freq=3")):
         _, batch, workers = one_step(queue, tmp_path / name, FOUR, setting)
         if name == "off":

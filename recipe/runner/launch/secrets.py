@@ -50,9 +50,10 @@ def _literals(value: Any, key: str) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for index, part in enumerate(value):
             yield from _literals(part, f"{key}[{index}]")
-    elif not (value is None or isinstance(value, bool) or _IS_NONE.search(str(value))):
-        if is_secret(key) or _ADDRESS.search(str(value)):
-            yield key
+    elif value is None or isinstance(value, bool) or _IS_NONE.search(str(value)):
+        return
+    elif is_secret(key) or _ADDRESS.search(str(value)):
+        yield key
 
 
 def literal_problems(given: Any, key: str = "") -> Iterator[str]:
