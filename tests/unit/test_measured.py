@@ -18,9 +18,8 @@ from recipe.fspo.config import complete
 from recipe.fspo.measured_values import LossScale
 from recipe.fspo.recorder import Recorder
 
-CLIP = "actor_rollout_ref.actor.policy_loss.c_low"
-PROMPTS, RESPONSES, MINI_BATCHES, LR = 32, 8, 4, 1e-4
-ROWS = PROMPTS * RESPONSES
+LOSS = "actor_rollout_ref.actor.policy_loss"
+LENGTH = torch.tensor([10, 30, 80])
 
 
 @pytest.mark.parametrize(
@@ -31,17 +30,16 @@ ROWS = PROMPTS * RESPONSES
         (("algo=luspo",), 1 / 40),
         (("algo=gspo",), 1.0),  # has 1/L in itself
         (("algo=grpo",), 1.0),  # a mean over tokens
-        (("algo=fspo", "actor_rollout_ref.actor.policy_loss.grad_scale='1/L'"), 1.0),
+        (("algo=fspo", f"{LOSS}.grad_scale='1/L'"), 1.0),
     ],
 )
 def test_only_losses_that_sum_over_tokens_are_divided(overrides: tuple[str, ...], factor: float) -> None:
     scale = LossScale(completed(*overrides))
-    scale.measure(torch.tensor([10, 30, 80]))
+    scale.measure(LENGTH)
     assert scale.factor == pytest.approx(factor)
 
 
-MULTIPLIER = "actor_rollout_ref.actor.policy_loss.grad_multiplier"
-MEANT = 0.025
+GIVEN = f"{LOSS}.grad_multiplier=0.025"
 
 
 def plain(*overrides: str) -> DictConfig:
@@ -58,15 +56,15 @@ def plain(*overrides: str) -> DictConfig:
 
 def gradient_norm(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> float:
     """Of the registered loss, with the factor that the trainer of this configuration sends to its workers."""
-    scale, length = LossScale(config), torch.tensor([10, 30, 80])
-    scale.measure(length)
+    scale = LossScale(config)
+    scale.measure(LENGTH)
     recorder = Recorder()
     monkeypatch.setattr(fspo.verl, "recorder", recorder)
     recorder.begin_update(None, step=1, loss_scale=scale.factor)
     loss = instantiate(config.actor_rollout_ref.actor.policy_loss, _convert_="partial")
     actor = FSDPActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=loss)
     actor.global_batch_info.update(dp_size=1, batch_num_tokens=None, global_batch_size=3, loss_scale_factor=None)
-    mask = torch.arange(80) < length[:, None]
+    mask = torch.arange(80) < LENGTH[:, None]
     new = torch.zeros(3, 80, dtype=torch.float64, requires_grad=True)
     tensors = {"old_log_prob": torch.zeros_like(new), "log_prob": new, "advantages": torch.ones_like(new)}
     value, _ = POLICY_LOSS_REGISTRY[loss.loss_mode](**tensors, response_mask=mask, config=actor)
@@ -79,19 +77,15 @@ def test_a_given_factor_on_the_gradient_is_the_only_one(
 ) -> None:
     """With old log-probabilities that are the policy's, each token's gradient is the factor over the sequences."""
     whole = np.sqrt(10 + 30 + 80) / 3
-    matched = gradient_norm(command(), monkeypatch)
-    assert matched == pytest.approx(whole / 40)
+    assert gradient_norm(command(), monkeypatch) == pytest.approx(whole / 40)
     assert "grad_multiplier" not in capsys.readouterr().out
-    given = command(f"{MULTIPLIER}={MEANT}")
-    assert gradient_norm(given, monkeypatch) == pytest.approx(whole * MEANT)
+    given = command(GIVEN)
+    assert gradient_norm(given, monkeypatch) == pytest.approx(whole * 0.025)
     assert given.fspo.match_scale == "native"
-    assert gradient_norm(command(f"{MULTIPLIER}=1.0"), monkeypatch) == pytest.approx(whole), "1 can be given, too"
-
-
-def test_a_factor_given_after_a_checkpoint_is_the_only_one() -> None:
-    scale = LossScale(completed(f"{MULTIPLIER}={MEANT}"))
-    scale.load_state_dict({"length": 40.0})
-    assert scale.factor == 1
+    assert gradient_norm(command(f"{LOSS}.grad_multiplier=1.0"), monkeypatch) == pytest.approx(whole), "1 counts, too"
+    resumed = LossScale(given)
+    resumed.load_state_dict({"length": 40.0})
+    assert resumed.factor == 1
 
 
 @pytest.mark.parametrize(
@@ -100,7 +94,7 @@ def test_a_factor_given_after_a_checkpoint_is_the_only_one() -> None:
         *((f"algo={algo}", "measured") for algo in ("fspo", "fspo_v1", "gspo", "rloo", "luspo")),
         *((f"algo={algo}", "published") for algo in ("unclipped", "gspo_verl", "grpo")),
         ("fspo.clip_values=published", "published"),
-        (f"{CLIP}=0.05", "published"),
+        (f"{LOSS}.c_low=0.05", "published"),
         ("evaluate=true", "published"),
     ],
 )
@@ -109,5 +103,7 @@ def test_run_json_says_where_a_run_s_clip_values_come_from(overrides: str, clip_
     config = composed(overrides)
     notes = [note for note in complete(config) if note.startswith("clip values")]
     assert config.fspo.clip_values == clip_values
-    line = {f"{CLIP}=0.05": "c_low=0.05", "evaluate=true": "evaluate=true", "algo=unclipped": "c_low"}.get(overrides)
+    line = {f"{LOSS}.c_low=0.05": "c_low=0.05", "evaluate=true": "evaluate=true", "algo=unclipped": "c_low"}.get(
+        overrides
+    )
     assert len(notes) == bool(line) and all(str(line) in note for note in notes)

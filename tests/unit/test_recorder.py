@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from micro_batches import CLIPS, actor, micro_batch, nested
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.utils.losses import ppo_loss
 
 import fspo.verl
@@ -31,31 +32,32 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return recorder
 
 
-def observed(name: str, recorder: Recorder, **options: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    """What verl's ppo_loss returns, and the rows made around it."""
-    data, output = micro_batch(**options)
-    result = recorded(partial(ppo_loss, config=actor(name)), output, data)
-    return result, recorder.end_mini_batch(1.0, 1e-6).rows
+def record(name: str, data: Any, output: Any) -> Any:
+    """verl's ppo_loss, and rows made around it."""
+    return recorded(partial(ppo_loss, config=actor(name)), output, data)
+
+
+def observed(name: str, recorder: Recorder, **options: Any) -> dict[str, np.ndarray]:
+    record(name, *micro_batch(**options))
+    return recorder.end_mini_batch(1.0, 1e-6).rows
 
 
 @pytest.mark.parametrize("name", FIXED)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_row_is_what_the_loss_did_bit_for_bit(name: str, weighted: bool, recorder: Recorder) -> None:
-    _, rows = observed(name, recorder, weighted=weighted)
+    rows = observed(name, recorder, weighted=weighted)
     data, output = micro_batch(weighted=weighted)
-    columns = data.select("old_log_probs", "advantages", "response_mask").to_padded_tensor()
-    tensors = [columns[key] for key in ("old_log_probs", "advantages", "response_mask")]
+    names = ("old_log_probs", "advantages", "response_mask")
+    columns = data.select(*names).to_padded_tensor()
     log_prob = module.no_padding_2_padding(output["log_probs"], data)
-    loss = sequence_policy_loss(log_prob, *tensors, ALGORITHMS[name])
+    loss = sequence_policy_loss(log_prob, *(columns[key] for key in names), ALGORITHMS[name])
     assert rows["row"].tolist() == list(range(23)), "padding has no row"
-    some = loss.valid_B
     rows |= judged_rows(rows, band_of(actor(name)))
-    removed = loss.clipped_high_B | loss.clipped_low_B
-    for key, column in (
-        *(("S", loss.log_ratio_B), ("L", loss.length_B), ("A", loss.advantage_B)),
-        *(("inside", loss.accepted_B), ("kept", ~removed), ("weight", loss.weight_B)),
-    ):
-        np.testing.assert_array_equal(rows[key], column.detach()[some].numpy(), err_msg=key)
+    kept_B = ~(loss.clipped_high_B | loss.clipped_low_B)
+    columns = {"S": loss.log_ratio_B, "L": loss.length_B, "A": loss.advantage_B}
+    columns |= {"inside": loss.accepted_B, "kept": kept_B, "weight": loss.weight_B}
+    for key, column in columns.items():
+        np.testing.assert_array_equal(rows[key], column.detach()[loss.valid_B].numpy(), err_msg=key)
     assert 0 < rows["inside"].mean() < 1 and 0 < rows["kept"].mean() <= 1
     if weighted:
         np.testing.assert_allclose(rows["rollout_weight"], 0.5 + rows["L"] / 100, rtol=1e-6)
@@ -78,7 +80,7 @@ def test_value_gradient_metrics_and_draws_are_those_of_verl(name: str, recorder:
 def test_the_band_of_verls_gspo_is_that_of_its_clip(recorder: Recorder) -> None:
     band = band_of(actor("gspo"))
     assert band is not None and (band.c_low, band.c_high) == c_of_eps(2e-3, 1e-3)
-    _, rows = observed("gspo", recorder)
+    rows = observed("gspo", recorder)
     ratio = np.expm1(rows["S"] / rows["L"])
     expected = (ratio >= -2e-3) & (ratio <= 1e-3)
     clear = (abs(ratio + 2e-3) > 1e-6) & (abs(ratio - 1e-3) > 1e-6)
@@ -89,13 +91,8 @@ def test_the_band_of_verls_gspo_is_that_of_its_clip(recorder: Recorder) -> None:
 def test_of_a_loss_that_nobody_knows_s_l_and_a_are_recorded(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-    def mine(log_prob: torch.Tensor, **_: Any) -> tuple[torch.Tensor, dict[str, Any]]:
-        return log_prob.sum(), {}
-
-    monkeypatch.setitem(POLICY_LOSS_REGISTRY, "mine", mine)
-    _, rows = observed("mine", recorder)
+    monkeypatch.setitem(POLICY_LOSS_REGISTRY, "mine", lambda log_prob, **_: (log_prob.sum(), {}))
+    rows = observed("mine", recorder)
     assert rows.keys() == {"S", "L", "A", "row"} and np.isfinite(rows["S"]).all() and len(rows["S"]) == 23
 
 
@@ -114,8 +111,7 @@ def test_a_response_without_a_token_or_not_finite_has_no_s(recorder: Recorder) -
 def test_mini_batches_are_kept_apart_and_handed_over_once(recorder: Recorder) -> None:
     for parts in (2, 1):
         for _ in range(parts):
-            data, output = micro_batch(4)
-            recorded(partial(ppo_loss, config=actor("fspo")), output, data)
+            record("fspo", *micro_batch(4))
         recorder.end_mini_batch(0.5, 1e-6)
     first, second = recorder.pop()
     assert (len(first.rows["S"]), len(second.rows["S"]), first.grad_norm) == (6, 3, 0.5)
@@ -123,16 +119,14 @@ def test_mini_batches_are_kept_apart_and_handed_over_once(recorder: Recorder) ->
 
 
 def test_band_state_follows_the_mini_batch(recorder: Recorder) -> None:
+    """Within an update, and over updates of one step each, as separate_async has them."""
     state = BandState(drift_by_mini_batch=(0.0, 0.5))
     assert recorder.current_band_state() is None
-    recorder.begin_update(state, step=1)
-    for expected in (0.0, 0.5, 0.5):
-        assert recorder.current_band_state().drift_per_token == expected  # type: ignore[union-attr]
-        recorder.end_mini_batch(None, None)
-    for step, expected in ((2, 0.0), (2, 0.5), (3, 0.0)):  # an update for each mini-batch, as separate_async has
+    for step, expected in ((1, (0.0, 0.5, 0.5)), (2, (0.0,)), (2, (0.5,)), (3, (0.0,))):
         recorder.begin_update(state, step)
-        assert recorder.current_band_state().drift_per_token == expected  # type: ignore[union-attr]
-        recorder.end_mini_batch(None, None)
+        for drift in expected:
+            assert recorder.current_band_state().drift_per_token == drift  # type: ignore[union-attr]
+            recorder.end_mini_batch(None, None)
 
 
 def test_ranks_are_joined_by_mini_batch_in_order_of_rows() -> None:

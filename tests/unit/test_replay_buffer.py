@@ -18,13 +18,15 @@ from recipe.fspo.replay_buffer import ENDS_FILE, ordered
 MASKS = {"a_0_0": [1, 0, 0, 1], "a_0_1": [0, 1], "a_1_0": [1, 1, 1, 0], "b_0_0": [0, 0, 0, 1]}
 
 
+SAMPLER = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}
+
+
 def lines(folder: Path) -> list[dict[str, Any]]:
     return read_lines(folder / ENDS_FILE)
 
 
-def buffer_in(folder: Path, n: int = 2) -> Any:
-    sampler = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}
-    return ordered(ReplayBufferAsync("separate_async", {}, **sampler), folder / ENDS_FILE, n)
+def buffer_in(folder: Path, kind: type[Any] = ReplayBufferAsync) -> Any:
+    return ordered(kind("separate_async", {}, **SAMPLER), folder / ENDS_FILE, 2)
 
 
 def test_what_is_evicted_has_a_line_with_its_lengths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -64,12 +66,6 @@ def test_a_rollout_batch_has_the_data_loader_s_order(monkeypatch: pytest.MonkeyP
 
 
 def test_a_buffer_of_ones_own_is_left_alone(tmp_path: Path) -> None:
-    class Mine(ReplayBufferAsync):  # type: ignore[misc]
-        """As ``trainer.v1.sampler.custom_sampler`` names one: verl asks for a subclass of its own."""
-
-        def _select_prompt_uids(self, *_: object) -> str:
-            return "mine"
-
-    mine = Mine("separate_async", {}, max_off_policy_threshold=2, max_off_policy_strategy="drop", sampler_kwargs={})
-    assert ordered(mine, tmp_path, 2) is mine
-    assert mine._select_prompt_uids("train", set(), 2) == "mine"
+    """As ``trainer.v1.sampler.custom_sampler`` names one: verl asks for a subclass of its own."""
+    mine = type("Mine", (ReplayBufferAsync,), {"_select_prompt_uids": lambda *_: "mine"})
+    assert buffer_in(tmp_path, mine)._select_prompt_uids("train", set(), 2) == "mine"

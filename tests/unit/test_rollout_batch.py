@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from queue_in_memory import Queue
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
@@ -24,39 +24,31 @@ from recipe.fspo.rollout_batch import (
     read_outcomes,
 )
 
-TOKENS = {"a_0_0": [5, 6, 7], "a_1_0": [5, 6, 7], "b_0_0": [8], "b_1_0": [8, 9]}
-REWARD = {"a_0_0": 1.0, "a_1_0": 1.0, "b_0_0": 0.0, "b_1_0": 0.5}
+#: Tokens of each response, and its reward.
+RESPONSES = {"a_0_0": (3, 1.0), "a_1_0": (3, 1.0), "b_0_0": (1, 0.0), "b_1_0": (2, 0.5)}
 
 
-class Queue:
-    """TransferQueue's read of these rows."""
-
-    def column(self, name: str, keys: list[str]) -> Any:
-        if name == "data_source":
-            return ["math"] * len(keys)
-        if name == "extra_fields":
-            of = [{"acc": float(REWARD[key] == 1), "status": "correct" if REWARD[key] else None} for key in keys]
-            return [{"raw_prompt": "?", "reward_extra_info": info} for info in of]
-        rows = {
-            "response_mask": lambda key: torch.tensor([1 for _ in TOKENS[key]]),
-            "rm_scores": lambda key: torch.tensor([0.0] * (len(TOKENS[key]) - 1) + [REWARD[key]]),
-        }
-        return torch.nested.nested_tensor([rows[name](key) for key in keys], layout=torch.jagged)
-
-    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, Any]:
-        return {name: self.column(name, keys) for name in select_fields}
+@pytest.fixture
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> Outcomes:
+    queue = Queue()
+    monkeypatch.setattr(rollout_batch, "tq", queue)
+    for key, (length, reward) in RESPONSES.items():
+        info = {"acc": float(reward == 1), "status": "correct" if reward else None}
+        scores = torch.tensor([0.0] * (length - 1) + [reward])
+        row = {"response_mask": torch.ones(length, dtype=torch.int64), "rm_scores": scores, "data_source": "math"}
+        queue.rows[key] = row | {"extra_fields": {"raw_prompt": "?", "reward_extra_info": info}}
+    return read_outcomes(KVBatchMeta([*RESPONSES], [{}] * len(RESPONSES), "train"))
 
 
-def read(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Outcomes:
-    monkeypatch.setattr(rollout_batch.tq, "kv_batch_get", queue.kv_batch_get)
-    return read_outcomes(KVBatchMeta([*TOKENS], [{}] * len(TOKENS), "train"))
-
-
-def test_metrics_are_means_and_shares_of_the_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_have_means_shares_prompts_and_rewards(outcomes: Outcomes) -> None:
     """No task is known here: shares are of whatever statuses a reward reports."""
-    metrics = outcome_metrics(read(Queue(), monkeypatch), LengthDiagnostics(window=1))
+    metrics = outcome_metrics(outcomes, LengthDiagnostics(window=1))
     assert metrics["fspo/length_trained"] == 9 / 4
     assert {key: value for key, value in metrics.items() if key.startswith("reward/")} == {"reward/status/correct": 1.0}
+    columns = outcome_columns(outcomes, np.array([3, 0]))
+    assert {name: values.tolist() for name, values in columns.items()} == {
+        "id": ["b_1_0", "a_0_0"], "prompt": ["b", "a"], "reward": [0.5, 1.0], "data_source": ["math", "math"]
+    }  # fmt: skip
 
 
 masks = st.lists(st.lists(st.integers(0, 1), max_size=9), min_size=1, max_size=9)
@@ -70,13 +62,6 @@ def test_lengths_count_the_models_tokens(rows: list[list[int]]) -> None:
     assert length_B.dtype == torch.int64
     assert length_B.tolist() == [sum(row) for row in rows]
     assert end_B.tolist() == [max((place for place, own in enumerate(row, 1) if own), default=0) for row in rows]
-
-
-def test_recorded_rows_get_their_prompt_id_and_reward(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = outcome_columns(read(Queue(), monkeypatch), np.array([3, 0]))
-    assert {name: values.tolist() for name, values in columns.items()} == {
-        "id": ["b_1_0", "a_0_0"], "prompt": ["b", "a"], "reward": [0.5, 1.0], "data_source": ["math", "math"]
-    }  # fmt: skip
 
 
 def test_the_distance_to_the_start_is_k3_per_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,20 +6,21 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from batches import loss_output, random_batch
-from composing import composed
+from composing import completed, composed
 
 from fspo.files import read_object
 from fspo.losses import sequence_policy_loss
 from fspo.responses import rows_of
 from fspo.table import FOLDER, read_table
-from fspo.types import BandState
-from recipe.fspo.config import complete, policy_loss_settings
+from fspo.types import BandState, SequenceLossSettings
+from recipe.fspo.config import policy_loss_settings
 from recipe.fspo.recorder import MiniBatch
 from recipe.fspo.rollout_batch import Outcomes
 from recipe.fspo.step_records import StepRecords
@@ -44,24 +45,35 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield printed
 
 
+REWARDS = [0.0, 1.0] * 4
+
+
 class Steps:
     """Steps of two mini-batches, of which the policy moves only if there is a gradient."""
 
     def __init__(self, folder: Path, *overrides: str) -> None:
-        config = composed(
-            f"trainer.default_local_dir={folder}", "fspo.clip_values=published", "fspo.match_scale=native", *overrides
-        )
-        self.records, self.log, self.step = StepRecords(config, folder), RunLog(folder, total_steps=9), 0
+        settings = (f"trainer.default_local_dir={folder}", "fspo.clip_values=published", "fspo.match_scale=native")
+        self.records, self.log, self.step = StepRecords(composed(*settings, *overrides), folder), RunLog(folder, 9), 0
 
-    def __call__(self, rewards: list[float], advantage: float = 0.0) -> dict[str, float]:
-        self.step += 1
-        mini_batches = []
+    def __call__(self, rewards: list[float] = REWARDS, advantage: float = 1.0) -> dict[str, float]:
+        parts = []
         for scale in (0.0, advantage):
-            output = loss_output(N, 20, seed=self.step, scale=0.3 * scale, shortest=1)
+            output = loss_output(N, 20, seed=self.step + 1, scale=0.3 * scale, shortest=1)
             rows = rows_of(dataclasses.replace(output, advantage_B=advantage * torch.ones(N)))
-            columns = {name: rows[name].astype(np.int64 if name == "L" else np.float32) for name in "SLA"}
+            parts.append({name: rows[name] for name in "SLA"})
+        return self.record(parts, rewards)
+
+    def record(
+        self, parts: list[dict[str, Any]], rewards: list[float] = REWARDS, skipped: str = ""
+    ) -> dict[str, float]:
+        """What these mini-batches add up to; the response of this key is skipped."""
+        self.step += 1
+        types = {"S": np.float32, "L": np.int64, "A": np.float32}
+        mini_batches = []
+        for part in parts:
+            columns = {name: part[name].astype(kind) for name, kind in types.items()}
             mini_batches.append(MiniBatch(columns | {"row": np.arange(N)}, 0.5, 1e-3))
-        self.records.add(outcomes(rewards), mini_batches, [], self.step)
+        self.records.add(outcomes(rewards), mini_batches, [skipped] if skipped else [], self.step)
         metrics = self.records.end(self.step)
         self.log.log(metrics | {"timing_s/step": 1.0}, step=self.step)
         return metrics
@@ -72,104 +84,80 @@ def test_a_run_notes_each_clip_value_when_it_is_set(tmp_path: Path, lines: list[
     (tmp_path / "run.json").write_text("{}")
     steps = Steps(tmp_path, "algo=fspo", "fspo.clip_values=measured")
     for step in (1, 2, 3):
-        steps([0.0, 1.0] * (N // 2), advantage=1.0)
+        steps()
         noted = read_object(tmp_path / "run.json")["clip_values_measured"]
         assert [value["after_step"] for value in noted] == [*range(1, step + 1)]
     assert sum(line.startswith("clip values: ") for line in lines) == 1
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("algo=fspo_v1",),
-        ("algo=luspo", "++actor_rollout_ref.actor.policy_loss.drift=kl"),
-    ],
-)
-def test_a_measured_band_trains_from_the_first_batch_on(overrides: tuple[str, ...], tmp_path: Path) -> None:
+def begun(folder: Path, *overrides: str) -> tuple[BandState | None, SequenceLossSettings | None]:
+    """The state that a run begins with, and its loss."""
+    config = completed(f"trainer.default_local_dir={folder}", *overrides)
+    return StepRecords(config, folder).band_state, policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
+
+
+@pytest.mark.parametrize("words", ["algo=fspo_v1", "algo=luspo ++actor_rollout_ref.actor.policy_loss.drift=kl"])
+def test_a_measured_band_trains_from_the_first_batch_on(words: str, tmp_path: Path) -> None:
     """Nothing is measured then, and the workers get the state that says so; without any the loss would refuse."""
-    config = composed(f"trainer.default_local_dir={tmp_path}", *overrides)
-    complete(config)
-    state, loss = StepRecords(config, tmp_path).band_state, config.actor_rollout_ref.actor.policy_loss
-    settings = policy_loss_settings(loss)
-    assert settings is not None and settings.needs_state
+    state, settings = begun(tmp_path, *words.split())
+    assert state is not None and settings is not None and settings.needs_state
     assert dataclasses.replace(state, clip_scale=1.0) == BandState()
-    output = sequence_policy_loss(*random_batch(4, 20), settings, state)
-    assert output.loss_B.isfinite().all()
-    fixed, measured = (
-        composed(f"trainer.default_local_dir={tmp_path}", "algo=fspo", f"fspo.clip_values={c}")
-        for c in ("published", "measured")
-    )
-    for config in (fixed, measured):
-        complete(config)
-    assert StepRecords(fixed, tmp_path).band_state is None, "nothing of its band is measured"
-    assert StepRecords(measured, tmp_path).band_state == BandState(clip_scale=float("inf")), "it begins without a clip"
+    assert sequence_policy_loss(*random_batch(4, 20), settings, state).loss_B.isfinite().all()
+
+
+def test_a_measured_clip_value_begins_without_a_clip(tmp_path: Path) -> None:
+    assert begun(tmp_path, "fspo.clip_values=measured")[0] == BandState(clip_scale=float("inf"))
+    assert begun(tmp_path, "fspo.clip_values=published")[0] is None, "nothing of its band is measured"
 
 
 def test_the_responses_of_each_step_are_rows_of_the_run_s_table(tmp_path: Path) -> None:
+    """Of a step whose responses a correction has all rejected there are none."""
     steps = Steps(tmp_path)
     rewards = [0.0, 1.0, 0.0, 1.0, 0.5, 0.0, 1.0, 0.25]
-    steps(rewards, advantage=1.0)
-    steps(rewards, advantage=1.0)
+    steps(rewards)
+    steps.record([{"S": np.full(N, np.nan), "L": np.zeros(N), "A": np.ones(N)}] * 2)
+    steps(rewards)
     table = read_table(tmp_path)
     assert not table.problems and len(table) == 4 * N and table.meta["loss"] == "fspo" and table.meta["rule"] == "known"
     columns = table.columns
-    assert columns["step"].tolist() == [1] * 2 * N + [2] * 2 * N
+    assert columns["step"].tolist() == [1] * 2 * N + [3] * 2 * N and table.last == (3, 1)
     assert columns["minibatch"].tolist() == ([0] * N + [1] * N) * 2
     assert columns["reward"].tolist() == rewards * 4
     frame = pd.read_parquet(tmp_path / FOLDER)
     assert frame["id"][:N].tolist() == outcomes(rewards).keys and frame["prompt"][:N].tolist() == ["a"] * 4 + ["b"] * 4
 
 
-def test_a_step_whose_responses_were_all_rejected_has_no_rows(tmp_path: Path) -> None:
-    steps = Steps(tmp_path)
-    steps([0.0, 1.0] * 4, advantage=1.0)
-    rejected = {"S": np.full(N, np.nan, np.float32), "L": np.zeros(N, np.int64), "A": np.ones(N, np.float32)}
-    parts = [MiniBatch(rejected | {"row": np.arange(N)}, 0.5, 1e-3) for _ in range(2)]
-    steps.records.add(outcomes([0.0, 1.0] * 4), parts, [], 2)
-    steps.records.end(2)
-    steps.step = 2
-    steps([0.0, 1.0] * 4, advantage=1.0)
-    table = read_table(tmp_path)
-    assert table.problems == [] and table.last == (3, 1)
-    assert np.unique(table.columns["step"]).tolist() == [1, 3]
+def test_a_skipped_response_has_a_row_without_s(tmp_path: Path) -> None:
+    """Its padding has no token; length and end are those of the response."""
+    both = outcomes(REWARDS)
+    part = {"S": np.full(N, 0.1), "L": both.length_B.numpy().copy(), "A": np.ones(N)}
+    part["L"][[1, 4]], part["S"][[1, 4]] = 0, np.nan
+    Steps(tmp_path).record([part], skipped=both.keys[1])
+    frame = pd.read_parquet(tmp_path / FOLDER)
+    assert frame["id"].tolist() == [key for key in both.keys if key != both.keys[4]], "a rejected one has none"
+    assert frame[["S", "A", "L"]].iloc[1].fillna(-1).tolist() == [-1, 0, 2]
 
 
 def test_a_table_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
     steps = Steps(tmp_path)
     (tmp_path / "responses").write_text("a file in the way")
     with pytest.raises(ExplainedError, match=rf"{tmp_path}/responses cannot be written.*make room"):
-        steps([0.0, 1.0] * 4, advantage=1.0)
-
-
-def test_a_skipped_response_has_a_row_without_s(tmp_path: Path) -> None:
-    """Its padding has no token; length and end are those of the response."""
-    steps = Steps(tmp_path)
-    both = outcomes([0.0, 1.0] * 4)
-    columns = {"S": np.full(N, 0.1, np.float32), "L": both.length_B.numpy().copy(), "A": np.ones(N, np.float32)}
-    columns["L"][[1, 4]], columns["S"][[1, 4]] = 0, np.nan
-    steps.records.add(both, [MiniBatch(columns | {"row": np.arange(N)}, 0.5, 1e-3)], [both.keys[1]], 1)
-    steps.records.end(1)
-    frame = pd.read_parquet(tmp_path / FOLDER)
-    assert frame["id"].tolist() == [key for key in both.keys if key != both.keys[4]], "a rejected one has none"
-    assert frame[["S", "A", "L"]].iloc[1].fillna(-1).tolist() == [-1, 0, 2]
+        steps()
 
 
 def test_that_all_advantages_are_0_is_said_once(tmp_path: Path, lines: list[str]) -> None:
     steps = Steps(tmp_path)
-    steps([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], advantage=1.0)
+    steps([0.0] * 3 + [1.0] + [0.0] * 4)
     assert not [line for line in lines if "advantages" in line]
-    metrics = [steps([0.0] * N) for _ in range(2)]
+    metrics = [steps([0.0] * N, advantage=0.0) for _ in range(2)]
     (warning,) = (line for line in lines if "advantages" in line)
     assert "step 2 " in warning
     written = [json.loads(line)["metrics"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert len(written) == 3
-    for of_step in (*metrics, *written[1:]):
-        assert of_step["fspo/advantage_zero_frac"] == 1
+    assert all(of_step["fspo/advantage_zero_frac"] == 1 for of_step in (*metrics, *written[1:]))
 
 
 def test_a_norm_clip_that_always_binds_is_said_once(tmp_path: Path, lines: list[str]) -> None:
     steps = Steps(tmp_path, "actor_rollout_ref.actor.optim.clip_grad=0.4")
-    for _ in range(12):
-        metrics = steps([0.0, 1.0] * 4, advantage=1.0)
+    metrics = [steps() for _ in range(12)][-1]
     assert metrics["fspo/grad_norm/clipped_share"] == 1 and sum("clip_grad=0.4" in line for line in lines) == 1
-    assert steps.step == 12

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import datasets
 import pytest
 import torch
 from composing import composed
 from messages import holds
+from queue_in_memory import Queue
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import trainer_base
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils import tensordict_utils as tu
 
+from fspo.files import read_object
 from recipe.fspo import rollout_batch
 from recipe.fspo import trainer as trainer_module
 from recipe.fspo.trainer import FSPOHooks, FSPOTrainer, PPOTrainerSync
 from recipe.fspo.worker import GuardedWorker
 from recipe.runner import hooks
 from recipe.runner.faults.errors import ExplainedError
-from recipe.runner.hooks import RunnerHooks
 from recipe.runner.progress import Progress
 
 
@@ -35,8 +32,8 @@ def _no_loggers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "PROGRESS", Progress())
 
 
-def load_data(monkeypatch: pytest.MonkeyPatch, folder: Path, train: int, val: list[int]) -> None:
-    """As a trainer does it whose filter leaves so many prompts, and these for validation."""
+def load_data(monkeypatch: pytest.MonkeyPatch, folder: Path, train: int, val: list[int]) -> FSPOTrainer:
+    """As a trainer does it whose filter leaves so many prompts, and these for validation; a step has 32."""
 
     def dataloader(self: FSPOTrainer) -> None:
         self.train_dataset, self.val_dataset = range(train), val
@@ -44,7 +41,10 @@ def load_data(monkeypatch: pytest.MonkeyPatch, folder: Path, train: int, val: li
         torch.utils.data.DataLoader(val, batch_size=len(val))  # as verl does
 
     monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", dataloader)
-    FSPOTrainer(composed(f"trainer.default_local_dir={folder}"))._init_dataloader()
+    trainer = FSPOTrainer(composed(f"trainer.default_local_dir={folder}", "trainer.total_epochs=3"))
+    trainer.parameter_sync_step = 2
+    trainer._init_dataloader()
+    return trainer
 
 
 @pytest.mark.parametrize(
@@ -58,69 +58,18 @@ def test_too_few_prompts_after_the_filter_are_named(
         load_data(monkeypatch, tmp_path, train, [0] * val)
 
 
-def test_problems_of_a_validation_are_counted_after_the_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_and_problems_are_counted_after_the_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last step is that of the last epoch, and the schedule ends there, in updates as verl counts."""
+
     class Rows(list[int]):
         dataframe = datasets.Dataset.from_dict({"data_source": ["a", "b", "a"]})
 
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
-    load_data(monkeypatch, tmp_path, 32, Rows([0, 1, 2]))
-    assert json.loads((tmp_path / "run.json").read_text()) == {"validation_problems": {"a": 2, "b": 1}}
-
-
-class Loop(RunnerHooks, PPOTrainerSync):
-    """verl's own loop around steps that do nothing; two steps an epoch."""
-
-    verl_mode = "sync"
-
-    def __init__(self, *overrides: str) -> None:
-        super().__init__(composed("trainer.default_local_dir=/nowhere", *overrides))
-        self.saved, self.validated = [], []
-
-    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> SimpleNamespace:
-        return SimpleNamespace(keys=[], partition_id="train")
-
-    def _save_checkpoint(self) -> None:
-        self.saved.append(self.global_steps)
-
-    def _validate(self) -> dict[str, float]:
-        self.validated.append(self.global_steps)
-        return {"accuracy": 1.0}
-
-    def nothing(self, *_: Any, **__: Any) -> None:
-        pass
-
-    on_validate_begin = on_validate_end = on_train_begin = on_step_begin = on_step_end = nothing
-    _compute_metrics = _start_profiling = _stop_profiling = _shutdown_dump_executor = _check_prompts = nothing
-
-
-@pytest.mark.parametrize(("epochs", "steps", "last"), [(2, 9, 4), (2, 3, 3), (1, 2, 2), (3, None, 6)])
-def test_the_last_step_is_saved_whatever_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch, epochs: int, steps: int | None, last: int
-) -> None:
-    def dataloader(self: Loop) -> None:  # as verl counts
-        self.steps_per_epoch, self.val_dataset = 2, None
-        self.total_training_steps = steps if steps is not None else 2 * epochs
-
-    monkeypatch.setattr(PPOTrainer, "_init_dataloader", dataloader)
-    for name in ("Tracking", "tq"):
-        monkeypatch.setattr(trainer_base, name, mock.MagicMock())
-    wanted = "null" if steps is None else steps
-    loop = Loop(f"trainer.total_epochs={epochs}", f"trainer.total_training_steps={wanted}", "trainer.save_freq=100")
-    loop._init_dataloader()
-    PPOTrainer.fit(loop, None)
-    assert (loop.saved, loop.validated) == ([last], [0, last])
-    assert loop.total_training_steps == last
-
-
-def test_a_schedule_ends_where_the_epochs_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dataloader(self: Loop) -> None:
-        self.steps_per_epoch, self.total_training_steps, self.val_dataset = 2, 9, None
-
-    monkeypatch.setattr(PPOTrainer, "_init_dataloader", dataloader)
-    loop = Loop("trainer.total_epochs=2", "trainer.total_training_steps=9")
-    loop.parameter_sync_step = 3
-    loop._init_dataloader()
-    assert loop.config.actor_rollout_ref.actor.optim.total_training_steps == 12  # updates, as verl counts
+    trainer = load_data(monkeypatch, tmp_path, 64, Rows([0, 1, 2]))
+    assert read_object(tmp_path / "run.json") == {"validation_problems": {"a": 2, "b": 1}}
+    assert trainer.total_training_steps == 6
+    assert trainer.config.actor_rollout_ref.actor.optim.total_training_steps == 12
+    assert load_data(monkeypatch, tmp_path, 320, [0]).total_training_steps == 20, "which comes first"
 
 
 class Engine:
@@ -177,40 +126,27 @@ def test_names_of_prompts_sort_in_the_data_loader_s_order(monkeypatch: pytest.Mo
     assert names == sorted(names) and len({*names}) == 8 and not any("_" in name for name in names)
 
 
-def test_a_gradient_scale_counts_tokens_of_the_model_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_gradient_scale_counts_tokens_of_the_model_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool has written three of a's tokens, and verl's rollout correction empties b's mask before the update."""
-    config = composed(
-        "trainer.default_local_dir=/nowhere", "fspo.clip_values=published", "fspo.skip_zero_advantage=false"
-    )
-    masks = {"a_0_0": [1, 0, 0, 0, 1, 1], "b_0_0": [1] * 9}
-
-    def read(keys: list[str], select_fields: list[str], **_: object) -> dict[str, Any]:
-        columns: dict[str, list[Any]] = {
-            "extra_fields": [{}] * len(keys),
-            "data_source": ["math"] * len(keys),
-            **{
-                name: [torch.tensor(masks[key]) for key in keys] for name in ("response_mask", "responses", "rm_scores")
-            },
-        }
-        nested = {name: torch.nested.nested_tensor(x, layout=torch.jagged) for name, x in [*columns.items()][2:]}
-        return {name: (columns | nested)[name] for name in select_fields}
-
-    monkeypatch.setattr(rollout_batch.tq, "kv_batch_get", read)
-    monkeypatch.setattr(rollout_batch.tq, "kv_batch_put", lambda **_: KVBatchMeta([*masks], tags, "train"))
+    queue, sent = Queue(), list[float]()
+    monkeypatch.setattr(rollout_batch, "tq", queue)
     monkeypatch.setattr(trainer_module, "for_workers", lambda batch: batch)
     for name in ("_balance_batch", "_update_actor"):
         monkeypatch.setattr(PPOTrainerSync, name, lambda self, batch, metrics, **_: batch)
-    sent: list[float] = []
-    trainer = FSPOTrainer(config)
+    for key, of_key in {"a_0_0": [1, 0, 0, 0, 1, 1], "b_0_0": [1] * 9}.items():
+        mask = torch.tensor(of_key)
+        row = {"response_mask": mask, "responses": mask, "rm_scores": mask.float()}
+        queue.rows[key] = row | {"extra_fields": {}, "data_source": "math"}
+        queue.tags[key] = {"response_len": len(mask), "global_steps": 1}
+    settings = ("fspo.clip_values=published", "fspo.skip_zero_advantage=false")
+    trainer = FSPOTrainer(composed("trainer.default_local_dir=/nowhere", *settings))
     trainer.global_steps, trainer.parameter_sync_step = 1, 2  # not the last of its cycle
     trainer.actor_rollout_wg = SimpleNamespace(
         begin_update=lambda state, step, scale: sent.append(scale), pop_mini_batches=lambda: [[]]
     )
-    tags = [{"response_len": len(mask), "global_steps": 1} for mask in masks.values()]
-    batch = FSPOHooks._balance_batch(trainer, KVBatchMeta([*masks], tags, "train"), {})
-    masks["b_0_0"] = [0] * 9
+    batch = KVBatchMeta([*queue.rows], [*queue.tags.values()], "train")
+    batch = FSPOHooks._balance_batch(trainer, batch, {})
+    queue.rows["b_0_0"]["response_mask"] = torch.zeros(9, dtype=torch.int64)
     trainer._update_actor(batch, {})
     assert sent == [pytest.approx(1 / 6)]
     assert trainer._records._outcomes[0].length_B.tolist() == [3, 9]

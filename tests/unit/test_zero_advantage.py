@@ -24,7 +24,7 @@ from verl.trainer.ppo.v1 import trainer_base
 from fspo.table import read_table
 from recipe.fspo import rollout_batch, zero_advantage
 from recipe.fspo.checks import problems
-from recipe.fspo.config import GROUP_ESTIMATORS, complete, counts_zero_advantages
+from recipe.fspo.config import GROUP_ESTIMATORS, complete
 from recipe.fspo.recorder import MiniBatch
 from recipe.fspo.rollout_batch import read_outcomes
 from recipe.fspo.trainer import FSPOHooks, FSPOTrainer
@@ -47,17 +47,10 @@ def put(queue: Queue, rewards: dict[str, list[float]]) -> KVBatchMeta:
     for prompt, of_prompt in rewards.items():
         for index, reward in enumerate(of_prompt):
             length, key = 2 + index, f"{prompt}_{index}_0"
-            scores = torch.zeros(length)
+            scores, mask = torch.zeros(length), torch.ones(length, dtype=torch.int64)
             scores[-1] = reward
-            mask = torch.ones(length, dtype=torch.int64)
-            row = {
-                "extra_fields": {"reward_extra_info": {}},
-                "data_source": "math",
-                "uid": prompt,
-                "rm_scores": scores,
-                "response_mask": mask,
-                "old_log_probs": -torch.rand(length),
-            }
+            row = {"extra_fields": {"reward_extra_info": {}}, "data_source": "math", "uid": prompt}
+            row |= {"rm_scores": scores, "response_mask": mask, "old_log_probs": -torch.rand(length)}
             queue.rows[key] = row | {"loss_mask": mask, "responses": mask.clone(), "prompts": torch.ones(3).long()}
             keys.append(key)
             tags.append({"response_len": length, "prompt_len": 3, "seq_len": length + 3, "global_steps": 1})
@@ -65,10 +58,14 @@ def put(queue: Queue, rewards: dict[str, list[float]]) -> KVBatchMeta:
     return KVBatchMeta(keys, tags, "train")
 
 
-def advantages(queue: Queue, rewards: dict[str, list[float]], *overrides: str) -> dict[str, torch.Tensor]:
-    batch = put(queue, rewards)
+def trainer_of(*overrides: str) -> FSPOTrainer:
     trainer = FSPOTrainer(completed("trainer.default_local_dir=/nowhere", *overrides))
     trainer.global_steps, trainer.total_training_steps = 3, 9
+    return trainer
+
+
+def advantages(queue: Queue, rewards: dict[str, list[float]], *overrides: str) -> dict[str, torch.Tensor]:
+    batch, trainer = put(queue, rewards), trainer_of(*overrides)
     with mock.patch.object(trainer_base.PPOTrainer, "_balance_batch"):
         FSPOHooks._balance_batch(trainer, batch, {})
     trainer._padding.clear("train")
@@ -81,23 +78,18 @@ def test_a_is_exactly_0_where_all_rewards_of_a_prompt_are_equal(queue: Queue, es
     setting = f"algorithm.adv_estimator={estimator}"
     rows = advantages(queue, REWARDS, setting)
     assert all(not rows[f"{prompt}_{i}_0"].any() for prompt in ("tenth", "tenths") for i in range(8))
-    of_verl = put(queue, REWARDS)
-    trainer_base.PPOTrainer._compute_advantage(
-        SimpleNamespace(config=composed("trainer.default_local_dir=/x", setting)), of_verl, {}
-    )  # type: ignore[arg-type]
+    of_verl = SimpleNamespace(config=composed("trainer.default_local_dir=/x", setting))
+    trainer_base.PPOTrainer._compute_advantage(of_verl, put(queue, REWARDS), {})  # type: ignore[arg-type]
     assert all(rows[f"mixed_{i}_0"].equal(queue.rows[f"mixed_{i}_0"]["advantages"]) for i in range(8))
     assert rows["mixed_7_0"].any() or estimator == "grpo_passk"
     if estimator == "grpo":  # what the change is for
-        assert [float(queue.rows[f"{prompt}_0_0"]["advantages"][0].abs()) for prompt in ("tenth", "tenths")] == [
-            pytest.approx(0.0074, abs=1e-4),
-            pytest.approx(0.056, abs=1e-3),
-        ]
+        of_equal = [float(queue.rows[f"{prompt}_0_0"]["advantages"][0].abs()) for prompt in ("tenth", "tenths")]
+        assert of_equal == [pytest.approx(0.0074, abs=1e-4), pytest.approx(0.056, abs=1e-3)]
 
 
 def test_other_advantages_stay_as_verl_computes_them(queue: Queue) -> None:
     """A single response has no group, one response in two rows is one, and other estimators compare nothing."""
-    rewards = {"alone": [0.7], "equal": [0.7, 0.7], "nan": [float("nan")] * 2}
-    batch = put(queue, rewards)
+    batch = put(queue, {"alone": [0.7], "equal": [0.7, 0.7], "nan": [float("nan")] * 2})
     assert [*zero_advantage.equal_rewards(read_outcomes(batch))] == ["equal_0_0", "equal_1_0"]
     two_rows = KVBatchMeta(["equal_0_0", "equal_0_1"], batch.tags[1:3], "train")
     queue.rows["equal_0_1"] = queue.rows["equal_1_0"]
@@ -145,20 +137,16 @@ def one_step(
     queue: Queue, folder: Path, rewards: dict[str, list[float]], *overrides: str
 ) -> tuple[Any, KVBatchMeta, Workers]:
     """verl's own methods, in its order, from the sample to the metrics of the update."""
-    settings = [f"trainer.default_local_dir={folder}", "fspo.clip_values=published", "data.train_batch_size=4"]
-    settings += ["actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=4", *overrides]
-    settings.append(f"trainer.default_local_dir={folder}")
-    trainer = FSPOTrainer(completed(*settings))
-    trainer.global_steps, trainer.total_training_steps = 3, 9
+    settings = ["fspo.clip_values=published", "data.train_batch_size=4", "actor_rollout_ref.rollout.n=4"]
+    settings += ["actor_rollout_ref.actor.ppo_mini_batch_size=2", f"trainer.default_local_dir={folder}"]
+    trainer = trainer_of(*settings, *overrides)
     trainer.actor_rollout_wg = workers = Workers(queue)
     trainer.tokenizer = SimpleNamespace(eos_token_id=1, decode=str)
-    batch = put(queue, rewards)
+    batch, metrics = put(queue, rewards), dict[str, Any]()
     for key, tag in zip(batch.keys, batch.tags, strict=True):
-        row = queue.rows[key]
-        del row["old_log_probs"]
-        row["input_ids"] = torch.arange(tag["seq_len"])
-        row |= {"position_ids": torch.arange(tag["seq_len"]), "rollout_log_probs": -torch.ones(tag["response_len"])}
-    metrics: dict[str, Any] = {}
+        tokens = {name: torch.arange(tag["seq_len"]) for name in ("input_ids", "position_ids")}
+        del queue.rows[key]["old_log_probs"]
+        queue.rows[key] |= tokens | {"rollout_log_probs": -torch.ones(tag["response_len"])}
     for method in ("_balance_batch", "_compute_old_log_prob", "_compute_advantage", "_update_actor"):
         batch = getattr(trainer, method)(batch, metrics)
     trainer._padding.clear("train")
@@ -182,70 +170,55 @@ def test_padding_takes_the_places_of_rows_without_a_gradient(queue: Queue, tmp_p
     assert [lengths[place] for place in left_out] == [2] * 12
     tokens = [int(row.sum()) for row in columns["loss_mask"].unbind()]
     assert tokens == [tag["response_len"] for tag in batch.tags]
-    assert all(
-        len(queue.rows[key]["advantages"]) == tag["response_len"]
-        for key, tag in zip(batch.keys, batch.tags, strict=True)
-    )
+    lengths = {key: tag["response_len"] for key, tag in zip(batch.keys, batch.tags, strict=True)}
+    assert {key: len(queue.rows[key]["advantages"]) for key in lengths} == lengths
     assert set(queue.rows) == set(batch.keys), "padding goes"
     table = read_table(tmp_path / "responses")
     assert len(table) == 4 and table.left_out == 0 and not table.problems
     frame = pd.read_parquet(tmp_path / "responses")
-    assert sorted(frame["id"]) == sorted(batch.keys) and frame["S"].isna().sum() == 12
-    assert (frame["A"][frame["S"].isna()] == 0).all()
-    assert {key: tag["response_len"] for key, tag in zip(batch.keys, batch.tags, strict=True)}.items() >= dict(
-        zip(frame["id"][frame["S"].isna()], frame["L"][frame["S"].isna()], strict=True)
-    ).items(), "the length is the response's"
+    without_s = frame[frame["S"].isna()]
+    assert sorted(frame["id"]) == sorted(batch.keys) and len(without_s) == 12 and (without_s["A"] == 0).all()
+    assert dict(zip(without_s["id"], without_s["L"], strict=True)).items() <= lengths.items(), "of the response"
     assert 0 < metrics["fspo/advantage_zero_frac"] < 1
 
 
-def test_all_rows_stay_where_it_is_off_or_the_start_is_measured(queue: Queue, tmp_path: Path) -> None:
-    for name, setting in (("off", "fspo.skip_zero_advantage=false"), ("validates", "trainer.test_freq=3")):
-        _, batch, workers = one_step(queue, tmp_path / name, FOUR, setting)
-        if name == "off":
-            assert workers.updates[0][0] == batch.keys
-        else:
-            assert workers.passes[0] == batch.keys
-
-
-def test_of_a_batch_without_any_gradient_a_group_stays(queue: Queue, tmp_path: Path) -> None:
-    _, batch, workers = one_step(queue, tmp_path, {prompt: [0.7] * 4 for prompt in FOUR})
+def test_rows_stay_where_something_needs_them(queue: Queue, tmp_path: Path) -> None:
+    """Where it is off, where the distance to the start is measured, and a group of a batch without any gradient."""
+    _, batch, workers = one_step(queue, tmp_path / "off", FOUR, "fspo.skip_zero_advantage=false")
+    assert workers.updates[0][0] == batch.keys
+    _, batch, workers = one_step(queue, tmp_path / "validates", FOUR, "trainer.test_freq=3")
+    assert workers.passes[0] == batch.keys
+    _, batch, workers = one_step(queue, tmp_path / "equal", {prompt: [0.7] * 4 for prompt in FOUR})
     assert len({*workers.passes[0]} & {*batch.keys}) == 4
 
 
+CORRECTION = "algorithm.rollout_correction.rollout_is"
+
+
 @pytest.mark.parametrize(
-    ("overrides", "word"),
+    ("words", "counts"),
     [
-        (["actor_rollout_ref.actor.use_kl_loss=true"], "use_kl_loss=true"),
-        (["algorithm.use_kl_in_reward=true"], "use_kl_in_reward=true"),
-        (["actor_rollout_ref.actor.entropy_coeff=0.01"], "entropy_coeff=0.01"),
-        (["critic.enable=true"], "critic.enable=true"),
-        (["algorithm.adv_estimator=reinforce_plus_plus_baseline"], "reinforce_plus_plus_baseline"),
-        (["algo=grpo", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"], "loss_mode=vanilla"),
-        (["algo=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean"], "loss_mode=geo_mean"),
-        (
-            [
-                "algorithm.rollout_correction.rollout_is=sequence",
-                "algorithm.rollout_correction.rollout_is_batch_normalize=true",
-            ],
-            "rollout_is_batch_normalize=true",
-        ),
+        ("actor_rollout_ref.actor.use_kl_loss=true", "use_kl_loss=true"),
+        ("algorithm.use_kl_in_reward=true", "use_kl_in_reward=true"),
+        ("actor_rollout_ref.actor.entropy_coeff=0.01", "entropy_coeff=0.01"),
+        ("critic.enable=true", "critic.enable=true"),
+        ("algorithm.adv_estimator=reinforce_plus_plus_baseline", "reinforce_plus_plus_baseline"),
+        ("algo=grpo", "loss_mode=vanilla"),
+        ("algo=grpo actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "loss_mode=geo_mean"),
+        (f"{CORRECTION}=sequence {CORRECTION}_batch_normalize=true", "rollout_is_batch_normalize=true"),
+        *((f"algo={algo}", None) for algo in ("fspo", "gspo", "rloo")),
     ],
 )
-def test_leaving_out_rows_that_count_is_refused(overrides: list[str], word: str) -> None:
-    config = composed("trainer.default_local_dir=/nowhere", *overrides)
-    assert word in str(counts_zero_advantages(config))
+def test_rows_are_left_out_where_that_changes_no_gradient(words: str, counts: str | None) -> None:
+    """By default; to ask for it where such rows count is refused."""
+    config = composed("trainer.default_local_dir=/nowhere", *words.split())
     config.fspo.skip_zero_advantage = True
-    assert [problem for problem in problems(config) if "fspo.skip_zero_advantage=true" in problem and word in problem]
+    refused = [problem for problem in problems(config) if "fspo.skip_zero_advantage=true" in problem]
+    assert len(refused) == bool(counts) and all(str(counts) in problem for problem in refused)
     config.fspo.skip_zero_advantage = None
     assert not [problem for problem in problems(config) if "skip_zero_advantage" in problem]
     complete(config)
-    assert config.fspo.skip_zero_advantage is False
-
-
-@pytest.mark.parametrize("algo", ["fspo", "gspo", "rloo", "grpo"])
-def test_a_default_is_true_where_it_changes_no_gradient(algo: str) -> None:
-    """A loss of verl's may be a mean over whatever rows there are."""
-    assert completed(f"algo={algo}").fspo.skip_zero_advantage == (algo != "grpo")
+    assert config.fspo.skip_zero_advantage is (counts is None)
 
 
 @pytest.mark.slow
