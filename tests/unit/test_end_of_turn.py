@@ -54,7 +54,6 @@ ENDS = {
         f"{_EACH}{{{{ m.content }}}}{{{{ '<|eot_id|>' if enable_thinking is false else '<|im_end|>' }}}}{_END}",
         "<|eot_id|>",
     ),
-    "Alpaca, ordinary text": (f"{_EACH}### {{{{ m.role }}}}:\n{{{{ m.content }}}}\n\n### {_END}", None),
     "an added token that is text": (f"{_EACH}{{{{ m.content }}}}</answer>{_END}", None),
     "nothing": (f"{_EACH}<|{{{{ m.role }}}}|>\n{{{{ m.content }}}}{_END}", None),
     "no assistant": (f"{_EACH}{{% if m.role == 'assistant' %}}{_NO}{{% endif %}}{_END}", None),
@@ -95,19 +94,41 @@ END, EOS = (tokenizer().convert_tokens_to_ids(token) for token in ("<|im_end|>",
 OF_MODEL = "actor_rollout_ref.model"
 
 
-def stops_and_line(model: Path, *overrides: str) -> tuple[list[int], str]:
+def stops_and_line(model: Path | str, *overrides: str) -> tuple[list[int], str]:
     config = here(composed("trainer.default_local_dir=/nowhere", f"{OF_MODEL}.path={model}", *overrides))
     stops, line = add_stop_token(config, None, False)
     assert (OmegaConf.select(config, SETTING) == "/nowhere") == bool(stops)
     return stops, line
 
 
-@pytest.mark.parametrize(("generation", "own"), [(None, [EOS]), (EOS, [EOS]), ([EOS, 7], [EOS, 7])])
-def test_a_token_at_which_vllm_would_not_stop_is_added(model: MakeModel, generation: Any, own: list[int]) -> None:
-    stops, line = stops_and_line(model(generation=generation))
-    assert stops == [*own, END]
-    for part in ("'<|im_end|>'", f"({END})", "'<|endoftext|>'", f"({EOS})", f"/nowhere/{FILE}"):
+@pytest.mark.parametrize(
+    ("files", "overrides", "stops"),
+    [
+        ({}, [], [EOS, END]),
+        ({"generation": EOS}, [], [EOS, END]),
+        ({"generation": [EOS, 7]}, [], [EOS, 7, END]),
+        # vLLM stops there anyway.
+        ({"generation": [EOS, END]}, [], []),
+        ({"generation": END}, [], []),
+        ({"config": END}, [], []),  # without generation_config.json vLLM reads this one
+        ({"generation": EOS, "config": END, "template": ENDS["Zephyr"][0]}, [], []),
+        ({}, ["actor_rollout_ref.rollout.ignore_eos=true"], []),
+        ({"template": None}, [], []),  # without a chat template the checks refuse the run
+    ],
+)
+def test_a_token_at_which_vllm_would_not_stop_is_added(
+    model: MakeModel, files: dict[str, Any], overrides: list[str], stops: list[int]
+) -> None:
+    added, line = stops_and_line(model(**files), *overrides)
+    assert added == stops and bool(line) == bool(stops)
+    for part in ("'<|im_end|>'", f"({END})", "'<|endoftext|>'", f"({EOS})", f"/nowhere/{FILE}") if stops else ():
         assert part in line
+
+
+def test_ordinary_text_is_named_and_adds_nothing(model: MakeModel) -> None:
+    stops, line = stops_and_line(model(ENDS["nothing"][0]))
+    assert stops == [] and f"'<|endoftext|>' ({EOS})" in line and f"++{SETTING}=" in line
+    assert stops_and_line("pkg://recipe.math.data/assets/demo_model") == ([], ""), "the demo ends with its eos"
 
 
 def test_a_folder_of_the_user_s_takes_the_place_of_the_model_s(model: MakeModel, tmp_path: Path) -> None:
@@ -134,30 +155,6 @@ def test_vllm_takes_stop_tokens_and_nothing_else_of_the_file(tmp_path: Path) -> 
     asked = SamplingParams(stop_token_ids=[5], min_p=0.1)
     asked.update_from_generation_config(read, EOS)
     assert set(asked.stop_token_ids or ()) == {5, END} and asked._eos_token_id == EOS
-
-
-@pytest.mark.parametrize(
-    ("files", "overrides"),
-    [
-        ({"generation": [EOS, END]}, []),
-        ({"generation": END}, []),
-        ({"config": END}, []),  # without generation_config.json vLLM reads this one
-        ({"generation": EOS, "config": END, "template": ENDS["Zephyr"][0]}, []),
-        ({}, ["actor_rollout_ref.rollout.ignore_eos=true"]),
-        ({"template": None}, []),  # without a chat template the checks refuse the run
-    ],
-)
-def test_where_vllm_stops_anyway_nothing_is_added(model: MakeModel, files: dict[str, Any], overrides: Any) -> None:
-    assert stops_and_line(model(**files), *overrides) == ([], "")
-
-
-def test_the_demo_ends_its_turns_with_its_eos() -> None:
-    assert stops_and_line(Path("pkg://recipe.math.data/assets/demo_model")) == ([], "")
-
-
-def test_ordinary_text_is_named_and_adds_nothing(model: MakeModel) -> None:
-    stops, line = stops_and_line(model(ENDS["nothing"][0]))
-    assert stops == [] and f"'<|endoftext|>' ({EOS})" in line and f"++{SETTING}=" in line
 
 
 def test_template_and_eos_are_those_that_the_run_uses(model: MakeModel) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,8 +14,6 @@ from waiting import wait_until
 
 from recipe.runner.faults.errors import ExplainedError, bus_error, death, explained
 from recipe.runner.faults.processes import Ended, Process, Processes
-
-MIB = 2**20
 
 
 class Wrapped(Exception):
@@ -34,10 +30,9 @@ class Both(Wrapped, ExplainedError):
 
 def test_a_failed_run_says_why_and_keeps_the_rest_in_its_log(tmp_path: Path) -> None:
     log = tmp_path / "launcher.log"
-    engine = death(Ended(Process("vLLM engine", 12)), None)
+    engine, closed = (death(Ended(Process(who, 12)), None) for who in ("vLLM engine", "TransferQueue's controller"))
     nan = Both(Both(ExplainedError("the gradient norm is nan")))
     assert explained(nan, log, engine, None).of_process, "what a worker says after a death comes of the death"
-    closed = death(Ended(Process("TransferQueue's controller", 12)), None)
     assert not explained(nan, log, closed, None).of_process, "the trainer closes it, and may be unable to write so"
     ours = str(explained(nan, log, None, None))
     assert ours.splitlines() == ["the gradient norm is nan", f"the whole error: {log}"]
@@ -74,15 +69,12 @@ def small_memory() -> Iterator[Path]:
     folder /= f"fspo-{os.getpid()}"
     try:
         folder.mkdir()
-        (folder / name).write_text(str(64 * MIB))
+        (folder / name).write_text(str(2**26))
     except OSError as error:
         pytest.skip(f"no cgroup can be made here: {error}")
     yield folder
-    for _ in range(200):  # the kernel takes a moment to forget processes that were killed
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-            break
-        time.sleep(0.1)
+    wait_until(lambda: not (folder / "cgroup.procs").read_text(), 20)  # of processes that were killed
+    folder.rmdir()
 
 
 def test_a_process_killed_for_memory_is_named_so(

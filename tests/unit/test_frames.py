@@ -20,18 +20,6 @@ from recipe.runner.verl_patches import frames
 PICKLE = b"\xc1\xfe\xed"
 
 
-def signing(monkeypatch: pytest.MonkeyPatch, key: bytes | None = b"k" * 32) -> type[ZMQMessage]:
-    """A class like ZMQMessage with the patch."""
-
-    class Signed(ZMQMessage):
-        pass
-
-    Signed.deserialize = classmethod(ZMQMessage.deserialize.__func__)  # type: ignore[attr-defined,method-assign]
-    monkeypatch.setattr(frames, "_key", lambda: key)
-    frames._sign(SimpleNamespace(ZMQMessage=Signed, ZMQMessageDecodeError=ZMQMessageDecodeError))
-    return Signed
-
-
 class Payload:
     """Leaves a file where it is unpickled."""
 
@@ -43,15 +31,19 @@ class Payload:
 
 
 def test_a_message_of_somebody_else_is_refused_unread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    signed, mark = signing(monkeypatch), tmp_path / "executed"
+    class Signed(ZMQMessage):  # with the patch
+        deserialize = classmethod(ZMQMessage.deserialize.__func__)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(frames, "_key", lambda: b"k" * 32)
+    frames._sign(SimpleNamespace(ZMQMessage=Signed, ZMQMessageDecodeError=ZMQMessageDecodeError))
+    mark = tmp_path / "executed"
     pickled = pickle.dumps(Payload(mark))
-    sent = signed.create(ZMQRequestType.PUT_DATA, "sender", {"a": torch.arange(6).view(2, 3), "empty": torch.empty(0)})
-    received = signed.deserialize(sent.serialize())
+    sent = Signed.create(ZMQRequestType.PUT_DATA, "sender", {"a": torch.arange(6).view(2, 3), "empty": torch.empty(0)})
+    received = Signed.deserialize(sent.serialize())
     assert torch.equal(received.body["a"], sent.body["a"]) and received.body["empty"].shape == (0,)
     own = [bytes(memoryview(frame)) for frame in sent.serialize()]
     foreign: dict[str, list[bytes]] = {
         "nothing": [],
-        "one empty frame": [b""],
         "a pickle": [PICKLE, pickled],
         "a pickle with a code that is none": [PICKLE, pickled, b"c" * 32],
         "with the code of another message": [PICKLE, pickled, own[-1]],
@@ -59,7 +51,6 @@ def test_a_message_of_somebody_else_is_refused_unread(monkeypatch: pytest.Monkey
         "unsigned": own[:-1],
         "a code cut short": [*own[:-1], own[-1][:-1]],
         "a frame more": [own[0], b"", *own[1:]],
-        "two frames in one": [own[0] + own[1], *own[2:]],
         "a boundary that has moved": [own[0][:-1], own[0][-1:] + own[1], *own[2:]],
         "in another order": [own[0], own[2], own[1], *own[3:]],
     }
@@ -70,7 +61,7 @@ def test_a_message_of_somebody_else_is_refused_unread(monkeypatch: pytest.Monkey
             foreign[f"bit {bit} of frame {index}"] = [*own[:index], bytes(changed), *own[index + 1 :]]
     for what, parts in foreign.items():
         with pytest.raises(ZMQMessageDecodeError):
-            signed.deserialize(parts)
+            Signed.deserialize(parts)
             pytest.fail(f"{what} was taken")
     assert not mark.exists()
     with pytest.raises(TypeError):

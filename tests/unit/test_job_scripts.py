@@ -16,17 +16,6 @@ import pytest
 from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-#: In place of srun: notes its arguments, and the step ends at once with a reason in its output.
-SRUN = """\
-#!/bin/bash
-echo "cpus of a step: ${SRUN_CPUS_PER_TASK-${SLURM_CPUS_PER_TASK-all}}" >>"$CALLS"
-echo "variables of a step: ${SLURM_EXPORT_ENV-ALL}" >>"$CALLS"
-for word in "$@"; do
-    echo "$word" >>"$CALLS"
-    [[ $word != --output=* ]] || echo "ray: command not found" >"${word#--output=}"
-done
-exit 127
-"""
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_SUBMIT_DIR": str(ROOT)}
 
 
@@ -34,6 +23,10 @@ def install(folder: Path, **programs: str) -> None:
     for name, text in programs.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
+
+
+def on_path(folder: Path) -> str:
+    return f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
 def bash(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -63,17 +56,29 @@ def test_a_node_takes_a_ray_in_path_before_the_repository_s(
     assert done.stdout.split(":")[0] == used.replace("ROOT", str(tmp_path)), done.stderr
 
 
+def of_ray(folder: Path, ray: str, **more: str) -> dict[str, str]:
+    """The variables of Ray's step on the second node of a job, with a program in place of Ray."""
+    install(folder, ray=ray)
+    (folder / "ray_address").write_text("10.0.0.1:20000")
+    return {
+        "FSPO_ROOT": str(folder), "FSPO_LOG_DIR": str(folder), "FSPO_VENV": "", "SLURM_JOB_ID": f"test{os.getpid()}",
+        "SLURMD_NODENAME": "node2", "SLURM_NODEID": "1", "SLURM_CPUS_ON_NODE": "1", "PATH": on_path(folder), **more,
+    }  # fmt: skip
+
+
 def test_nobody_else_may_enter_the_folder_of_ray_s_files(tmp_path: Path) -> None:
     """Ray lets everybody write to the folder that it makes, and the address of the job's Ray stands in a file there."""
     with tempfile.TemporaryDirectory() as short:  # pytest's own may be too long for a socket of Ray's
-        (log,) = join(tmp_path, short).splitlines()
-        private = Path(short, f"fspo-{os.getuid()}")
-        assert f" --temp-dir={private}/test{os.getpid()}-1 " in log
-        assert " --num-cpus=1 " in log and "--address=10.0.0.1:20000" in log
+        variables = of_ray(tmp_path, '#!/bin/sh\necho "$@"\nexit 1\n', FSPO_RAY_TMP=short)
+        log, private = tmp_path / "ray-node2.log", Path(short, f"fspo-{os.getuid()}")
+        bash("node.sh", "ray", **variables)
+        assert f" --temp-dir={private}/test{os.getpid()}-1 " in log.read_text()
+        assert " --num-cpus=1 " in log.read_text() and "--address=10.0.0.1:20000" in log.read_text()
         assert private.stat().st_mode & 0o777 == 0o700
         private.chmod(0o777)
-        log = join(tmp_path, short)
-    assert log.startswith("error: ") and str(private) in log and "--num-cpus" not in log
+        bash("node.sh", "ray", **variables)
+    said = log.read_text()
+    assert said.startswith("error: ") and str(private) in said and "--num-cpus" not in said
 
 
 @pytest.mark.parametrize("nodes", ["node1", "node1 node2"])
@@ -89,33 +94,6 @@ def test_ray_listens_on_the_loopback_of_a_job_s_only_node(nodes: str, tmp_path: 
     assert f"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER={'0' if alone else ''}" in seen
     assert "SLURM_JOB_END_TIME=1893553445" in seen, "the command knows when its time ends"
     assert {"GLOO_SOCKET_IFNAME=mine", f"VLLM_HOST_IP={'127.0.0.1' if alone else ''}"} <= seen
-
-
-def join(folder: Path, ray_tmp: str) -> str:
-    """The log of the second node of a job, whose Ray prints its options and ends."""
-    install(folder, ray='#!/bin/sh\necho "$@"\nexit 1\n')
-    (folder / "ray_address").write_text("10.0.0.1:20000")
-    bash(
-        "node.sh", "ray", FSPO_ROOT=str(folder), FSPO_LOG_DIR=str(folder), FSPO_RAY_TMP=ray_tmp,
-        SLURM_JOB_ID=f"test{os.getpid()}", SLURMD_NODENAME="node2", SLURM_NODEID="1", SLURM_CPUS_ON_NODE="1",
-        PATH=f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-    )  # fmt: skip
-    return (folder / "ray-node2.log").read_text()
-
-
-def test_the_log_with_the_reason_is_named_and_a_mount_absolute(tmp_path: Path) -> None:
-    install(tmp_path, srun=SRUN, scontrol="#!/bin/sh\necho node1\n")
-    run, calls = tmp_path / "run", tmp_path / "calls"
-    container = {"FSPO_CONTAINER": "/image.sqsh", "FSPO_CONTAINER_RUNTIME": "pyxis"}
-    done = bash(
-        "launch.sh", "true", **SLURM, **container, CALLS=str(calls), SLURM_CPUS_PER_TASK="64",
-        SLURM_EXPORT_ENV="NONE",
-        FSPO_RUN_DIR=os.path.relpath(run, ROOT), PATH=f"{tmp_path}:{os.environ['PATH']}",
-    )  # fmt: skip
-    assert done.returncode == 1 and f"see {run}/slurm/7-restart-0/ray.log" in done.stderr, done.stderr
-    noted = calls.read_text().splitlines()
-    assert {f"--container-mounts={ROOT}:{ROOT},{run}:{run},/tmp:/tmp", "--container-name=fspo-7-0"} <= set(noted)
-    assert "cpus of a step: all" in noted and "variables of a step: ALL" in noted
 
 
 #: In place of srun: Ray runs until launch.sh ends it. The command saves if it is told to ($SAVE) and ends with status
@@ -143,20 +121,38 @@ echo 2030-01-02T03:04:05
 SCONTROL = '#!/bin/sh\n[ "$1" != requeue ] || echo "$2" >>"$CALLS.requeued"\necho node1\n'
 
 
-def launch(
-    folder: Path,
-    steps: str = STEPS,
-    scontrol: str = SCONTROL,
-    squeue: str = SQUEUE,
-    **variables: str,
-) -> tuple[int, str, list[str]]:
+def launch(folder: Path, steps: str = STEPS, scontrol: str = SCONTROL, **variables: str) -> tuple[int, str, list[str]]:
     """launch.sh's exit status and what it says, and the requeues that it has asked the stubs above for."""
-    install(folder, srun=steps, scontrol=scontrol, squeue=squeue)
-    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    calls = {"CALLS": str(folder / "calls"), "FSPO_RUN_DIR": str(folder / "run"), "COMMAND": "75", "PATH": path}
+    install(folder, srun=steps, scontrol=scontrol, squeue=SQUEUE)
+    calls = {"CALLS": str(folder / "calls"), "FSPO_RUN_DIR": str(folder / "run"), "COMMAND": "75"}
+    calls["PATH"] = on_path(folder)
     done = bash("launch.sh", "true", **SLURM | calls | variables)
     requeued = folder / "calls.requeued"
     return done.returncode, done.stdout + done.stderr, requeued.read_text().split() if requeued.exists() else []
+
+
+#: In place of srun: notes its arguments, and the step ends at once with a reason in its output.
+FAILS = """\
+#!/bin/bash
+echo "cpus of a step: ${SRUN_CPUS_PER_TASK-${SLURM_CPUS_PER_TASK-all}}" >>"$CALLS"
+echo "variables of a step: ${SLURM_EXPORT_ENV-ALL}" >>"$CALLS"
+for word in "$@"; do
+    echo "$word" >>"$CALLS"
+    [[ $word != --output=* ]] || echo "ray: command not found" >"${word#--output=}"
+done
+exit 127
+"""
+
+
+def test_the_log_with_the_reason_is_named_and_a_mount_absolute(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    container = {"FSPO_CONTAINER": "/image.sqsh", "FSPO_CONTAINER_RUNTIME": "pyxis"}
+    asked = {"SLURM_CPUS_PER_TASK": "64", "SLURM_EXPORT_ENV": "NONE", "FSPO_RUN_DIR": os.path.relpath(run, ROOT)}
+    status, output, _ = launch(tmp_path, steps=FAILS, **container, **asked)
+    assert status == 1 and f"see {run}/slurm/7-restart-0/ray.log" in output, output
+    noted = set((tmp_path / "calls").read_text().splitlines())
+    assert {f"--container-mounts={ROOT}:{ROOT},{run}:{run},/tmp:/tmp", "--container-name=fspo-7-0"} <= noted
+    assert {"cpus of a step: all", "variables of a step: ALL"} <= noted
 
 
 @pytest.mark.parametrize("script", ["fspo_8b.sh", "compare.sh"])
@@ -194,25 +190,18 @@ def test_a_task_of_an_array_is_a_cell_of_the_grid(tmp_path: Path) -> None:
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm/train.sh").write_text('echo "$*"; echo "$FSPO_RUN_DIR"\n')
     cells = []
-    for task in range(11):
+    for task in range(10):
         place = {"SLURM_ARRAY_TASK_ID": str(task), "SLURM_ARRAY_JOB_ID": "6", "FSPO_ROOT": str(tmp_path)}
-        done = bash("compare.sh", "mine=1", **place)
-        assert done.returncode == 0, done.stderr
-        cells.append(done.stdout.splitlines())
-    assert [words.split()[:2] for words, *_ in cells[:4]] == [
-        ["seed=1", "algo=fspo"], ["seed=1", "algo=rloo"], ["seed=1", "algo=gspo"], ["seed=2", "algo=fspo"],
-    ]  # fmt: skip
-    assert all(words.endswith(" mine=1") for words, _ in cells[:9])
-    assert len({folder for _, folder in cells[:9]}) == 9 and all("runs/compare/6/" in folder for _, folder in cells[:9])
-    assert [len(lines) for lines in cells[9:]] == [1, 1], "beyond the grid"
-
-
-def test_an_array_is_no_way_to_train_one_run(tmp_path: Path) -> None:
+        cells.append(bash("compare.sh", "mine=1", **place).stdout.splitlines())
+    order = [f"seed={seed} algo={algo}" for seed in (1, 2, 3) for algo in ("fspo", "rloo", "gspo")]
+    assert len(cells.pop()) == 1, "beyond the grid"
+    assert all(words.startswith(cell) for cell, (words, _) in zip(order, cells, strict=True))
+    assert all(words.endswith(" mine=1") and "runs/compare/6/" in folder for words, folder in cells)
+    assert len({folder for _, folder in cells}) == 9
+    # Without its own words, a task would train one run beside the others.
     array = SLURM | {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_JOB_ID": "6", "SLURM_JOB_NAME": "x"}
     done = bash("train.sh", "experiment=demo", **array)
     assert done.returncode == 2 and "FSPO_RUN_DIR" in done.stderr and "compare.sh" in done.stderr
-    done = bash("train.sh", **array, SLURM_JOB_NUM_NODES="1", FSPO_RUN_DIR=str(tmp_path), PATH="/usr/bin:/bin")
-    assert "compare.sh" not in done.stderr
 
 
 #: In place of Ray, whose processes have handlers of their own.
@@ -227,13 +216,7 @@ raylet.wait()
 
 
 def test_ray_outlives_slurm_s_signals_and_ends_by_a_file(tmp_path: Path) -> None:
-    install(tmp_path, ray=f"#!{sys.executable}\n{RAY}")
-    (tmp_path / "ray_address").write_text("10.0.0.1:20000")
-    environment = os.environ | {
-        "FSPO_ROOT": str(tmp_path), "FSPO_LOG_DIR": str(tmp_path), "SLURM_JOB_ID": f"test{os.getpid()}",
-        "SLURMD_NODENAME": "node2", "SLURM_NODEID": "1", "SLURM_CPUS_ON_NODE": "1", "FSPO_VENV": "",
-        "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }  # fmt: skip
+    environment = os.environ | of_ray(tmp_path, f"#!{sys.executable}\n{RAY}")
     log = tmp_path / "ray-node2.log"
     step = subprocess.Popen(["bash", str(ROOT / "slurm/node.sh"), "ray"], env=environment, start_new_session=True)
     try:
@@ -253,21 +236,13 @@ def test_ray_outlives_slurm_s_signals_and_ends_by_a_file(tmp_path: Path) -> None
 
 
 def test_a_fourth_requeue_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    for restart in range(4):
-        status, output, requeued = launch(tmp_path, SLURM_RESTART_COUNT=str(restart))
-        assert (status, len(requeued)) == ((75, restart + 1) if restart < 3 else (1, 3)), output
-    assert "4 starts" in output and "job 7 is not requeued" in output
-    assert "--time" in output and "--signal" in output and f"FSPO_RUN_DIR={tmp_path}/run" in output
-    assert all(f"restart {restart}: " in output for restart in range(4)) and output.count("another start") >= 4
-    # SLURM requeues a job that it has preempted without a warning: that start ends at once.
-    status, output, requeued = launch(tmp_path, SLURM_RESTART_COUNT="4")
-    assert (status, len(requeued)) == (1, 3) and "job 7 is not requeued" in output and "Ray is up" not in output
-    # Another job in the folder is not to blame.
-    assert launch(tmp_path, SLURM_JOB_ID="8")[0] == 75
-
-
-def test_a_save_counts_the_requeues_anew(tmp_path: Path) -> None:
+    """A save, of the third start, counts them anew; without one: e2e/test_slurm.py."""
     for restart in range(7):
         status, output, requeued = launch(tmp_path, SLURM_RESTART_COUNT=str(restart), SAVE="1" if restart == 2 else "")
         assert (status, len(requeued)) == ((75, restart + 1) if restart < 6 else (1, 6)), output
     assert "restart 2: " not in output and all(f"restart {restart}: " in output for restart in range(3, 7))
+    assert "4 starts" in output and "job 7 is not requeued" in output and f"FSPO_RUN_DIR={tmp_path}/run" in output
+    # SLURM requeues a job that it has preempted without a warning: that start ends at once.
+    status, output, requeued = launch(tmp_path, SLURM_RESTART_COUNT="7")
+    assert (status, len(requeued)) == (1, 6) and "job 7 is not requeued" in output and "Ray is up" not in output
+    assert launch(tmp_path, SLURM_JOB_ID="8")[0] == 75, "another job in the folder is not to blame"

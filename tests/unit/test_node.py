@@ -26,19 +26,18 @@ def test_gpus_in_exclusive_mode_are_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_job_asks_on_the_node(tmp_path: Path) -> None:
-    parent = tmp_path / ("x" * 100)
-    command = [sys.executable, "-m", "recipe.runner.faults.node", str(parent), "7-0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and done.stderr.startswith("error: ")
-    assert f"FSPO_RAY_TMP={parent}: " in done.stderr and done.stderr.count("\n") == 1
-    (tmp_path / ("y" * 100)).mkdir()
-    environment = {**os.environ, "TMPDIR": str(tmp_path / ("y" * 100))}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    of_ray, of_vllm = done.stderr.splitlines()
-    assert f"FSPO_RAY_TMP={parent}: " in of_ray and f"TMPDIR={environment['TMPDIR']}: " in of_vllm
+    (of_ray := tmp_path / ("x" * 100)).mkdir()
+    (of_vllm := tmp_path / ("y" * 100)).mkdir()
+
+    def ask(folder: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "recipe.runner.faults.node", str(folder), "7-0"]
+        return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=60)
+
+    done = ask(of_ray, TMPDIR=str(of_vllm))
+    ray, vllm = done.stderr.splitlines()
+    assert done.returncode == 1 and ray.startswith(f"error: FSPO_RAY_TMP={of_ray}: ") and f"TMPDIR={of_vllm}: " in vllm
     with tempfile.TemporaryDirectory() as short:  # pytest's own may be too long for a socket of Ray's
-        command[-2] = short
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = ask(short)
         assert (done.returncode, done.stdout) == (0, f"{short}/fspo-{os.getuid()}/7-0\n"), done.stderr
 
 
@@ -55,9 +54,8 @@ def test_a_folder_that_is_not_private_is_refused(tmp_path: Path, monkeypatch: py
         assert str(error.value).startswith("TMPDIR=x: ")
         return str(error.value)
 
-    for mode in (0o770, 0o707, 0o711):
-        folder.chmod(mode)
-        assert f"{folder} is open to others (mode {mode:o})" in refused(folder.parent)
+    folder.chmod(0o711)
+    assert f"{folder} is open to others (mode 711)" in refused(folder.parent)
     folder.chmod(0o700)
     (tmp_path / folder.name).symlink_to(folder)  # another user may have made it, to a folder of the victim's
     assert "link" in refused(tmp_path)
@@ -65,22 +63,6 @@ def test_a_folder_that_is_not_private_is_refused(tmp_path: Path, monkeypatch: py
         patch.setattr(os, "getuid", lambda: 12345)
         (folder.parent / "fspo-12345").mkdir(mode=0o700)
         assert f"belongs to the user {os.geteuid()}" in refused(folder.parent)
-    (tmp_path / "file").touch()
-    assert str(tmp_path / "file") in refused(tmp_path / "file")
-
-
-@pytest.mark.slow  # fresh processes that import torch or verl
-def test_inductor_takes_no_kernels_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's default is a folder of a known name in the temporary one, whoever made it."""
-    program = "from torch._inductor.runtime.cache_dir_utils import cache_dir; print(cache_dir())"
-    private = node.private_folder(tmp_path, "")
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it by itself, once it has been asked
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    for variables, folder in ((node.cache_environment(private), private), ({}, tmp_path)):
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=environment | variables, capture_output=True, text=True, timeout=100
-        )
-        assert Path(done.stdout.strip()).parent == folder, done.stderr
 
 
 def test_caches_are_private_or_in_a_home_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

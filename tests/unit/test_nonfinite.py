@@ -40,13 +40,9 @@ def test_the_batch_is_saved_and_what_is_not_finite_is_named(tmp_path: Path, norm
     saved = torch.load(tmp_path / "bad_batch_rank1.pt", weights_only=False)
     assert sorted(saved) == ["advantages", "input_ids"]
     assert torch.isnan(saved["advantages"].values()).sum() == 1
-
-
-def test_what_the_loss_refuses_is_saved_too(tmp_path: Path) -> None:
-    ones = torch.ones(2, 3)
-    with (
-        pytest.raises(UpdateRefused, match=holds("row 0 ", "advantages_BT", f"{tmp_path}/bad_batch_rank0.pt")),
-        guarded_update(mini_batch(bad=True), tmp_path, 0, UnusableRowsError),
-    ):
+    # So is what the loss refuses.
+    ones, said = torch.ones(2, 3), holds("row 0 ", "advantages_BT", f"{tmp_path}/bad_batch_rank0.pt")
+    guarded = guarded_update(mini_batch(bad=True), tmp_path, 0, UnusableRowsError)
+    with pytest.raises(UpdateRefused, match=said), guarded:
         sequence_policy_loss(-ones, -ones, ones * float("nan"), ones, ALGORITHMS["fspo"])
     assert (tmp_path / "bad_batch_rank0.pt").is_file()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,11 +20,9 @@ from waiting import wait_until
 from recipe.runner.faults.preemption import (
     SIGNALS,
     STOP_VARIABLE,
-    UNSAVED_VARIABLE,
     ask_to_stop,
     remove_old_request,
     stop_request,
-    tell_of_save,
     time_left_s,
 )
 from recipe.runner.faults.processes import is_alive
@@ -38,14 +39,6 @@ def test_who_asks_for_the_end_and_what_a_start_removes(tmp_path: Path, monkeypat
     ask_to_stop(tmp_path)
     assert stop_request(tmp_path) == tmp_path / "stop"
     assert remove_old_request(tmp_path) and stop_request(tmp_path) == of_job
-
-
-def test_a_save_removes_the_job_script_s_list_of_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(UNSAVED_VARIABLE, str(tmp_path / "unsaved"))
-    (tmp_path / "unsaved").touch()
-    for _ in range(2):  # with it, and without
-        tell_of_save()
-        assert not (tmp_path / "unsaved").exists()
 
 
 def test_the_time_that_a_job_has_left_is_slurm_s(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,84 +76,71 @@ child.kill()
 """
 
 
-def launcher(run: Path, phase: str, one_signal_s: float = 0.0, ignored: int = 0) -> subprocess.Popen[str]:
-    """Such a process; a shell's background job, as these tests may be, ignores Ctrl-C, and nohup another signal."""
+@contextlib.contextmanager
+def launcher(
+    run: Path, phase: str, one_signal_s: float = 0.0, ignored: int = 0
+) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
+    """Such a process and its output; nothing of it is left in the end.
+
+    A shell's background job, as these tests may be, ignores Ctrl-C, and nohup another signal.
+    """
 
     def begin() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if ignored:
             signal.signal(ignored, signal.SIG_IGN)
 
-    return subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(run), phase, str(one_signal_s)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=begin,
-    )
+    command = [sys.executable, "-c", LAUNCHER, str(run), phase, str(one_signal_s)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, text=True, preexec_fn=begin, **pipes) as process:  # type: ignore[call-overload]
+        child = int(process.stdout.readline())
+        yield process.stdout, process
+    wait_until(lambda: not is_alive(child))
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_first_signal_saves_and_a_second_ends_at_once(tmp_path: Path, number: int) -> None:
-    with launcher(tmp_path, "update") as process:
-        assert process.stdout is not None and process.stderr is not None
-        child = int(process.stdout.readline())
+    with launcher(tmp_path, "update") as (out, process):
         process.send_signal(number)
-        assert process.stdout.readline() == "asked\n"
+        assert out.readline() == "asked\n"
         process.send_signal(number)
         assert process.wait(30) == 128 + number
         assert "saving after the step in progress" in process.stderr.read()
-    wait_until(lambda: not is_alive(child) and not (tmp_path / "private").exists())
+    wait_until(lambda: not (tmp_path / "private").exists())
 
 
-@pytest.mark.parametrize("phase", ["imports", "start-up", "first weight sync"])
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR2, 75)])
+@pytest.mark.parametrize(
+    ("phase", "number", "status"),
+    [
+        ("imports", signal.SIGTERM, 75),
+        ("start-up", signal.SIGINT, 130),
+        ("first weight sync", signal.SIGUSR2, 75),
+    ],
+)
 def test_before_the_first_step_a_first_signal_ends_at_once(
     tmp_path: Path, phase: str, number: int, status: int
 ) -> None:
-    with launcher(tmp_path, phase) as process:
-        assert process.stdout is not None and process.stderr is not None
-        child = int(process.stdout.readline())
+    with launcher(tmp_path, phase) as (_, process):
         process.send_signal(number)
         assert process.wait(30) == status
         assert "nothing saved" in process.stderr.read()
-    wait_until(lambda: not is_alive(child))
     assert not stop_request(tmp_path)
 
 
-def test_a_signal_that_comes_twice_within_a_second_is_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "ignored"), [(signal.SIGTERM, 0), (signal.SIGHUP, signal.SIGHUP)])
+def test_a_signal_twice_within_a_second_is_one_and_an_ignored_one_none(
+    tmp_path: Path, number: int, ignored: int
+) -> None:
     """SLURM sends TERM so, at the end of the time limit and to what it preempts without a grace time."""
-    with launcher(tmp_path, "update", one_signal_s=1000) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == "asked\n"
-        process.send_signal(signal.SIGTERM)
+    phase = "imports" if ignored else "update"  # during the imports a signal would end the process
+    with launcher(tmp_path, phase, one_signal_s=1000, ignored=ignored) as (out, process):
+        process.send_signal(number)
+        if ignored:
+            ask_to_stop(tmp_path)
+        assert out.readline() == "asked\n"
+        process.send_signal(number)
         time.sleep(0.2)
         assert process.communicate("goes on\n", timeout=30)[0] == "goes on\n\n" and process.returncode == 0
-
-
-def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
-    with launcher(tmp_path, "imports", ignored=signal.SIGHUP) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.send_signal(signal.SIGHUP)
-        ask_to_stop(tmp_path)
-        assert process.communicate("goes on\n", timeout=30)[0] == "asked\ngoes on\n\n" and process.returncode == 0
-
-
-def test_what_multiprocessing_starts_leaves_the_signals_blocked() -> None:
-    code = """
-import signal
-from multiprocessing import resource_tracker
-from recipe.runner.faults.preemption import SIGNALS, take_signals
-take_signals(print)
-resource_tracker.ensure_running()
-print(signal.pthread_sigmask(signal.SIG_BLOCK, ()) >= set(SIGNALS) - {signal.SIGINT})
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "True\n", done.stderr
 
 
 def test_the_launcher_of_the_page_stops_and_submits_again(tmp_path: Path) -> None:
@@ -178,13 +158,8 @@ exit $STATUS"""
     environment = os.environ | {"PBS_O_WORKDIR": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = ["bash", str(tmp_path / "mine.sh")]
     for status, printed in ((75, "again mine.sh\n"), (1, ""), (75, "again mine.sh\n")):
-        job = subprocess.Popen(
-            command,
-            env=environment | {"STATUS": str(status)},
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        of_job = {"env": environment | {"STATUS": str(status)}, "stdout": subprocess.PIPE, "text": True}
+        job = subprocess.Popen(command, start_new_session=True, **of_job)  # type: ignore[call-overload]
         wait_until((tmp_path / "begun").exists)
         os.killpg(job.pid, signal.SIGUSR2)  # to all processes of the job, as many schedulers do
         assert (job.communicate(timeout=60)[0], job.returncode) == (printed, status)

@@ -22,35 +22,28 @@ class Tokenizer:
         return "".join(chr(i) for i in ids.tolist())
 
 
-def manager(path: str, **reward_kwargs: Any) -> Any:
-    function = {"path": path, "name": "compute_score", "reward_kwargs": reward_kwargs}
-    ours = {
-        "source": "importlib",
-        "name": "TokenLengthRewardManager",
-        "module": {"path": "pkg://recipe.runner.reward_manager"},
-    }
+def manager(path: str) -> Any:
+    module = {"path": "pkg://recipe.runner.reward_manager"}
+    ours = {"source": "importlib", "name": "TokenLengthRewardManager", "module": module}
+    function = {"path": path, "name": "compute_score", "reward_kwargs": {}}
     config = {"reward": {"custom_reward_function": function, "reward_manager": ours}}
     return load_reward_manager(OmegaConf.create(config), Tokenizer())
 
 
-def response(text: str, source: str = "aime24", info: dict[str, Any] | None = None, prompt: int = 0) -> DataProto:
-    """The response of 6 positions at most, to row 7 if nothing else is given."""
-    ids = [ord(c) for c in text]
-    return DataProto.from_dict(
-        tensors={
-            "prompts": torch.full((1, 3), prompt),
-            "responses": torch.tensor([ids + [0] * (6 - len(ids))]),
-            "attention_mask": torch.tensor([[1] * (3 + len(ids)) + [0] * (6 - len(ids))]),
-        },
-        non_tensors={
-            "data_source": np.array([source], dtype=object),
-            "reward_model": np.array([{"ground_truth": "34"}], dtype=object),
-            "extra_info": np.array([{"index": 7} if info is None else info], dtype=object),
-        },
-    )
-
-
-def run(one: Any, data: DataProto) -> dict[str, Any]:
+def scored(one: Any, source: str = "aime24", info: dict[str, Any] | None = None, prompt: int = 0) -> dict[str, Any]:
+    """What a manager makes of the response "34" with room for six, to row 7 if nothing else is given."""
+    tensors = {
+        "prompts": torch.full((1, 3), prompt),
+        "responses": torch.tensor([[ord("3"), ord("4"), 0, 0, 0, 0]]),
+        "attention_mask": torch.tensor([[1] * 5 + [0] * 4]),
+    }
+    others = {
+        "data_source": source,
+        "reward_model": {"ground_truth": "34"},
+        "extra_info": {"index": 7} if info is None else info,
+    }
+    non_tensors = {name: np.array([value], dtype=object) for name, value in others.items()}
+    data = DataProto.from_dict(tensors=tensors, non_tensors=non_tensors)
     return dict(asyncio.get_event_loop().run_until_complete(one.run_single(data)))
 
 
@@ -67,10 +60,10 @@ def own(tmp_path: Path) -> Any:
     """A manager for a reward with this body."""
 
     def build(body: str, head: str = "def") -> Any:
-        file = tmp_path / "reward.py"
         lines = "".join(f"    {line}\n" for line in body.splitlines())
-        file.write_text(f"{head} compute_score(data_source, solution_str, ground_truth, extra_info=None):\n{lines}")
-        return manager(str(file))
+        text = f"{head} compute_score(data_source, solution_str, ground_truth, extra_info=None):\n{lines}"
+        (tmp_path / "reward.py").write_text(text)
+        return manager(str(tmp_path / "reward.py"))
 
     return build
 
@@ -82,7 +75,6 @@ def own(tmp_path: Path) -> Any:
         ("return solution_str == ground_truth", True),
         ("import numpy\nreturn numpy.float32(0.5)", 0.5),
         ("import torch\nreturn torch.tensor(0.5)", 0.5),
-        ("return {'score': 2, 'acc': 1, 'why': 'text'}", 2),
         ("return extra_info['index'] + len(extra_info['problem_id'])", 32),
         ("return {'score': 1, 'parts': [1, 2.5], 'why': None}", 1),
     ],
@@ -90,7 +82,7 @@ def own(tmp_path: Path) -> Any:
 @pytest.mark.parametrize("head", ["def", "async def"])
 def test_what_is_a_reward_passes_unchanged(own: Any, head: str, body: str, score: float) -> None:
     one = own(body, head)
-    result = run(one, response("34"))
+    result = scored(one)
     assert result["reward_score"] == score
     assert one.failure is None
     reported = {"response_length": 2, "data_source": "aime24"}
@@ -102,7 +94,7 @@ def test_what_is_a_reward_passes_unchanged(own: Any, head: str, body: str, score
 def test_rows_without_a_problem_are_known_by_their_prompt(own: Any, path: str) -> None:
     def problem_id_of(prompt: int, **info: Any) -> str:
         one = own("return 1") if path == "own" else manager(path)
-        return str(run(one, response("34", info=info, prompt=prompt))["reward_extra_info"]["problem_id"])
+        return str(scored(one, info=info, prompt=prompt)["reward_extra_info"]["problem_id"])
 
     assert problem_id_of(1) == problem_id_of(1, index=None, problem_id=None) != problem_id_of(2)
     assert problem_id_of(1, index=3) == problem_id_of(1, index=3, problem_id=None) != problem_id_of(1, index=4)
@@ -124,11 +116,11 @@ def test_rows_without_a_problem_are_known_by_their_prompt(own: Any, path: str) -
 def test_a_failure_names_row_and_response_and_is_kept(own: Any, body: str, says: str) -> None:
     one = own(body)
     with pytest.raises(ExplainedError) as failed:
-        run(one, response("34", source="own/task"))
+        scored(one, "own/task")
     message = str(failed.value)
     for what in (says, "reward.py", "data_source='own/task'", "index=7", "ground truth: '34'", "response: '34'"):
         assert what in message
     assert one.failure == message
     with pytest.raises(ExplainedError):
-        run(one, response("34", source="another"))
+        scored(one, "another")
     assert one.failure == message  # the first one

@@ -14,6 +14,7 @@ from messages import holds
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fspo.start import prepared
+from recipe.runner.checkpoints.integrity import Checkpoint
 from recipe.runner.faults.phase import Phase, write_phase
 from recipe.runner.launch import resume, run_folder
 from recipe.runner.launch.problems import Refused
@@ -48,12 +49,6 @@ def test_a_second_start_in_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_named_stop_is_in_the_way(tmp_path: Path) -> None:
-    assert resume.foreign_files(begun(tmp_path / "run")) is None
-    (tmp_path / "run/stop").mkdir()
-    assert "stop" in str(resume.foreign_files(tmp_path / "run"))
-
-
 def test_every_start_is_recorded_with_its_end(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run", "seed=7")
     assert info_of(folder)["overrides"] == ["seed=7"] and info_of(folder)["status"] == "running"
@@ -77,67 +72,60 @@ def test_a_run_has_its_steps_counted(tmp_path: Path) -> None:
     (folder / "global_step_2").mkdir()
     (folder / "latest_checkpointed_iteration.txt").write_text("2")
     assert resume.last_steps(folder) == (2, 2)
-
-
-def test_a_damaged_configuration_is_refused(tmp_path: Path) -> None:
-    folder = begun(tmp_path / "run")
     (folder / "config.yaml").write_text("[")
     with pytest.raises(Refused, match=holds("config.yaml", "restore it")):
         resume.settings_of_the_run(folder)
 
 
 def test_which_checkpoint_a_start_begins_with(tmp_path: Path) -> None:
-    """That of another run once; what was saved since comes first in the same command."""
-    other = tmp_path / "other/global_step_3"
-    words = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={other}")
+    """That of another run once; what was saved since comes first in the same command, at every start."""
+    other, mode = tmp_path / "other/global_step_3", "trainer.resume_mode=resume_path"
+    words = (mode, f"trainer.resume_from_path={other}")
     folder = begun(tmp_path / "run", *words)
     first = resume.settings_of_the_run(folder)
 
-    def chosen(*words: str) -> tuple[str, str | None]:
-        trainer = settings(folder, *words).trainer
-        resume.choose_checkpoint(trainer, first)
-        return trainer.resume_mode, trainer.resume_from_path
+    def chosen(*words: str) -> DictConfig:
+        config = settings(folder, *words)
+        resume.choose_checkpoint(config.trainer, first)
+        return config
 
-    assert chosen(*words) == ("resume_path", str(other))
+    def named(config: DictConfig) -> tuple[str, str | None]:
+        return config.trainer.resume_mode, config.trainer.resume_from_path
+
+    assert named(chosen(*words)) == ("resume_path", str(other))
     (folder / "latest_checkpointed_iteration.txt").write_text("5")
-    assert chosen(*words) == ("auto", str(other)), "which the next start knows again"
-    own = folder / "global_step_2"
-    assert chosen("trainer.resume_mode=resume_path", f"trainer.resume_from_path={own}") == ("resume_path", str(own))
-    for mode in (("trainer.resume_mode=disable",), (words[0], f"trainer.resume_from_path={tmp_path}/x/global_step_1")):
+    for _ in range(3):
+        config = chosen(*words)
+        assert named(config) == ("auto", str(other)), "which the next start knows again"
+        run_folder.begin(folder, OmegaConf.to_container(config), words, {"algo": "fspo"})
+        first = resume.settings_of_the_run(folder)
+    own = str(folder / "global_step_2")
+    assert named(chosen(mode, f"trainer.resume_from_path={own}")) == ("resume_path", own)
+    another = f"trainer.resume_from_path={tmp_path}/x/global_step_1"
+    for refused in (("trainer.resume_mode=disable",), (mode, another)):
         with pytest.raises(Refused, match="another run's"):
-            chosen(*mode)
+            chosen(*refused)
+    # A path without its mode has no effect.
+    assert "give resume_mode=resume_path" in str(resume.path_without_effect(settings(folder, another).trainer, first))
 
 
-def test_an_evaluation_has_its_own_folder_and_trains_nothing(tmp_path: Path) -> None:
-    from recipe.runner.checkpoints.integrity import Checkpoint
-
+def test_an_evaluation_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    """What is in it: e2e/test_train.py."""
     folder = begun(tmp_path / "run")
-    config = settings(folder)
     with pytest.raises(Refused, match="no checkpoint"):
-        resume.turn_into_evaluation(config, None)
-    resume.turn_into_evaluation(config, Checkpoint(folder / "global_step_2"))
-    trainer = config.trainer
-    assert (trainer.default_local_dir, trainer.val_only, trainer.val_before_train) == (
-        f"{folder}/evaluation",
-        True,
-        True,
-    )
-    assert (trainer.resume_mode, trainer.resume_from_path) == ("resume_path", f"{folder}/global_step_2")
-    assert config.data.train_files == [f"{folder}/data/train.parquet"]
-    (folder / "evaluation/validation").mkdir(parents=True)
-    (folder / "evaluation/validation/0.jsonl").touch()
-    config = settings(folder)
-    resume.turn_into_evaluation(config, Checkpoint(folder / "global_step_2"))
-    assert config.trainer.default_local_dir == f"{folder}/evaluation_2"
-
-
-# ---------------------------------------------------------------- words
+        resume.turn_into_evaluation(settings(folder), None)
+    for name in ("evaluation", "evaluation_2"):
+        config = settings(folder)
+        resume.turn_into_evaluation(config, Checkpoint(folder / "global_step_2"))
+        assert config.trainer.default_local_dir == f"{folder}/{name}"
+        assert config.data.train_files == [f"{folder}/data/train.parquet"]
+        (folder / name / "validation").mkdir(parents=True)
+        (folder / name / "validation/0.jsonl").touch()
 
 
 def test_resume_is_the_words_of_the_run_and_then_the_command(tmp_path: Path) -> None:
-    folder = tmp_path / "a run"
     given = ["algo=gspo", "~data.x", "++a.b=1", "run.allow_changed=[x]", "trainer.default_local_dir=/old"]
-    begun(folder, "seed=1")
+    folder = begun(tmp_path / "run", "seed=1").rename(tmp_path / "a run, seed=1")
     info = info_of(folder)
     (folder / "run.json").write_text(json.dumps(info | {"overrides": [*given, "--config-dir=/mine", "seed=1"]}))
     words = resume.with_words_of_the_run([f"resume='{folder}'", "seed=2", "+a.b=3", "--cfg", "job"])
@@ -145,64 +133,34 @@ def test_resume_is_the_words_of_the_run_and_then_the_command(tmp_path: Path) -> 
         *("algo=gspo", "~data.x", "--config-dir=/mine", f"trainer.default_local_dir='{folder}'"),
         *("seed=2", "+a.b=3", "--cfg", "job"),
     ]
+    assert words[3] in resume.with_words_of_the_run([f"resume={folder}"]), "a shell takes the quotes away"
     assert resume.with_words_of_the_run(["seed=2"]) == ["seed=2"]
     with pytest.raises(Refused, match=holds("resume=", "run.json")):
         resume.with_words_of_the_run([f"resume={tmp_path}"])
 
 
-# ---------------------------------------------------------------- the code
-
-
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository that holds the package."""
-    folder = tmp_path / "checkout"
-    folder.mkdir()
-    (folder / "module.py").write_text("x = 1\n")
-    monkeypatch.setattr(run_folder, "__file__", str(folder / "module.py"))
-    for words in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "-m", "x")):
-        git(folder, *words)
-    return folder
-
-
-def git(folder: Path, *words: str) -> None:
-    subprocess.run(["git", "-C", folder, "-c", "user.name=x", "-c", "user.email=x@x", *words], check=True)
-
-
 def test_a_new_file_is_dirt_and_another_commit_is_a_change(
-    checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    checkout = tmp_path / "checkout"  # a repository that holds the package
+    checkout.mkdir()
+    monkeypatch.setattr(run_folder, "__file__", str(checkout / "module.py"))
+
+    def commit(name: str) -> None:
+        (checkout / name).touch()
+        for words in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "-m", name)):
+            subprocess.run(["git", "-C", checkout, "-c", "user.name=x", "-c", "user.email=x@x", *words], check=True)
+
+    commit("module.py")
     assert run_folder.code_state()["dirty"] is False
+    folder = begun(tmp_path / "run")
     (checkout / "new.py").touch()
     assert run_folder.code_state()["dirty"] is True
-    folder = begun(tmp_path / "run")
-    git(checkout, "add", ".")
-    git(checkout, "commit", "--quiet", "-m", "y")
+    commit("new.py")
     begun(folder)
     assert "note: commit was " in capsys.readouterr().out
     (change,) = info_of(folder)["changed"]
     assert change["key"] == "commit" and change["new"] == info_of(folder)["commit"] != change["old"]
-
-
-def test_a_path_named_again_goes_on_from_what_was_saved_since(tmp_path: Path) -> None:
-    """At every start, not only at the second; a path without its mode has no effect, and is refused."""
-    words = ("trainer.resume_mode=resume_path", "trainer.resume_from_path=/other/global_step_5")
-    folder = begun(tmp_path / "run", *words)
-    (folder / "latest_checkpointed_iteration.txt").write_text("6")
-    for _ in range(3):
-        config = settings(folder, *words)
-        before = resume.settings_of_the_run(folder)
-        resume.choose_checkpoint(config.trainer, before)
-        assert (config.trainer.resume_mode, config.trainer.resume_from_path) == ("auto", "/other/global_step_5")
-        run_folder.begin(folder, OmegaConf.to_container(config), words, {"algo": "fspo"})
-    path = "trainer.resume_from_path=/another/global_step_1"
-    assert "give resume_mode=resume_path" in str(resume.path_without_effect(settings(folder, path).trainer, before))
-
-
-def test_a_folder_with_an_equals_sign_is_gone_on_with(tmp_path: Path) -> None:
-    folder = begun(tmp_path / "run", "seed=1").rename(tmp_path / "seed=1,algo=fspo")
-    words = resume.with_words_of_the_run([f"resume={folder}"])
-    assert words[0] == "seed=1" and words[1] == f"trainer.default_local_dir='{folder}'"
 
 
 def test_a_variable_that_a_shell_lacks_is_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

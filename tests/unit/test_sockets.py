@@ -53,12 +53,6 @@ def listening(port: int) -> set[str]:
     }
 
 
-def patched() -> Any:
-    rendezvous = SimpleNamespace(TCPStore=TCPStore)
-    listen_at_the_address(rendezvous)
-    return rendezvous.TCPStore
-
-
 @pytest.mark.parametrize("use_libuv", [True, False])
 def test_a_store_listens_at_the_address_that_it_is_reached_at(use_libuv: bool) -> None:
     how: dict[str, Any] = {"world_size": 1, "timeout": timedelta(seconds=20), "multi_tenant": True}
@@ -66,12 +60,11 @@ def test_a_store_listens_at_the_address_that_it_is_reached_at(use_libuv: bool) -
     port = free_port()
     plain = TCPStore("127.0.0.1", port, is_master=True, **how)
     assert listening(port) != {"127.0.0.1"}, "torch does so itself: this patch can go"
-    port = free_port()
-    store = patched()(host_name="127.0.0.1", port=port, is_master=True, **how)
-    assert listening(port) == {"127.0.0.1"}
+    listen_at_the_address(patched := SimpleNamespace(TCPStore=TCPStore))  # type: ignore[arg-type]
+    how |= {"host_name": "127.0.0.1", "port": (port := free_port())}
+    store = patched.TCPStore(is_master=True, **how)
     store.set("key", "value")
-    other = patched()(host_name="127.0.0.1", port=port, is_master=False, **how)
-    assert other.get("key") == b"value"
-    again = patched()(host_name="127.0.0.1", port=port, is_master=True, **how)  # as for a second group of the process
-    assert again.get("key") == b"value" and listening(port) == {"127.0.0.1"}
+    for is_master in (False, True):  # the second as for a second group of the process
+        assert patched.TCPStore(is_master=is_master, **how).get("key") == b"value"
+        assert listening(port) == {"127.0.0.1"}
     del plain

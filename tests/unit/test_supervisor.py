@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from waiting import wait_until
 from recipe.runner.faults import processes, supervisor
 from recipe.runner.faults.hang import HangLimit
 from recipe.runner.faults.phase import PHASE_FILE, Phase, read_phase, write_phase
-from recipe.runner.faults.processes import is_alive, kill, log_of, processes_of, role_of
+from recipe.runner.faults.processes import is_alive, log_of, processes_of, role_of
 from recipe.runner.faults.supervisor import Supervisor
 
 Begin = Callable[..., "subprocess.Popen[bytes]"]
@@ -124,70 +123,29 @@ def test_a_run_that_ends_by_itself_is_left_alone(begin: Begin, watch: Callable[.
     watched.start({"TransferQueue's storage", "FSDP worker"})
     storage.kill()  # the trainer closes it at its end
     time.sleep(0.5)
-    assert watched.supervisor.failure is None
     watched.supervisor.stand_down()
     worker.kill()
     time.sleep(0.8)
     assert watched.supervisor.failure is None and watched.called == []
 
 
-LAUNCHER = """
-import os, sys, time
-from pathlib import Path
-from recipe.runner.faults.reaper import Reaper
-from recipe.runner.faults.processes import RUN_ID_VARIABLE
-os.environ[RUN_ID_VARIABLE] = sys.argv[1]
-reaper = Reaper(sys.argv[1], sys.argv[2])
-if sys.argv[3] != "-":
-    reaper.tell(sys.argv[3])
-    if sys.argv[3] == "done":
-        reaper.bye(Path(sys.argv[2], "ray"))
-import subprocess
-subprocess.Popen(["/bin/sleep", "60"], start_new_session=True)
-print("ready", flush=True)
-time.sleep(60)
-"""
-
-
-@pytest.mark.slow
-def test_the_reaper_speaks_and_ends_what_a_killed_launcher_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", ["", "the FSDP worker died\n", "bye FOLDER\n"])
+def test_the_reaper_speaks_and_ends_what_a_launcher_has_left(
+    run_id: str, begin: Begin, tmp_path: Path, told: str
+) -> None:
+    """And that it is there when the launching process is killed: e2e/test_async.py."""
     write_phase(tmp_path, Phase(2, "save"))
     (tmp_path / "ray" / "session").mkdir(parents=True)
-    says = {
-        "-": "error: the launching process (process ",
-        "the FSDP worker died": "error: the FSDP worker died",
-        "done": "",
-    }
-    run_ids = {last_words: uuid.uuid4().hex for last_words in says}
-    launchers = {}
-    try:
-        for last_words, run_id in run_ids.items():  # all at once: a reaper is patient for six seconds
-            command = [sys.executable, "-c", LAUNCHER, run_id, str(tmp_path), last_words]
-            launchers[last_words] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for last_words, launcher in launchers.items():
-            assert launcher.stdout is not None and launcher.stdout.readline() == "ready\n"
-            # The launcher set its run_id after it had begun, and the reaper has none.
-            assert len(processes_of(run_ids[last_words])) == 1
-            launcher.send_signal(signal.SIGKILL)
-        for last_words, launcher in launchers.items():
-            wait_until(lambda run_id=run_ids[last_words]: processes_of(run_id) == [], 15)
-            assert launcher.stderr is not None
-            heard = launcher.stderr.read()  # ends with the reaper
-            assert heard.startswith(says[last_words]) and bool(heard) == bool(says[last_words])
-            if last_words == "-":
-                assert f"died during the save of step 2; its log: {tmp_path}/launcher.log" in heard
-        assert not (tmp_path / "ray").exists(), "it is left to the reaper"
-    finally:
-        for last_words, launcher in launchers.items():
-            launcher.kill()
-            launcher.communicate(timeout=10)
-            kill(processes_of(run_ids[last_words]))
-
-
-def test_a_reaper_leaves_a_launcher_alone_that_goes_on(run_id: str, begin: Begin, tmp_path: Path) -> None:
-    next_run = begin("ray::WorkerDict")
+    left = begin("ray::WorkerDict")
     code = "from recipe.runner.faults import reaper; reaper._PATIENCE_S = 0.5; reaper.main(*__import__('sys').argv[1:])"
-    command = [sys.executable, "-c", code, run_id, str(tmp_path), str(os.getpid())]
-    ended = subprocess.run(command, input="bye\n", capture_output=True, text=True, timeout=30)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert is_alive(next_run.pid)
+    command = [sys.executable, "-c", code, run_id, str(tmp_path)]
+    text = told.replace("FOLDER", str(tmp_path / "ray"))
+    if text:  # the launching process goes on with something else
+        done = subprocess.run([*command, str(os.getpid())], input=text, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and is_alive(left.pid) and (tmp_path / "ray").exists()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    done = subprocess.run([*command, str(gone.pid)], input=text, capture_output=True, text=True, timeout=60)
+    died = f"error: the launching process (process {gone.pid}) died during the save of step 2; its log: {tmp_path}/"
+    assert done.stderr == ("" if "bye" in told else f"error: {told}" if told else f"{died}launcher.log\n")
+    assert not is_alive(left.pid) and (tmp_path / "ray").exists() == ("bye" not in told)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -108,12 +105,3 @@ def test_a_signal_is_passed_on_and_no_other_run_starts(tmp_path: Path, signum: s
 
 def test_a_dry_run_says_what_the_first_refused_arm_ends_with(tmp_path: Path) -> None:
     assert sweep(tmp_path, 1, 7, algos=("fspo",)).run(True) == 2
-
-
-def test_hydra_writes_nothing_beside_the_runs(tmp_path: Path) -> None:
-    words = ["-m", "seed=1,2", "algo=nosuch"]
-    done = subprocess.run(
-        [sys.executable, "-m", "recipe.fspo.main", *words], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 1 and "nosuch" in done.stderr and list(tmp_path.iterdir()) == []
-    assert json.dumps(done.stdout)
