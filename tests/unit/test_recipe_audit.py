@@ -84,9 +84,8 @@ def test_every_rank_writes_what_its_loss_did(loss: str, folder: Path) -> None:
     assert table.problems == [] and (table.meta["loss"], table.meta["rule"]) == (loss, "known")
     assert table.meta["every_mini_batch"] == "no" and len(table) == RANKS * 2 * 2 * 2 * 7
     columns = table.columns
-    assert np.unique(np.stack([columns["step"], columns["update"], columns["minibatch"]]), axis=1).T.tolist() == [
-        *([1, 0, 0], [1, 1, 1], [2, 0, 0], [2, 1, 1])
-    ]
+    places = {*zip(*(columns[name].tolist() for name in ("step", "update", "minibatch")), strict=True)}
+    assert places == {(1, 0, 0), (1, 1, 1), (2, 0, 0), (2, 1, 1)}
     assert ((columns["truncated"] == 1) == (columns["L"] >= 50)).all() and columns["truncated"].any()
     if loss == "seq_gspo":
         tensors = (torch.from_numpy(columns[name]) for name in ("S", "L", "A"))
@@ -114,18 +113,19 @@ def test_an_error_ends_the_audit_and_not_the_run(
     assert capsys.readouterr().out.count("FSPO_AUDIT: NameError") == 1
 
 
-def config_of(mode: str) -> Any:
+def announced(mode: str) -> dict[str, str]:
     loss = {"actor": {"policy_loss": {"loss_mode": "gspo"}}}
     v1 = {"trainer_mode": mode, "separate_async": {"parameter_sync_step": 4}}
-    return OmegaConf.create({"actor_rollout_ref": loss, "trainer": {"v1": v1}, "data": {"max_response_length": 96}})
+    config = {"actor_rollout_ref": loss, "trainer": {"v1": v1}, "data": {"max_response_length": 96}}
+    return audit.announced(OmegaConf.create(config))
 
 
 def test_rays_workers_are_told_and_the_driver_says_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    environment = audit.announced(config_of("separate_async"))
+    environment = announced("separate_async")
     run = json.loads(environment[audit.RUN])
     assert environment[audit.FOLDER] == str(folder) and run["run"]
     assert (run["calls"], run["limit"], run["every_mini_batch"]) == (4, 96, "no")
-    assert json.loads(audit.announced(config_of("sync"))[audit.RUN])["calls"] == 1
+    assert json.loads(announced("sync")[audit.RUN])["calls"] == 1
     output = capsys.readouterr().out
     assert "gspo" in output and str(folder) in output and output.count("\n") == 2
 
@@ -133,10 +133,10 @@ def test_rays_workers_are_told_and_the_driver_says_where(folder: Path, capsys: p
 def test_a_folder_that_cannot_be_written_to_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(audit.FOLDER, "/dev/null/here")
     with pytest.raises(ValueError, match="FSPO_AUDIT=/dev/null/here"):
-        audit.announced(config_of("sync"))
+        announced("sync")
 
 
 def test_a_trainer_of_this_recipe_is_not_audited(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Workers on this machine inherit the driver's variables."""
-    assert audit.announced(config_of("fspo_colocate_async")) == {} and audit.FOLDER not in os.environ
+    assert announced("fspo_colocate_async") == {} and audit.FOLDER not in os.environ
     assert "fspo_colocate_async" in capsys.readouterr().out

@@ -19,7 +19,7 @@ from fspo.files import read_object
 from fspo.losses import sequence_policy_loss
 from fspo.responses import rows_of
 from fspo.table import FOLDER, read_table
-from fspo.types import BandState, SequenceLossSettings
+from fspo.types import BandState
 from recipe.fspo.config import policy_loss_settings
 from recipe.fspo.recorder import MiniBatch
 from recipe.fspo.rollout_batch import Outcomes
@@ -90,24 +90,25 @@ def test_a_run_notes_each_clip_value_when_it_is_set(tmp_path: Path, lines: list[
     assert sum(line.startswith("clip values: ") for line in lines) == 1
 
 
-def begun(folder: Path, *overrides: str) -> tuple[BandState | None, SequenceLossSettings | None]:
-    """The state that a run begins with, and its loss."""
-    config = completed(f"trainer.default_local_dir={folder}", *overrides)
-    return StepRecords(config, folder).band_state, policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
+NO_CLIP = BandState(clip_scale=float("inf"))
 
 
-@pytest.mark.parametrize("words", ["algo=fspo_v1", "algo=luspo ++actor_rollout_ref.actor.policy_loss.drift=kl"])
-def test_a_measured_band_trains_from_the_first_batch_on(words: str, tmp_path: Path) -> None:
-    """Nothing is measured then, and the workers get the state that says so; without any the loss would refuse."""
-    state, settings = begun(tmp_path, *words.split())
-    assert state is not None and settings is not None and settings.needs_state
-    assert dataclasses.replace(state, clip_scale=1.0) == BandState()
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        ("fspo.clip_values=published", None),  # nothing of its band is measured
+        ("fspo.clip_values=measured", NO_CLIP),
+        ("algo=fspo_v1", NO_CLIP),
+        ("algo=luspo ++actor_rollout_ref.actor.policy_loss.drift=kl", NO_CLIP),
+    ],
+)
+def test_a_run_trains_from_the_first_batch_on(words: str, state: BandState | None, tmp_path: Path) -> None:
+    """Before anything is measured the workers get the state that says so; without any the loss would refuse."""
+    config = completed(f"trainer.default_local_dir={tmp_path}", *words.split())
+    assert StepRecords(config, tmp_path).band_state == state
+    settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
+    assert settings is not None and settings.needs_state == ("algo=" in words)
     assert sequence_policy_loss(*random_batch(4, 20), settings, state).loss_B.isfinite().all()
-
-
-def test_a_measured_clip_value_begins_without_a_clip(tmp_path: Path) -> None:
-    assert begun(tmp_path, "fspo.clip_values=measured")[0] == BandState(clip_scale=float("inf"))
-    assert begun(tmp_path, "fspo.clip_values=published")[0] is None, "nothing of its band is measured"
 
 
 def test_the_responses_of_each_step_are_rows_of_the_run_s_table(tmp_path: Path) -> None:
