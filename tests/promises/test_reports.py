@@ -8,33 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from commands import files_of, run
-from library import ALGORITHMS, Audit, append_records, run_json
+from recorded_runs import write_run
 
 pytestmark = pytest.mark.promise(10)
-ACCURACY = "val-core/sums/acc/mean@1"
-STEPS = 4
-
-
-def write_run(folder: Path, loss: str, seed: int, accuracy: float) -> Path:
-    """A run that has finished: metrics, responses whose S spreads like sqrt(L), run.json."""
-    folder.mkdir(parents=True)
-    draw = torch.Generator().manual_seed(seed)
-    (folder / "run.json").write_text(run_json(loss, seed))
-    audit = Audit(folder / "responses", ALGORITHMS[loss], loss=loss, run="run")
-    append_records(folder / "metrics.jsonl", [{"step": 0, "metrics": {ACCURACY: 0.2}}])
-    for step in range(1, STEPS + 1):
-        for scale in (0.0, 0.03, 0.04, 0.04):
-            length = (torch.rand(64, 1, generator=draw) * 180).long() + 1
-            new = scale * torch.randn(64, 181, generator=draw)
-            audit.add(new, torch.zeros_like(new), torch.arange(181) < length, torch.randn(64, generator=draw))
-            audit.end_mini_batch(step)
-        metrics = {"critic/rewards/mean": 0.1 * step, "response_length/mean": 90.0 + step}
-        append_records(folder / "metrics.jsonl", [{"step": step, "metrics": metrics}])
-    audit.close()
-    append_records(folder / "metrics.jsonl", [{"step": STEPS, "metrics": {ACCURACY: accuracy}}])
-    return folder
 
 
 LAST = {"fspo": (0.50, 0.51, 0.52), "seq_rloo": (0.60, 0.63, 0.62)}

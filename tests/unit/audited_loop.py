@@ -32,11 +32,3 @@ def train(folder: Path, run: str = "run", ranks: range = range(RANKS)) -> None:
                 for micro in range(2):
                     audit.add(*micro_batch(1000 * rank + 100 * step + 10 * mini_batch + micro, mini_batch > 0))
                 audit.end_mini_batch(step)
-
-
-def spoiled(value: float, where: str) -> Tensors:
-    """A micro-batch with one log-probability that is not finite in a row of 5 tokens and more."""
-    new, old, mask, advantage = micro_batch(3)
-    row = int(mask.sum(1).argmax())
-    (new if where == "new" else old)[row, 2] = value
-    return new, old, mask, advantage

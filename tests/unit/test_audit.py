@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from audited_loop import GSPO, MINI_BATCHES, STEPS, micro_batch, train
+from audited_loop import GSPO, micro_batch, train
 
 from fspo.audit import Audit, describe, read_audit
 from fspo.audit.__main__ import main
@@ -28,18 +26,7 @@ def shares(cells: list[str]) -> list[float]:
     return [float(cell.rstrip("%")) for cell in cells[:-1]]
 
 
-def test_an_audit_of_two_ranks_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train(tmp_path)
-    records = read_audit(tmp_path)
-    assert records.problems == [] and records.loss == "seq_gspo" and records.responses.rule_known
-    assert records.responses.batches == STEPS * MINI_BATCHES and not records.responses.unmoved().s_B.any()
-    assert main([str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    assert f"{len(records.responses.moved())} responses" in printed
-    assert printed.index("| outside") < printed.index("LRE") < printed.index("What follows")
-
-
-def test_the_table_says_what_the_loss_and_named_bands_do_by_length(tmp_path: Path) -> None:
+def test_the_table_says_what_loss_and_bands_do_by_length(tmp_path: Path) -> None:
     """S = sqrt(L) sigma: GSPO's band leaves out most of the short ones, RLOO's of the long ones."""
     draw = np.random.default_rng(0)
     length = np.exp(draw.uniform(np.log(8), np.log(800), 8000)).astype(int)
@@ -69,9 +56,6 @@ def test_the_table_says_what_the_loss_and_named_bands_do_by_length(tmp_path: Pat
     assert verdict(even).startswith("not shown to be uneven")
 
 
-Off = Any
-
-
 @pytest.mark.parametrize(
     ("off", "says", "wrong"),
     [
@@ -83,9 +67,7 @@ Off = Any
         (lambda old, g: old - 0.001, "top_p", True),  # below what rounds in bf16, but all one way
     ],
 )
-def test_the_first_mini_batch_is_judged_unless_every_one_counts(
-    off: Off, says: str, wrong: bool, tmp_path: Path
-) -> None:
+def test_the_first_mini_batch_is_judged(off: Any, says: str, wrong: bool, tmp_path: Path) -> None:
     audit, generator = Audit(tmp_path, loss="mine"), torch.Generator().manual_seed(0)
     for index in range(6):
         _, old, mask, a = micro_batch(index)
@@ -100,7 +82,7 @@ def test_the_first_mini_batch_is_judged_unless_every_one_counts(
 
 
 @pytest.mark.parametrize("says", ["yes", "no", None])
-def test_whether_first_mini_batches_count_is_the_tables_to_say_else_the_readers(
+def test_the_table_says_whether_first_ones_count_or_the_reader(
     says: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One update a rollout batch with the engine's log-probabilities, as in a loop that is asynchronous by default."""
@@ -134,7 +116,7 @@ def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
         assert "nan" not in text and says in text
 
 
-@pytest.mark.parametrize("word", ["1,0,2", "1,2", "one,1,1", "9,1,1", "0.5,-1,1", "0.5,nan,1"])
+@pytest.mark.parametrize("word", ["1,0,2", "1,2", "one,1,1", "9,1,1", "0.5,nan,1"])
 def test_a_band_that_is_none_is_named(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["nowhere", "--band", word])
@@ -150,22 +132,14 @@ def test_a_rank_or_file_that_is_missing_is_named(tmp_path: Path, capsys: pytest.
         assert main([str(tmp_path / name)]) == 1 and expected in capsys.readouterr().err
 
 
-def test_what_is_no_table_of_responses_is_named_with_what_is_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exports and logs of strangers: the two commands say the same of them."""
+def test_what_is_no_table_is_named_with_what_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/run.json").write_text("{}")
     train(tmp_path / "above/audit")
     shutil.copytree(tmp_path / "above/audit", tmp_path / "above/run" / FOLDER)
     (tmp_path / "wandb_export.csv").write_text("S,L,A\n0.1,3,1\n")
-    (tmp_path / "wandb").mkdir()
-    pd.DataFrame({"log_ratio": [0.1], "L": [3]}).to_parquet(tmp_path / "history.parquet")
     for name, says in {
-        "nowhere": ("does not exist", "expected removed="),
         "wandb_export.csv": ("parquet", "expected removed="),
-        "wandb": ("S (", "expected removed="),
-        "history.parquet": ("'log_ratio'", "not S", "expected removed="),
         "run": (FOLDER,),
         "above": ("above/audit", "above/run"),
     }.items():
@@ -175,34 +149,10 @@ def test_what_is_no_table_of_responses_is_named_with_what_is_one(
         assert said.startswith(f"error: {path}: ") and all(part in said for part in says), said
 
 
-def test_of_several_runs_in_a_folder_the_newest_is_read_and_the_others_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_several_runs_the_newest_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(tmp_path)
     train(tmp_path, run="run2")
     again, first = read_audit(tmp_path), read_audit(tmp_path, "run")
     assert (again.run, again.others, first.others) == ("run2", ["run"], ["run2"])
     assert main([str(tmp_path), "--run", "run"]) == 0 and "run2" in capsys.readouterr().err
     assert "run3" in read_audit(tmp_path, "run3").problems[0]
-
-
-def test_the_page_on_masks_shows_what_bands_keep_of_recorded_responses(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    page = (ROOT / "docs/audit.md").read_text()
-    ((command, table),) = re.findall(r"^python -m fspo\.audit (\S+long_in_b.*?)```\n\n(.*?)\n\n", page, re.M | re.S)[:1]
-    words = command.replace("\\\n", " ").split()
-    assert main(words) == 0
-    _, *rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in capsys.readouterr().out.splitlines()
-        if line.startswith("| ") and "---" not in line
-    ]
-    printed = {row[0]: row[-(len(words) - 1) // 2 :] for row in rows}
-    shown = re.findall(r"^\| [^|]+ \| [^|]+ \| (.+) \|$", table, re.M)[2:]
-    assert len(shown) == (len(words) - 1) // 2
-    for column, cells in enumerate(shown):
-        at = [float(printed[length][column].rstrip("%")) for length in ("18", "83", "1024")]
-        assert [f"{100 - share:.0f}%" for share in at] == cells.split(" | ")[:3]
-        assert printed["LRE"][column] == cells.split(" | ")[4]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from audited_loop import GSPO, micro_batch, spoiled
+from audited_loop import GSPO, micro_batch
 
 import fspo.audit
 from fspo.audit import Audit, describe, from_packed, read_audit
@@ -44,19 +44,8 @@ def test_the_table_says_what_is_known_of_the_loss(rule: Any, says: str, tmp_path
     assert np.isnan(table.columns["truncated"]).all() and (table.columns["row"] == -1).all(), "not known"
 
 
-def test_a_response_that_is_not_finite_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    audit = Audit(tmp_path, GSPO)
-    for where in ("new", "old"):
-        audit.add(*spoiled(float("nan"), where))
-        rows = audit.end_mini_batch(1)
-        left_out_B = np.isnan(rows["S"])
-        assert left_out_B.sum() == 1 and np.isnan(rows["kept"][left_out_B]) and rows["L"][left_out_B] == max(rows["L"])
-    assert capsys.readouterr().err.count("left out") == 1 and read_table(tmp_path).left_out == 2
-
-
-Form = Callable[[torch.Tensor, torch.Tensor], Any]
 #: How other loops hold what a tensor of [B, T] holds here; the second argument says which tokens there are.
-FORMS: dict[str, Form] = {
+FORMS: dict[str, Any] = {
     "list of tensors": lambda x, there: [row[kept] for row, kept in zip(x, there, strict=True)],
     "list of arrays": lambda x, there: tuple(row[kept].numpy() for row, kept in zip(x, there, strict=True)),
     "lists": lambda x, there: [row[kept].tolist() for row, kept in zip(x, there, strict=True)],
@@ -77,23 +66,6 @@ def test_what_other_loops_hold_is_what_a_tensor_says(form: str) -> None:
     tensors.add(new, old, mask, a, None, None, torch.arange(len(a)))
     others.add(*(of_form(x, mask) for x in (new, old, mask)), a.numpy(), None, None, list(range(len(a))))
     equal(others.end_mini_batch(1), tensors.end_mini_batch(1))
-
-
-@pytest.mark.parametrize("value", ["text", {"a": 1}, [["a"]], None])
-def test_what_is_no_tensor_is_named_with_what_add_takes(value: Any) -> None:
-    new, _, mask, a = micro_batch(2)
-    with pytest.raises(TypeError, match=r"old_log_prob_BT is a .*\[B, T\].*list"):
-        Audit(None).add(new, value, mask, a)
-
-
-@pytest.mark.parametrize("change", [
-    lambda new, old, mask, a: (new, old[:1], mask, a), lambda new, old, mask, a: (new, old[:, :1], mask, a),
-    lambda new, old, mask, a: (new, old, mask[:1], a), lambda new, old, mask, a: (new, old, mask, a[:5]),
-    lambda new, old, mask, a: (new[mask], old[mask], mask[mask], a),
-])  # fmt: skip
-def test_shapes_are_checked(change: Any) -> None:
-    with pytest.raises(ValueError, match=r"16, 64|from_packed"):
-        Audit(None, GSPO).add(*change(*micro_batch(1)))
 
 
 def test_of_advantages_by_token_the_mean_counts() -> None:
@@ -213,6 +185,25 @@ def test_what_a_mask_of_ones_own_keeps_is_audited_by_length(tmp_path: Path, by_t
     np.testing.assert_allclose(columns["weight"], [np.exp(0.08), 2.0] * 64, rtol=1e-5)
     records = read_audit(tmp_path, every_mini_batch=True)
     assert records.own_mask and "mean weight" in describe(records)
+
+
+Change = Callable[..., tuple[Any, ...]]
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "change"),
+    [
+        (TypeError, r"old_log_prob_BT is a .*\[B, T\].*list", lambda new, old, mask, a: (new, "text", mask, a)),
+        (TypeError, r"old_log_prob_BT is a .*\[B, T\].*list", lambda new, old, mask, a: (new, [["a"]], mask, a)),
+        (ValueError, "16, 64", lambda new, old, mask, a: (new, old[:, :1], mask, a)),
+        (ValueError, "16, 64", lambda new, old, mask, a: (new, old, mask[:1], a)),
+        (ValueError, "16, 64", lambda new, old, mask, a: (new, old, mask, a[:5])),
+        (ValueError, "from_packed", lambda new, old, mask, a: (new[mask], old[mask], mask[mask], a)),
+    ],
+)
+def test_what_is_no_batch_is_refused(error: type[Exception], says: str, change: Change) -> None:
+    with pytest.raises(error, match=says):
+        Audit(None).add(*change(*micro_batch(1)))
 
 
 @pytest.mark.parametrize(

@@ -134,14 +134,6 @@ def test_movement_is_told_from_rounding_however_s_is_distributed(name: str, trut
     assert share.value == pytest.approx(expected, abs=0.8 if name in WIDE else 0.4)
 
 
-def test_the_wrong_cause_is_named_in_less_than_3_percent_of_sets() -> None:
-    """docs/tables/movement.csv, made by ``python -m benchmarks.movement --write``, which takes a few minutes."""
-    table = pd.read_csv(ROOT / "docs/tables/movement.csv")
-    assert [*zip(table["S"], table["truth"], strict=True)] == CASES
-    counts = table[["right", "not told apart", "neither", "wrong"]]
-    assert (counts.sum(axis=1) == 200).all() and (counts["wrong"] < 6).all()
-
-
 def mean_line(responses: Responses) -> str:
     (line,) = [one for one in conclude(responses) if one.startswith("the mean of exp(S)")]
     return line
@@ -167,16 +159,9 @@ def test_a_diverged_policy_gives_no_clip_value(loss: str) -> None:
     diverged = "\n".join(conclude(rows_of(table), loss))
     assert "no clip value" in diverged and "s_max=10" in diverged
     assert not any(word in diverged for word in ("c_low", "clip_ratio", "c = "))
-
-
-def test_long_responses_have_a_clip_value_of_gspo_past_s_max() -> None:
-    """30,000 tokens: |S| is above 10 in one of seven, |S| / L below 0.001 in nearly all."""
-    table = drawn()
-    table["L"] *= 100
+    table["L"] *= 100  # 30,000 tokens: |S| is above 10 in one of seven, |S| / L below 0.001 in nearly all
     table["S"] = 0.0007 * table["L"] * np.random.default_rng(1).standard_normal(len(table))
     assert "clip_ratio_low=" in "\n".join(conclude(rows_of(table), "gspo"))
-    table["S"] = 0.07 * np.sqrt(table["L"]) * np.random.default_rng(1).standard_normal(len(table))
-    assert "no clip value" in "\n".join(conclude(rows_of(table), "gspo"))
 
 
 def test_whole_prompt_groups_are_resampled_where_there_are_some() -> None:
@@ -190,7 +175,7 @@ def test_whole_prompt_groups_are_resampled_where_there_are_some() -> None:
     assert widths["group"] / widths["row"] == pytest.approx(8**0.5, rel=0.25)
 
 
-def test_too_few_or_too_equal_responses_give_a_reason_and_no_number() -> None:
+def test_too_few_or_too_equal_responses_give_no_number() -> None:
     few, still = drawn(batches=19), drawn()
     still["S"] = 0.0
     for table, says in (
@@ -202,6 +187,8 @@ def test_too_few_or_too_equal_responses_give_a_reason_and_no_number() -> None:
         (line,) = conclude(rows_of(table))
         assert says in line and "LRE" not in line and "L^" not in line
     assert conclude(Responses.join([]))[0].startswith("too few")
+    two = drawn().assign(S=lambda rows: 0.1 * (rows["L"] > 30))
+    assert conclude(rows_of(two))[0].startswith("no exponent")
 
 
 def test_a_mask_of_ones_own_gets_clip_values_and_no_loss() -> None:
@@ -239,13 +226,3 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
             stored = "".join(text for output in cell["outputs"] for text in output.get("text", []))
             assert alike(capsys.readouterr().out, stored)
     assert len(namespace["axes"].lines) == 4  # type: ignore[attr-defined]
-
-
-def test_a_bin_of_equal_s_decides_nothing() -> None:
-    rng = np.random.default_rng(0)
-    length = np.repeat([1, 10, 40, 160], 400)
-    s = np.where(length > 1, 0.03 * np.sqrt(length) * rng.standard_normal(1600), 0.0)
-    responses = Responses.of_rows({"S": s, "L": length, "minibatch": 1 + np.arange(1600) // 16})
-    assert exponent_of(responses).value == pytest.approx(0.5, abs=0.2), "its standard deviation is below 0.03"
-    flat = Responses.of_rows({"S": 0.1 * (length > 10), "L": length, "minibatch": 1 + np.arange(1600) // 16})
-    assert conclude(flat)[0].startswith("no exponent")

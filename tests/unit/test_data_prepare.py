@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from commands import files_of
 from messages import holds
 
 from recipe.math.data.decontaminate import BOILERPLATE, distinct, without_overlap
@@ -92,27 +93,20 @@ def test_what_is_left_out_is_counted_in_a_manifest(copies: Path, tmp_path: Path)
     ("name", "change"),
     [
         ("math500", {"problem": 3}),
-        ("math500", {"answer": {"value": 9}}),
         ("dapo_math_17k", {"prompt": [{"role": "user", "content": "plain"}]}),
         ("gsm8k_train", {"answer": "It is\n-3."}),
-        ("amc23", {}),
     ],
 )
 def test_a_damaged_source_is_named_and_replaces_nothing(
     copies: Path, tmp_path: Path, name: str, change: dict[str, Any]
 ) -> None:
-    out, path = tmp_path / "out", copies / LAYOUT[name]
+    out = tmp_path / "out"
     prepare(SOURCES[name], out, copies)
-    before = {file.name: file.read_bytes() for file in out.iterdir()}
-    if change:
-        write(path, [ROWS[name][0], ROWS[name][1] | change])
-    else:
-        path.write_bytes(b"PAR1 but not really")
-    with pytest.raises(
-        ValueError, match=holds(str(copies), *("row 2", *map(repr, change)) if change else ("Parquet",))
-    ):
+    before = files_of(out)
+    write(copies / LAYOUT[name], [ROWS[name][0], ROWS[name][1] | change])
+    with pytest.raises(ValueError, match=holds(str(copies), "row 2", *map(repr, change))):
         prepare(SOURCES[name], out, copies)
-    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+    assert files_of(out) == before
     words = ["prepare", name, "aime25", "--out", str(out), "--source", str(copies), "--against"]
     assert main(words) == 1 and (out / "aime25.parquet").exists(), "the other sets are written"
 
@@ -128,6 +122,11 @@ def test_the_hub_is_read_at_the_pinned_revision(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ValueError, match=rf"{source.hub_id} at {source.revision}.*--source DIR"):
         prepare(source, tmp_path)
     assert asked == [(("openai/gsm8k", "main"), {"split": "test", "revision": source.revision})]
+
+
+def of_columns(file: Path, out: Path, *more: str, prompt: str = "q", answer: str = "a") -> int:
+    """The command's status for somebody's own file."""
+    return main(["prepare", str(file), "--prompt", prompt, "--answer", answer, "--out", str(out), *more])
 
 
 QUESTION = "What is one plus one?"
@@ -147,15 +146,14 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
 )
 def test_anybodys_two_columns_become_verls(tmp_path: Path, name: str, answer: str, row: dict[str, Any]) -> None:
     write(tmp_path / name, [row, row])
-    words = ("--prompt", "q", "--answer", answer, "--name", "own", "--out", str(tmp_path / "out"))
-    assert main(["prepare", str(tmp_path / name), *words]) == 0
+    assert of_columns(tmp_path / name, tmp_path / "out", "--name", "own", answer=answer) == 0
     (result,) = read(tmp_path / "out", "own")
     assert result["prompt"][0]["content"] == QUESTION + REQUEST and result["reward_model"]["ground_truth"] == "2"
 
 
 def test_answers_of_a_table_stay_as_written_or_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('q,a\nx,1.50\ny,12345678901234567890\nz,\nw,"\\boxed{1,2}"\nv,"#### 1,200"\n')
-    assert main(["prepare", str(tmp_path / "a.csv"), *["--prompt", "q", "--answer", "a", "--out"], str(tmp_path)]) == 0
+    assert of_columns(tmp_path / "a.csv", tmp_path) == 0
     assert json.loads((tmp_path / "a.manifest.json").read_text())["counts"]["without_answer"] == 1
     assert truths(tmp_path, "a") == ["1.50", "12345678901234567890", "1,2", "1200"]
 
@@ -166,7 +164,6 @@ def test_answers_of_a_table_stay_as_written_or_are_left_out(tmp_path: Path) -> N
         (b'{"q": "a", "b": "1"}\n', ("no problem is left", "'without_answer': 1", "'a'")),
         (b'{"q": "a", "a": {"b": 1}}\n', ("row 1", "'a'", "'b': 1")),
         (b'{"q": [{"role": "system"}], "a": "1"}\n', ("row 1", "'q'", "system")),
-        (b'{"q": "[{\'role\': \'user\'}]", "a": "1"}\n', ("row 1", "'q'", "JSON")),
         (b"version https://git-lfs.github.com/spec/v1\n", ("mine.jsonl",)),
     ],
 )
@@ -174,43 +171,40 @@ def test_what_is_wrong_with_anybodys_file_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, says: tuple[str, ...]
 ) -> None:
     (tmp_path / "mine.jsonl").write_bytes(content)
-    out = tmp_path / "out"
-    words = ["prepare", str(tmp_path / "mine.jsonl"), "--out", str(out)]
-    assert main([*words, "--prompt", "q", "--answer", "a"]) == 1
+    assert of_columns(tmp_path / "mine.jsonl", tmp_path / "out") == 1
     error = capsys.readouterr().err
-    assert all(part in error for part in says) and not out.exists()
-    with pytest.raises(SystemExit, match="2"):
-        main([*words, "--prompt", "q"])
+    assert all(part in error for part in says) and not (tmp_path / "out").exists()
 
 
 def test_a_prepared_file_asks_once(tmp_path: Path) -> None:
     own = "How many? Write it in \\boxed{your answer}."
     write(tmp_path / "mine.jsonl", [{"q": QUESTION, "a": "2"}, {"q": own, "a": "3"}])
-    words = ["prepare", str(tmp_path / "mine.jsonl"), "--prompt", "q", "--answer", "a"]
-    assert main([*words, "--out", str(tmp_path)]) == 0
-    words = ["prepare", str(tmp_path / "mine.parquet"), "--prompt", "prompt", "--answer", "reward_model.ground_truth"]
-    assert main([*words, "--out", str(tmp_path / "again")]) == 0
+    assert of_columns(tmp_path / "mine.jsonl", tmp_path) == 0
+    assert (
+        of_columns(tmp_path / "mine.parquet", tmp_path / "again", prompt="prompt", answer="reward_model.ground_truth")
+        == 0
+    )
     for out in (tmp_path, tmp_path / "again"):
         assert [row["prompt"][0]["content"] for row in read(out, "mine")] == [QUESTION + REQUEST, own]
 
 
-def problem(text: str) -> Problem:
-    return Problem(text, "1")
+def problems(*texts: str) -> list[Problem]:
+    return [Problem(text, "1") for text in texts]
 
 
 def test_equal_text_is_compared_without_its_form() -> None:
-    assert distinct(map(problem, ["Find  x²\nnow", "Find x2 now", "Find x² now"]))[1]["duplicates"] == 2
-    assert distinct(map(problem, ["x-1", "x+1", "X+1"]))[1]["duplicates"] == 0
-    copy = [problem(r"Find $\left(x-1\right)^2 \cdot \dfrac{1}{2}$.")]
-    assert without_overlap(copy, {"t": [problem(r"find (x - 1)^{2} \cdot \frac{1}{2}")]})[0] == []
+    assert distinct(problems("Find  x²\nnow", "Find x2 now", "Find x² now"))[1]["duplicates"] == 2
+    assert distinct(problems("x-1", "x+1", "X+1"))[1]["duplicates"] == 0
+    copy = problems(r"Find $\left(x-1\right)^2 \cdot \dfrac{1}{2}$.")
+    assert without_overlap(copy, {"t": problems(r"find (x - 1)^{2} \cdot \frac{1}{2}")})[0] == []
 
 
 def test_a_common_phrase_alone_is_no_overlap() -> None:
     phrase = "where m and n are relatively prime positive integers find the sum of m and n"
-    train = [problem(f"Problem {i} is about {i} ducks {phrase}") for i in range(BOILERPLATE + 1)]
     copied = "seven ducks swim over eleven lakes and on every lake there are three islands with trees"
-    train.append(problem(f"Once more: {copied} {phrase}"))
-    tests = {"t": [problem(f"{copied.capitalize()}! How many trees? {phrase}")]}
+    common = [f"Problem {i} is about {i} ducks {phrase}" for i in range(BOILERPLATE + 1)]
+    train = problems(*common, f"Once more: {copied} {phrase}")
+    tests = {"t": problems(f"{copied.capitalize()}! How many trees? {phrase}")}
     kept, overlaps = without_overlap(train, tests)
     assert kept == train[:-1] and overlaps["t"] == {"same_text": 0, "shared_ngram": 1}
     assert without_overlap(train[:3], tests)[0] == [], "three times it is no common phrase"

@@ -12,7 +12,7 @@ import pytest
 from composing import composed
 
 from benchmarks.gpu_check import __main__ as command
-from benchmarks.gpu_check import stack, steps
+from benchmarks.gpu_check import stack
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What the first two steps must not need; None makes its import fail.
@@ -34,34 +34,6 @@ def test_the_first_two_steps_measure_with_torch_alone() -> None:
     assert numbers["noise"]["bfloat16, one shape: half-width of FSPO's band over it"] != 0
 
 
-FLOOR, METRICS = "fspo/noise_floor/", dict.fromkeys(
-    ("timing_s/step", "timing_s/gen", "timing_s/update_actor", "response_length/min", "response_length/max",
-     "training/rollout_probs_diff_mean", "fspo/first_minibatch_z_rms", "actor/grad_norm"), 0.01,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("first", "last", "margin"),
-    [
-        ({f"{FLOOR}S_rms/bin_00": 0.1, f"{FLOOR}margin": 5.1}, {}, 5.1),
-        ({f"{FLOOR}S_rms/bin_00": 0.0}, {}, "no noise"),
-        ({f"{FLOOR}S_rms/bin_00": 0.1, f"{FLOOR}margin": 4.9}, {f"{FLOOR}margin": 80.0}, None),
-        ({}, {}, None),
-        ({f"{FLOOR}S_rms/bin_00": 0.0}, {"training/rollout_probs_diff_mean": 0.1}, None),
-    ],
-)
-def test_noise_near_the_band_and_two_policies_fail_a_run(
-    first: dict[str, float], last: dict[str, float], margin: float | str | None
-) -> None:
-    run = [METRICS | first, METRICS | last]
-    if margin is not None:
-        assert stack.verdict(run)["half-width of the band over the noise"] == margin
-    else:
-        with pytest.raises(steps.Failed) as failure:
-            stack.verdict(run)
-        assert failure.value.numbers["gradient norm"] == 0.01
-
-
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_what_the_steps_start_composes(gpus: int) -> None:
     assert composed(*stack.SHAPED_ON_A_CPU).actor_rollout_ref.actor.fsdp_config.param_offload
@@ -71,22 +43,6 @@ def test_what_the_steps_start_composes(gpus: int) -> None:
     assert 4 * stack.WIDE[0] * stack.WIDE[1] > bucket, "the way of weights larger than a bucket is not taken"
     for name, dtype in (("fp32", "float32"), ("bf16", "bfloat16")):
         assert composed(*stack.LEARN, *stack.PRECISIONS[name]).actor_rollout_ref.rollout.dtype == dtype
-
-
-def test_learning_is_told_from_its_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By validations of 256 problems."""
-
-    def run_of(after: float) -> None:
-        ends = [{"val-core/fspo/remainder/acc/mean@1": value} for value in (0.4, after)]
-        monkeypatch.setattr(stack, "train", lambda *_: [ends[0], METRICS | ends[1]])
-
-    monkeypatch.setattr(stack, "learned", lambda *_: {})
-    run_of(0.6)
-    assert stack.learn(tmp_path, "cuda", 1)["bf16: held-out accuracy after"] == "0.600 [0.539, 0.658]"
-    run_of(0.5)
-    with pytest.raises(steps.Failed) as failure:
-        stack.learn(tmp_path, "cuda", 1)
-    assert failure.value.numbers["fp32: held-out accuracy before"] == "0.400 [0.342, 0.461]"
 
 
 def test_a_passed_step_is_not_repeated_and_a_failed_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,27 +7,14 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The packages of the runner, lowest first, and those of them that each may import.
-LAYERS: dict[str, set[str]] = {
-    "recipe.runner.cpu": set(),
-    "recipe.runner.ranks": set(),
-    "recipe.runner.faults": {"recipe.runner.ranks"},
-    "recipe.runner.verl_patches": {"recipe.runner.faults", "recipe.runner.ranks", "recipe.runner.when_imported"},
-    "recipe.runner.checkpoints": {"recipe.runner.cpu", "recipe.runner.faults"},
-    "recipe.runner.launch": {
-        *("recipe.runner.cpu", "recipe.runner.faults", "recipe.runner.verl_patches", "recipe.runner.checkpoints"),
-        *("recipe.runner.ranks", "recipe.runner.ray_worker", "recipe.runner.progress"),
-    },
-}
-#: What the other packages of the recipe may import of the library, each besides itself. The runner: a run
-#: folder's files and table. The task: files, texts, intervals. So neither knows the other, or the method.
+#: What these packages may import of ours, each besides itself. The runner: a run folder's files and table. The task:
+#: files, texts, intervals. So neither knows the other, or the method.
 MAY: dict[str, tuple[str, ...]] = {
     "recipe.runner": ("fspo.files", "fspo.table"),
     "recipe.math": ("fspo.fairness.lre", "fspo.files", "fspo.markdown"),
@@ -55,26 +42,14 @@ def inside(module: str, *packages: str) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-def breaches(graph: Graph) -> Iterator[str]:
-    """Every import against the rules: recipe.fspo -> recipe.runner, recipe.math -> fspo; no program needs a benchmark.
-
-    What the library knows of a trainer: tests/promises/test_imports.py.
-    """
-    for module, imported in graph.items():
+def test_imports_go_downwards() -> None:
+    """No program needs a benchmark. What the library knows of a trainer: tests/promises/test_imports.py."""
+    for module, imported in imports().items():
         for other in imported:
-            allowed = inside(module, "benchmarks") or not inside(other, "benchmarks")
+            assert inside(module, "benchmarks") or not inside(other, "benchmarks"), f"{module} imports {other}"
             for package, names in MAY.items():
                 if inside(module, package) and inside(other, "fspo", "recipe"):
-                    allowed &= other == "recipe" or inside(other, package, *names)
-            for package, lower in LAYERS.items():
-                if inside(module, package) and inside(other, "recipe.runner"):
-                    allowed &= other == "recipe.runner" or inside(other, package, *lower)
-            if not allowed:
-                yield f"{module} imports {other}"
-
-
-def test_imports_go_downwards() -> None:
-    assert list(breaches(imports())) == []
+                    assert other == "recipe" or inside(other, package, *names), f"{module} imports {other}"
 
 
 def test_no_modules_import_each_other() -> None:
@@ -82,10 +57,8 @@ def test_no_modules_import_each_other() -> None:
     TopologicalSorter({module: names & graph.keys() for module, names in graph.items()}).prepare()  # names a circle
 
 
-# ---------------------------------------------------------------- what a fresh process imports
-
-#: The library alone: tests/promises/test_imports.py. verl fixes its platform while it is imported, and a command
-#: decides about the platform first.
+#: What a fresh process imports. The library alone: tests/promises/test_imports.py. verl fixes its platform while it is
+#: imported, and a command decides about the platform first.
 LIGHT = """
 import sys
 
@@ -116,6 +89,11 @@ from recipe.fspo.main import composed as compose
 from recipe.fspo.checks import problems
 assert problems(compose()) == []
 assert "verl.workers.engine" not in sys.modules, "the checks must not import every engine that is installed"
+
+from verl.trainer.ppo.v1 import get_trainer_cls
+assert "recipe.fspo.trainer" not in sys.modules, "every agent loop's process imports this package of verl's"
+names = ("fspo", "fspo_colocate_async", "fspo_separate_async")
+assert {get_trainer_cls(name).__module__ for name in names} == {"recipe.fspo.trainer"}
 """
 
 VERL_ON_GPUS = """
@@ -127,7 +105,7 @@ assert not present, present
 """
 
 #: One thread takes the signals; Ray's handler, or the default one, would take them in a thread that has them unblocked.
-SIGNALS_ARE_BLOCKED_IN_ALL_THREADS = """
+SIGNALS = """
 import os, re, runpy, signal, sys
 sys.argv[1:] = ["nothing=1"]
 try:
@@ -141,16 +119,9 @@ for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, si
     assert sum(not mask >> signum - 1 & 1 for mask in blocked) == 1, signum  # the one that waits for it
 """
 
-#: The trainers are imported where verl is asked for one of them.
-TRAINERS_WHEN_ASKED = """
-import sys, verl
-from verl.trainer.ppo.v1 import get_trainer_cls
-assert "recipe.fspo.trainer" not in sys.modules, "every agent loop's process imports this package of verl's"
-names = ("fspo", "fspo_colocate_async", "fspo_separate_async")
-assert {get_trainer_cls(name).__module__ for name in names} == {"recipe.fspo.trainer"}
-"""
-
-AUDIT_IN_A_PROCESS_THAT_TRAINS_NOTHING = """
+AUDIT = {"FSPO_AUDIT": "audit"}
+#: In a process that trains nothing.
+AUDITED = """
 import sys, verl
 trains = "verl.workers.engine_workers" in sys.modules
 assert not trains, "every reward and rollout worker would need the memory of a trainer"
@@ -164,15 +135,9 @@ for method in (TrainingWorker.set_loss_fn, TrainingWorker.train_batch):
     ("code", "environment"),
     [
         pytest.param(LIGHT, {}, id="light modules import nothing heavy"),
-        pytest.param(VERL_ON_CPUS, ON_CPUS, id="verl has the losses and the platform", marks=pytest.mark.slow),
-        pytest.param(
-            AUDIT_IN_A_PROCESS_THAT_TRAINS_NOTHING,
-            ON_CPUS | {"FSPO_AUDIT": "audit"},
-            id="an audit waits for what it wraps",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(SIGNALS_ARE_BLOCKED_IN_ALL_THREADS, {}, id="one thread takes the signals"),
-        pytest.param(TRAINERS_WHEN_ASKED, ON_CPUS, id="trainers when one is asked for", marks=pytest.mark.slow),
+        pytest.param(VERL_ON_CPUS, ON_CPUS, id="verl has losses, platform, trainers", marks=pytest.mark.slow),
+        pytest.param(AUDITED, ON_CPUS | AUDIT, id="an audit waits for what it wraps", marks=pytest.mark.slow),
+        pytest.param(SIGNALS, {}, id="one thread takes the signals"),
         pytest.param(VERL_ON_GPUS, {}, id="a GPU run imports nothing of CPUs", marks=pytest.mark.slow),
     ],
 )

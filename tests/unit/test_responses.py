@@ -65,12 +65,6 @@ def test_joined_sets_keep_their_mini_batches_and_prompt_groups() -> None:
     assert len(Responses.join([])) == 0 and Responses.join([]).batches == 0
 
 
-def test_of_very_many_clusters_neighbours_are_one() -> None:
-    responses = Responses.of_rows({"S": np.ones(9000), "L": np.ones(9000), "minibatch": np.arange(1, 9001)})
-    sizes = np.bincount(responses.cluster_B)
-    assert len(sizes) == 2000 and sizes.max() - sizes.min() <= 1
-
-
 def test_sums_are_those_of_each_bin_and_cluster() -> None:
     responses = responses_of(loss_output(200), loss_output(100, seed=1))
     whole = responses.by_cluster(responses.s_B)
@@ -81,12 +75,6 @@ def test_sums_are_those_of_each_bin_and_cluster() -> None:
     error = responses.error("outside")
     np.testing.assert_allclose(error.rate_K, responses.means(responses.inside_B)[0])
     assert error.rate == pytest.approx(responses.inside_B.mean())
-
-
-def test_nothing_can_be_clipped_where_all_s_or_all_advantages_are_0() -> None:
-    assert of_output(loss_output(50)).could_clip()
-    assert not of_output(loss_output(50, scale=0.0)).could_clip()
-    assert not Responses.of_rows({"S": [0.1], "L": [1], "A": [0.0]}).could_clip()
 
 
 def test_sigma_is_the_deviation_about_the_drift() -> None:

@@ -18,26 +18,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from table_rows import rows, writer
 
 import fspo.table
 from fspo.table import FOLDER, TableWriter, join_rows, read_table
 
-META = {"loss": "fspo", "rule": "known", "precision": "fp32"}
 Place = tuple[int, int]
-
-
-def rows(step: int, update: int = 0, count: int = 3, rank: int = 0) -> dict[str, Any]:
-    """Rows that say where they belong: A is 1000 times the step, plus the update."""
-    length_B = np.arange(1, count + 1)
-    return {
-        **{"step": step, "update": update, "minibatch": update, "row": np.arange(count) + rank * count},
-        **{"S": 0.1 * length_B, "L": length_B, "A": np.full(count, 1000.0 * step + update), "inside": 1.0},
-        **{"truncated": length_B > 2, "prompt": np.array([f"p{i % 2}" for i in range(count)], object)},
-    }
-
-
-def writer(folder: Path, run: str = "a", **options: Any) -> TableWriter:
-    return TableWriter(folder, META, **{"run": run, **options})
 
 
 def numbers(frame: pd.DataFrame) -> dict[Place, int]:
@@ -168,9 +154,10 @@ def test_a_rank_that_lags_or_wrote_nothing_is_named(tmp_path: Path) -> None:
 
 
 def test_responses_without_S_are_counted_but_for_skipped_ones(tmp_path: Path) -> None:
-    for meta, left_out in (({}, 2), ({"without_S": "A = 0"}, 1)):
+    known = {"loss": "fspo", "rule": "known"}
+    for meta, left_out in ((known, 2), (known | {"without_S": "A = 0"}, 1)):
         folder = tmp_path / str(left_out)
-        table = TableWriter(folder, META | meta, run="a")
+        table = TableWriter(folder, meta, run="a")
         table.append(rows(1) | {"S": np.array([0.1, np.nan, np.nan]), "A": np.array([1.0, 0.0, 1.0])})
         read = read_table(folder)
         assert (len(read), read.left_out) == (1, left_out) and pd.read_parquet(folder)["S"].isna().sum() == 2
@@ -189,7 +176,7 @@ def test_what_is_no_row_or_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="colour"):
         writer(tmp_path).append(rows(1) | {"colour": 1})
     with pytest.raises(ValueError, match="a/b"):
-        writer(tmp_path, "a/b")
+        writer(tmp_path, run="a/b")
     assert not list(tmp_path.iterdir())
 
 
