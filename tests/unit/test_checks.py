@@ -16,8 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 from messages import holds
 from mistakes import ACTOR, BOTH, FILES, LOSS, MAIN, PLAIN, RIGHT, Row
-from omegaconf import DictConfig, OmegaConf
-from verl.utils.config import validate_config
+from omegaconf import DictConfig
 
 from fspo.losses import ALGORITHMS
 from fspo.table import FOLDER
@@ -136,13 +135,6 @@ def test_a_given_clip_value_holds_in_both_commands(words: tuple[str, ...], kept:
         notes = [note for note in complete(config) if note.startswith("clip values are not measured")]
         assert config.fspo.clip_values == ("measured" if kept == "" else "published")
         assert len(notes) == bool(kept) and all(str(kept) in note for note in notes)
-
-
-def test_verl_takes_what_is_completed() -> None:
-    for config in (completed(), of_verl()):
-        complete(config)
-        OmegaConf.resolve(config)
-        validate_config(config, use_reference_policy=False, use_critic=False)
 
 
 def test_room_is_needed_for_the_checkpoints_that_are_kept(tmp_path: Path) -> None:

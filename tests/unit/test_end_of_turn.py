@@ -14,7 +14,6 @@ from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
 
-from recipe.runner.launch import run_folder
 from recipe.runner.launch.end_of_turn import FILE, SETTING, add_stop_token, end_of_turn
 
 _EACH, _END = "{% for m in messages %}", "{% endfor %}"
@@ -140,23 +139,6 @@ def test_a_folder_of_the_user_s_takes_the_place_of_the_model_s(model: MakeModel,
     assert stops_and_line(of_model, f"++{SETTING}=auto") == ([], ""), "vLLM then reads the model's"
 
 
-def test_vllm_takes_stop_tokens_and_nothing_else_of_the_file(tmp_path: Path) -> None:
-    """Read by vLLM's own functions: requests keep their own stop tokens, and no setting of sampling changes."""
-    from vllm import SamplingParams
-    from vllm.transformers_utils.config import try_get_generation_config
-
-    config = here(composed(f"trainer.default_local_dir={tmp_path / 'run'}"))
-    (tmp_path / "run").mkdir()
-    run_folder.begin(tmp_path / "run", OmegaConf.to_container(config), (), {}, stop_tokens=(EOS, END))
-    settings = try_get_generation_config(str(tmp_path / "run"), trust_remote_code=False)
-    assert settings is not None
-    read = settings.to_diff_dict()
-    assert read.keys() <= {"eos_token_id", "transformers_version"}
-    asked = SamplingParams(stop_token_ids=[5], min_p=0.1)
-    asked.update_from_generation_config(read, EOS)
-    assert set(asked.stop_token_ids or ()) == {5, END} and asked._eos_token_id == EOS
-
-
 def test_template_and_eos_are_those_that_the_run_uses(model: MakeModel) -> None:
     at_eos, chat_ml = model(ENDS["Zephyr"][0], name="at_eos"), model(name="chat_ml")
     assert stops_and_line(at_eos, f"++{OF_MODEL}.tokenizer_path={chat_ml}")[0] == [EOS, END]
@@ -167,11 +149,10 @@ def test_template_and_eos_are_those_that_the_run_uses(model: MakeModel) -> None:
     switch = model(ENDS["an argument of the run's"][0], name="switch")
     assert stops_and_line(switch)[0] == [EOS, END] and stops_and_line(switch, thinking)[0] == [EOS, END + 1]
     # verl hands vLLM the model's folder: the eos of another tokenizer than that one's stops nothing.
-    other = model(name="other")
-    settings = json.loads((other / "tokenizer_config.json").read_text()) | {"eos_token": "<|im_end|>"}
-    (other / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert stops_and_line(other) == ([], "")
-    assert stops_and_line(chat_ml, f"++{OF_MODEL}.tokenizer_path={other}")[0] == [EOS, END]
+    file = model(name="other") / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token": "<|im_end|>"}))
+    assert stops_and_line(file.parent) == ([], "")
+    assert stops_and_line(chat_ml, f"++{OF_MODEL}.tokenizer_path={file.parent}")[0] == [EOS, END]
 
 
 def test_a_run_keeps_its_stop_tokens(model: MakeModel, tmp_path: Path) -> None:

@@ -120,20 +120,15 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Train:
 
         write_phase(tmp_path, Phase(0, "start-up"))
         trainer: Any = Trainer(config)
-        engine = CheckpointEngineConfig(backend="naive")
-        trainer.actor_rollout_wg, trainer.checkpoint_manager = (
-            machine,
-            CheckpointEngineManager(engine, machine, [machine]),
-        )
+        trainer.actor_rollout_wg, engine = machine, CheckpointEngineConfig(backend="naive")
+        trainer.checkpoint_manager = CheckpointEngineManager(engine, machine, [machine])
         trainer.train_dataloader = SimpleNamespace(state_dict=dict)
         trainer.steps_per_epoch, trainer.total_training_steps = 100, 6
         if mode == "separate_async":
-            trainer.standalone_checkpoint_manager = SimpleNamespace(
-                update_weights=lambda step: machine.syncs.append(machine.phase())
-            )
-            trainer.replay_buffer = SimpleNamespace(
-                get_sampleable_count=lambda *_: 0, wait_for_sampleable=lambda *_: (None, {}), poll_interval=1.0
-            )
+            sends = {"update_weights": lambda step: machine.syncs.append(machine.phase())}
+            trainer.standalone_checkpoint_manager = SimpleNamespace(**sends)
+            nothing = {"get_sampleable_count": lambda *_: 0, "wait_for_sampleable": lambda *_: (None, {})}
+            trainer.replay_buffer = SimpleNamespace(**nothing, poll_interval=1.0)
             # What verl's init() sets, with the processes.
             lent = trainer._enable_hybrid_replicas
             trainer.current_mode = HybridEngineMode.ROLLOUT if lent else HybridEngineMode.TRAINER
@@ -150,6 +145,14 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Train:
 ONCE, TWICE = "wake abort sleep", "wake abort sleep wake abort sleep"
 
 
+@pytest.fixture
+def unsaved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A job script's file, which says that nothing was saved."""
+    (file := tmp_path / "unsaved").touch()
+    monkeypatch.setenv(UNSAVED_VARIABLE, str(file))
+    return file
+
+
 @pytest.mark.parametrize(
     ("mode", "overrides", "stop_in", "between"),
     [
@@ -162,24 +165,16 @@ ONCE, TWICE = "wake abort sleep", "wake abort sleep wake abort sleep"
     ],
 )
 def test_vllm_sleeps_while_a_checkpoint_is_saved(
-    train: Train,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    mode: str,
-    overrides: list[str],
-    stop_in: str,
-    between: str,
+    train: Train, unsaved: Path, mode: str, overrides: list[str], stop_in: str, between: str
 ) -> None:
     """The loop saves step 2, and the warning step 3; ``between`` is what is asked of vLLM between both."""
-    (unsaved := tmp_path / "unsaved").touch()  # a job script's
-    monkeypatch.setenv(UNSAVED_VARIABLE, str(unsaved))
     calls = train(machine := Machine(), mode, stop_in, *overrides)
     assert not unsaved.exists()
     saves = [call for call in calls if call.startswith("save")]
     assert saves == ["save 2 without vLLM", "save 3 without vLLM"]
     first, last = map(calls.index, saves)
     assert calls[first + 1 : last] == between.split() and calls[last + 1 :] == []
-    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "3"
+    assert (unsaved.parent / "latest_checkpointed_iteration.txt").read_text() == "3"
     if not overrides:  # the first sync of separate_async has a limit of its own
         first_sync = FIRST_SYNC if mode == "separate_async" else "start-up"
         assert machine.syncs == [first_sync, *["weight sync"] * 3]

@@ -174,16 +174,16 @@ def test_a_signal_reaches_the_command_as_a_file(tmp_path: Path, signal: str, req
     assert (tmp_path / "run/slurm/7-restart-0/stop").exists()
 
 
-def test_a_refused_requeue_is_no_success(tmp_path: Path) -> None:
-    status, output, _ = launch(tmp_path, scontrol='#!/bin/sh\n[ "$1" != requeue ] || exit 1\necho node1\n')
-    assert status == 1 and f"FSPO_RUN_DIR={tmp_path}/run" in output, output
-
-
 @pytest.mark.parametrize("status", [0, 1, 2, 143])
 def test_only_75_is_started_again(tmp_path: Path, status: int) -> None:
     assert launch(tmp_path, COMMAND=str(status))[::2] == (status, [])
-    one_of_an_array = {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "2"}
-    assert launch(tmp_path, **one_of_an_array, SLURM_RESTART_COUNT="1")[::2] == (75, ["6_2"])
+
+
+def test_what_is_requeued_is_the_task_and_a_refusal_no_success(tmp_path: Path) -> None:
+    one_of_an_array = {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "2", "SLURM_RESTART_COUNT": "1"}
+    assert launch(tmp_path, **one_of_an_array)[::2] == (75, ["6_2"])
+    status, output, _ = launch(tmp_path, scontrol='#!/bin/sh\n[ "$1" != requeue ] || exit 1\necho node1\n')
+    assert status == 1 and f"FSPO_RUN_DIR={tmp_path}/run" in output, output
 
 
 def test_a_task_of_an_array_is_a_cell_of_the_grid(tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ def test_a_job_asks_on_the_node(tmp_path: Path) -> None:
 
     done = ask(of_ray, TMPDIR=str(of_vllm))
     ray, vllm = done.stderr.splitlines()
-    assert done.returncode == 1 and ray.startswith(f"error: FSPO_RAY_TMP={of_ray}: ") and f"TMPDIR={of_vllm}: " in vllm
+    assert done.returncode == 1 and ray.startswith("error: ")
+    assert f"FSPO_RAY_TMP={of_ray}: " in ray and f"TMPDIR={of_vllm}: " in vllm
     with tempfile.TemporaryDirectory() as short:  # pytest's own may be too long for a socket of Ray's
         done = ask(short)
         assert (done.returncode, done.stdout) == (0, f"{short}/fspo-{os.getuid()}/7-0\n"), done.stderr

@@ -43,35 +43,33 @@ def test_a_worker_imports_nothing_too_early_and_signs(tmp_path: Path) -> None:
     assert done.returncode != 0 and f"{private} is open to others" in done.stderr
 
 
-def test_workers_begin_so_in_a_run_of_either_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ask verl for the environment of Ray's workers; what the job's variables say reaches a Ray of others."""
-    monkeypatch.delenv(RUN_ID_VARIABLE, raising=False)
-    monkeypatch.setenv(STOP_VARIABLE, "/here/stop")
-    constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {"A": "1"}})
-    have_workers_begin(constants)
-    asked = constants.get_ppo_ray_runtime_env
-    assert asked() == {"env_vars": {"A": "1"}}
-    monkeypatch.setenv(RUN_ID_VARIABLE, "7")
-    assert asked()[HOOK] == BEGIN
-    assert asked()["env_vars"].items() >= {"A": "1", RUN_ID_VARIABLE: "7", STOP_VARIABLE: "/here/stop"}.items()
+def test_workers_begin_so_in_a_run_of_either_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ask verl for the environment of Ray's workers; what the job's variables say reaches a Ray of others.
 
-
-def test_a_trainer_of_ours_makes_verls_own_command_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its id is what private sockets and signed messages hang on: they must not stop in silence."""
+    In verl's own command a trainer of ours makes the run's id, on which private sockets and signed messages hang: they
+    must not stop in silence.
+    """
     for name in (RUN_ID_VARIABLE, "SPT_NOENV"):
         monkeypatch.setenv(name, "before")
         monkeypatch.delenv(name)
+    monkeypatch.setenv(STOP_VARIABLE, "/here/stop")
     monkeypatch.setattr(processes, "_own_run_id", None)
+    monkeypatch.setattr(plugin, "check", lambda config: None)
+    constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {"A": "1"}})
+    have_workers_begin(constants)
+    assert constants.get_ppo_ray_runtime_env() == {"env_vars": {"A": "1"}}
+    monkeypatch.setenv(RUN_ID_VARIABLE, "7")
+    asked = constants.get_ppo_ray_runtime_env()
+    assert asked[HOOK] == BEGIN
+    assert asked["env_vars"].items() >= {"A": "1", RUN_ID_VARIABLE: "7", STOP_VARIABLE: "/here/stop"}.items()
+    monkeypatch.delenv(RUN_ID_VARIABLE)
+
+    plugin.prepare_driver(constants)
+    of_verl = composed("algo=gspo", f"trainer.default_local_dir={tmp_path}/other", "trainer.v1.trainer_mode=sync")
+    assert HOOK not in constants.get_ppo_ray_runtime_env(of_verl) and not (tmp_path / "other").exists()
     (folder := tmp_path / "run").mkdir()
     (folder / "stop").touch()
     os.utime(folder / "stop", (1, 1))
-    constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {}})
-    monkeypatch.setattr(plugin, "check", lambda config: None)
-    have_workers_begin(constants)
-    plugin.prepare_driver(constants)
-    environment = constants.get_ppo_ray_runtime_env(composed("algo=gspo", f"trainer.default_local_dir={folder}"))
-    assert environment[HOOK] == BEGIN and environment["env_vars"][RUN_ID_VARIABLE] == os.environ[RUN_ID_VARIABLE]
+    asked = constants.get_ppo_ray_runtime_env(composed("algo=gspo", f"trainer.default_local_dir={folder}"))
+    assert asked[HOOK] == BEGIN and asked["env_vars"][RUN_ID_VARIABLE] == os.environ[RUN_ID_VARIABLE]
     assert not (folder / "stop").exists()
-    of_verl = composed("algo=gspo", f"trainer.default_local_dir={tmp_path}/other", "trainer.v1.trainer_mode=sync")
-    monkeypatch.delenv(RUN_ID_VARIABLE)
-    assert HOOK not in constants.get_ppo_ray_runtime_env(of_verl) and not (tmp_path / "other").exists()

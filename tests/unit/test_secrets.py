@@ -11,7 +11,7 @@ from composing import composed
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from recipe.fspo import CONF_DIR, main
+from recipe.fspo import main
 from recipe.fspo.start import Start
 from recipe.runner.launch import resume, run_folder
 from recipe.runner.launch.secrets import as_given, is_secret, literal_problems, printed_problems, references
@@ -36,12 +36,6 @@ ORDINARY = (
 def test_which_key_is_that_of_a_secret() -> None:
     assert [key for key in SECRETS if not is_secret(key)] == []
     assert [key for key in ORDINARY if is_secret(key)] == []
-
-
-@pytest.mark.parametrize("group", ["experiment", "algo", "mode"])
-def test_nothing_that_is_shipped_is_a_secret(group: str) -> None:
-    for option in (path.stem for path in (CONF_DIR / group).glob("*.yaml")):
-        assert list(literal_problems(OmegaConf.to_container(composed(f"{group}={option}")))) == [], option
 
 
 LITERAL: tuple[dict[str, Any], ...] = (

@@ -15,7 +15,6 @@ import pytest
 from waiting import wait_until
 
 from recipe.runner.faults import processes, supervisor
-from recipe.runner.faults.hang import HangLimit
 from recipe.runner.faults.phase import PHASE_FILE, Phase, read_phase, write_phase
 from recipe.runner.faults.processes import is_alive, log_of, processes_of, role_of
 from recipe.runner.faults.supervisor import Supervisor
@@ -45,10 +44,10 @@ def test_processes_are_found_by_mark_and_named_by_title(
 class Watched:
     """Notes what a supervisor calls."""
 
-    def __init__(self, run_id: str, folder: Path, phase: Phase, hang: HangLimit | None) -> None:
+    def __init__(self, run_id: str, folder: Path, phase: Phase) -> None:
         self.called: list[str] = []
         write_phase(folder, phase)
-        self.supervisor = Supervisor(run_id, folder, lambda: self.called.append("stop"), self._record, hang)
+        self.supervisor = Supervisor(run_id, folder, lambda: self.called.append("stop"), self._record)
 
     def start(self, titles: set[str]) -> None:
         self.supervisor.start()
@@ -67,8 +66,8 @@ def watch(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(supervisor, "GRACE_S", 0.3)
     monkeypatch.setattr(supervisor, "LEAVE_S", 0.3)
 
-    def watch(ending: bool = False, hang: HangLimit | None = None) -> Watched:
-        made.append(Watched(run_id, tmp_path, Phase(3, "update", 0.0, ending=ending), hang))
+    def watch(ending: bool = False) -> Watched:
+        made.append(Watched(run_id, tmp_path, Phase(3, "update", 0.0, ending=ending)))
         return made[-1]
 
     yield watch
@@ -107,14 +106,6 @@ def test_a_stopped_process_explains_an_error_of_ray(
     assert failed.of_process
     for part in (f"(process {control.pid}) is stopped", "during the update of step 3", f"{tmp_path}/launcher.log"):
         assert part in str(failed)
-
-
-def test_a_hang_ends_a_run_as_a_death_does(begin: Begin, watch: Callable[..., Watched], tmp_path: Path) -> None:
-    watched = watch(hang=HangLimit(0.5, tmp_path, lambda line: None))
-    begin("ray::WorkerDict").send_signal(signal.SIGSTOP)
-    watched.start({"FSDP worker"})
-    wait_until(lambda: "leave 75" in watched.called)
-    assert "the FSDP worker (process " in watched.called[1] and "is stopped" in watched.called[1]
 
 
 def test_a_run_that_ends_by_itself_is_left_alone(begin: Begin, watch: Callable[..., Watched]) -> None:

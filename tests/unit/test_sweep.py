@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 from pathlib import Path
@@ -36,13 +37,12 @@ sys.exit(status)
 
 def sweep(tmp_path: Path, *seeds: int, algos: tuple[str, ...] = ("fspo", "gspo"), more: str = "a.lr=1") -> Sweep:
     (tmp_path / "stand_in.py").write_text(RUN)
+    trainer = {"default_local_dir": str(tmp_path / "out"), "experiment_name": "demo"}
     arms = []
-    for seed in seeds:
-        for algo in algos:
-            content = {"seed": seed, "loss": algo, "a": {"lr": 1, "n": 1 if algo == "fspo" else 2}}
-            trainer = {"default_local_dir": str(tmp_path / "out"), "experiment_name": "demo"}
-            words = (f"seed={seed}", f"x.algo={algo}", more, f"trainer.default_local_dir={tmp_path / 'out'}")
-            arms.append(Arm(OmegaConf.create({**content, "trainer": trainer}), words))
+    for seed, algo in itertools.product(seeds, algos):
+        content = {"seed": seed, "loss": algo, "a": {"lr": 1, "n": 1 if algo == "fspo" else 2}, "trainer": trainer}
+        words = (f"seed={seed}", f"x.algo={algo}", more, f"trainer.default_local_dir={tmp_path / 'out'}")
+        arms.append(Arm(OmegaConf.create(content), words))
     return Sweep("stand_in", arms, ("loss",))
 
 
@@ -71,15 +71,12 @@ def test_nothing_is_run_twice_and_a_failure_stops_nothing(tmp_path: Path, capfd:
     assert "finished before" in capfd.readouterr().out
 
 
-def test_a_finished_run_of_other_words_is_no_part_of_it(tmp_path: Path) -> None:
-    sweep(tmp_path, 1, 2).run(False)
-    with pytest.raises(Refused, match=r"a\.lr=2"):
-        sweep(tmp_path, 1, 2, more="a.lr=2").run(False)
-
-
-def test_what_differs_beside_the_loss_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_of_other_words_is_no_part_of_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     sweep(tmp_path, 1).run(False)
-    assert "a.n" in next(line for line in capfd.readouterr().out.splitlines() if line.startswith("note:"))
+    (note,) = (line for line in capfd.readouterr().out.splitlines() if line.startswith("note:"))
+    assert "a.n" in note, "what differs beside the loss"
+    with pytest.raises(Refused, match=r"a\.lr=2"):
+        sweep(tmp_path, 1, more="a.lr=2").run(False)
 
 
 def test_the_file_of_a_job_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def imports() -> Iterator[Check]:
             if isinstance(node, ast.ImportFrom):
                 found = [f"{node.module}:{alias.name}" for alias in node.names]
             for name in found:
-                if is_watched(name):
+                if is_watched(name) and not name.startswith("recipe."):
                     yield f"an import in {path.relative_to(ROOT)}", partial(check_import, *name.split(":"))
 
 
