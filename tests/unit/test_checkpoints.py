@@ -13,10 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.runner.checkpoints.integrity import (
     TRACKER_FILE,
     damage_of_rank,
+    name_latest,
     remove_old,
-    repair_tracker,
     resume_problems,
     resumed_from,
+    tracker_repair,
 )
 from recipe.runner.export import actor_folder, export
 
@@ -54,6 +55,14 @@ def config(root: Path, ranks: int = 2, mode: str = "auto", path: Path | None = N
     }
     actor = {"checkpoint": {"load_contents": list(KINDS)}}
     return OmegaConf.create({"trainer": trainer, "actor_rollout_ref": {"actor": actor}})
+
+
+def repair_tracker(trainer: DictConfig, contents: tuple[str, ...]) -> str | None:
+    """What a start says, after it has let the tracker name the checkpoint."""
+    why, newest = tracker_repair(trainer, contents) or (None, None)
+    if newest is not None:
+        name_latest(newest)
+    return why
 
 
 def cut(path: Path) -> None:

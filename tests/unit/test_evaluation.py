@@ -94,6 +94,8 @@ def test_a_run_s_generations_are_evaluated(tmp_path: Path, capsys: pytest.Captur
     lines = "".join(json.dumps(record._asdict()) + "\n" for record in records())
     (tmp_path / "validation/3.jsonl").write_text(lines, encoding="utf-8")
     table = unpadded(conclude_evaluation(tmp_path))
+    with pytest.raises(ValueError, match="scored nothing"):
+        conclude_evaluation(tmp_path / "without")
     assert "| aime24 | 4 | 4 | 43.8% [" in table and "| aime24 | 1024 to 2047 | 8 | 25.0% [" in table
     assert "| amc23 | 1 | 1 | 100.0% | 100.0% |  |  |" in table
     assert json.loads((tmp_path / "evaluation.json").read_text(encoding="utf-8")) == evaluate(records())
