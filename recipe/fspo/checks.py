@@ -251,11 +251,11 @@ def _tool_problems(rollout: DictConfig, data: DictConfig) -> Iterator[str]:
     own = OmegaConf.select(rollout, "agent.agent_loop_manager_class") or OmegaConf.select(data, "custom_cls.path")
     if not (given and one_turn) or own:
         return
-    from recipe.runner.launch.check_data import column_names
+    from recipe.runner.launch.check_data import read_some
     from recipe.runner.launch.settings import DATA, files_of
 
     try:
-        named = any("agent_name" in column_names(Path(file)) for name in DATA for file in files_of(data, name))
+        named = any("agent_name" in read_some(Path(file), 1)[0] for name in DATA for file in files_of(data, name))
     except (OSError, ValueError):  # a file cannot be read here
         named = not data.get("offline_task")
     if not named:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omegaconf import DictConfig
 from recipe.fspo.config import policy_loss_settings
-from recipe.runner.launch.check_data import last_step, read_some, rows_to_try, splits_to_write
+from recipe.runner.launch.check_data import last_step, rows_to_try, splits_to_write, training_rows
 from recipe.runner.launch.check_reward import scores_of_the_usual_forms
-from recipe.runner.launch.settings import DATA, files_of
 
 from fspo.audit.expected import shares_outside
 from fspo.files import INFO_FILE, read_object
@@ -36,7 +35,8 @@ def said(start: Start) -> Iterator[str]:
     settings = policy_loss_settings(loss)
     if settings is not None:
         yield from _clip_values(start, settings)
-    batch, last, rows = config.data.train_batch_size, last_step(config), _rows(config)
+    batch, rows = config.data.train_batch_size, training_rows(config.data)
+    last = last_step(config, rows)
     steps = "the number of steps is not known" if last is None else f"{last} steps"
     yield (
         ("data: its rows cannot be counted here" if rows is None else f"data: {rows} rows")
@@ -90,16 +90,6 @@ def _clip_values(start: Start, settings: SequenceLossSettings) -> Iterator[str]:
         f"{what}: c_low={settings.c_low:g} c_high={settings.c_high:g} nats per token^{settings.exponent:g} ({whose}) "
         f"leave {outside} outside, where S has a deviation of {_SIGMA} nats per sqrt(token)"
     )
-
-
-def _rows(config: DictConfig) -> int | None:
-    """Rows of the training files; None if they cannot be read here."""
-    try:
-        if "train" in splits_to_write(config.data):
-            return int(config.data.offline_task.n_train)
-        return sum(read_some(Path(file), 1)[1] for file in files_of(config.data, DATA[0]))
-    except (OSError, ValueError):
-        return None
 
 
 def _examples(config: DictConfig) -> list[tuple[str, Any]]:

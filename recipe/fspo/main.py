@@ -136,7 +136,7 @@ def run(arm: Arm) -> int:
             if status == 0:
                 print(_conclusion(start.config), flush=True)
             print(*_next_commands(start, finished=status == 0), sep="\n", flush=True)
-        except OSError as error:  # a full disk, or nobody who reads: the training has ended as its status says
+        except (OSError, ValueError) as error:  # a full disk, nobody who reads, nothing scored: training has ended
             with contextlib.suppress(OSError):
                 print(f"error: the conclusion cannot be written: {error}", file=sys.stderr, flush=True)
             return status or (FAILED if config.evaluate else 0)

@@ -58,8 +58,7 @@ class Start:
 def prepared(arm: Arm, elsewhere: bool = False) -> Start:
     """The one step from a composed configuration to a start: what machine, folder and method add, and all checks.
 
-    Writes nothing but a tracker of the run's checkpoints that a killed save has left unreadable. With ``elsewhere`` the
-    run will be on another machine: then not even that, and what only that machine can settle is no error.
+    Writes nothing. With ``elsewhere`` the run will be on another machine, and what only that can settle is no error.
 
     Raises:
         Refused: if the command, the machine or the folder cannot serve the run.
@@ -91,8 +90,8 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
         resume.choose_checkpoint(trainer, settings)
     if settings is not None:
         repaired = integrity.tracker_repair(trainer, contents)
-        if repaired is not None and not elsewhere:
-            start.notes.append(str(integrity.repair_tracker(trainer, contents)))
+        if repaired is not None:
+            start.notes.append(repaired[0])
     start.checkpoint = integrity.resumed_from(trainer)
     if settings is not None and repaired is not None and trainer.resume_mode == "auto":
         start.checkpoint = repaired[1]

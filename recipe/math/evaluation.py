@@ -41,10 +41,8 @@ class Record(NamedTuple):
 def read_records(path: Path) -> list[Record]:
     """Records of a JSONL file with the keys data_source, problem_id, response_length and score.
 
-    A key `acc` is preferred to `score`, which may hold a shaped reward: verl's dumps of validation generations.
-
-    Raises:
-        ValueError: a line that is not such a record, with its number; no line.
+    A key `acc` is preferred to `score`, which may hold a shaped reward: verl's dumps of validation generations. Raises
+    ValueError for a line that is not such a record, with its number, and for a file without lines.
     """
     records: list[Record] = []
     with path.open(encoding="utf-8", newline="\n") as lines:
@@ -69,31 +67,22 @@ def read_records(path: Path) -> list[Record]:
 def pass_at_k(n: int, correct: int, k: int) -> float:
     """Probability that k of n responses, drawn without replacement, hold a correct one: `1 - C(n-c, k) / C(n, k)`.
 
-    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, equation 1), in its numerically stable product form.
-
-    Raises:
-        ValueError: unless 0 <= correct <= n and 1 <= k <= n.
+    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, equation 1), in its numerically stable product form;
+    0 <= correct <= n and 1 <= k <= n.
     """
-    if not (0 <= correct <= n and 1 <= k <= n):
-        raise ValueError(f"pass@{k} of {n} responses, {correct} of them correct: k lies between 1 and {n}")
     if n - correct < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / i for i in range(n - correct + 1, n + 1))
 
 
 def evaluate(records: Iterable[Record]) -> dict[str, Any]:
-    """Accuracy per data set and by response length, as a JSON-ready dictionary.
+    """For every data set the numbers of problems and responses and, as `share`s, accuracy:
 
-    For every data set:
-
-    - the numbers of problems and responses;
     - `avg`: the mean over problems of the mean score of their responses (avg@k for k responses each);
     - `pass`: pass@k for powers of two up to the smallest number of responses to a problem, and for that number. A
       response counts as correct if its score is 1;
-    - `by_length`: the mean score of the responses in each bin `[low, high)` of the length in tokens, and their number;
-      a problem weighs by its responses in the bin.
-
-    Every value is a `share`.
+    - `by_length`: the mean score of the responses in each bin `[low, high)` of the length in tokens; a problem weighs
+      by its responses in the bin.
     """
     by_source: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
@@ -163,12 +152,12 @@ def format_table(result: Mapping[str, Any]) -> str:
 def conclude_evaluation(folder: Path) -> str:
     """Evaluate the newest generations in ``folder/validation`` and write ``folder/evaluation.json``.
 
-    Returns the tables, and where the files are.
-
-    Raises:
-        ValueError: there are no generations, or none with a score in [0, 1].
+    Returns the tables, and where the files are. Raises ValueError if there are no generations, or none with a score in
+    [0, 1].
     """
-    newest = max((folder / "validation").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+    newest = max((folder / "validation").glob("*.jsonl"), key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        raise ValueError(f"{folder / 'validation'} has no generations: the evaluation scored nothing")
     result = evaluate(read_records(newest))
     write_json(folder / "evaluation.json", result)
     return f"{format_table(result)}\ngenerations: {newest}\nnumbers: {folder / 'evaluation.json'}"

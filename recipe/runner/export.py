@@ -18,8 +18,7 @@ from recipe.runner.checkpoints.integrity import latest, unsound
 def actor_folder(path: Path) -> Path:
     """The actor's folder of a run (its latest checkpoint) or of one ``global_step_N`` folder.
 
-    Raises:
-        FileNotFoundError: if there is no checkpoint at ``path``, or it is incomplete.
+    Raises FileNotFoundError if there is no checkpoint at ``path``, or it is incomplete.
     """
     checkpoint = latest(path)
     actor = (checkpoint.folder if checkpoint else path) / "actor"
@@ -34,9 +33,8 @@ def actor_folder(path: Path) -> Path:
 def export(actor: Path, out: Path) -> None:
     """Merge the shards of ``actor`` into ``out``, which exists only once it is complete.
 
-    Raises:
-        OSError: if ``out`` exists, or a shard is damaged.
-        subprocess.CalledProcessError: if verl's merger fails, which says why on stderr.
+    Raises OSError if ``out`` exists, or a shard is damaged; subprocess.CalledProcessError if verl's merger fails, which
+    says why on stderr.
     """
     if damage := unsound(sorted(actor.glob("model_world_size_*.pt")), whole=True):
         raise OSError(f"{damage[0]}: give another global_step_N folder, or copy this one again")

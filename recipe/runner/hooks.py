@@ -91,22 +91,23 @@ class RunnerHooks(PPOTrainer):
 
     # ---------------------------------------------------------------- what it is doing
 
+    def _tell(self, phase: Phase) -> None:
+        self._phase = phase
+        write_phase(self.folder, phase)
+
     def _enter(self, phase: str) -> None:
         self._look_for_end()
-        self._phase = Phase(self.global_steps, phase)
-        write_phase(self.folder, self._phase)
+        self._tell(Phase(self.global_steps, phase))
 
     def _moved(self, queue: str) -> None:
         """Note progress within a phase, once a second at most; look whether the run shall end."""
         self._look_for_end()
         if queue != self._phase.queue and time.monotonic() - self._moved_s > 1:
             self._moved_s = time.monotonic()
-            self._phase = replace(self._phase, queue=queue)
-            write_phase(self.folder, self._phase)
+            self._tell(replace(self._phase, queue=queue))
 
     def _ending(self) -> None:
-        self._phase = replace(self._phase, step=self.global_steps, ending=True)
-        write_phase(self.folder, self._phase)
+        self._tell(replace(self._phase, step=self.global_steps, ending=True))
 
     def on_sample_begin(self) -> None:
         self._enter("generation")  # for every mini-batch in separate_async

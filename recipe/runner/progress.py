@@ -92,12 +92,13 @@ STEP_COLUMNS: Columns = (
 
 def step_line(step: int, total_steps: int, metrics: Mapping[str, float | None]) -> str:
     """One line for a training step; of a metric that it does not have what its column says."""
-    texts = []
+    texts = [f"step {step}/{total_steps}"]
     columns = (*STEP_COLUMNS[:2], *PROGRESS.columns, *STEP_COLUMNS[2:])
     for label, names, form, absent in {column[0]: column for column in columns}.values():  # of one label, the job's
         values = [metrics.get(name) for name in names.split()]
-        texts.append((label, absent if None in values else form(*values)))
-    return f"step {step}/{total_steps}  " + "  ".join(f"{label} {text}" for label, text in texts if text)
+        if text := absent if None in values else form(*values):
+            texts.append(f"{label} {text}")
+    return "  ".join(texts)
 
 
 def validation_line(step: int, metrics: Mapping[str, float | None]) -> str:
@@ -109,11 +110,7 @@ def validation_line(step: int, metrics: Mapping[str, float | None]) -> str:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Around a write to a file or folder of the run.
-
-    Raises:
-        ExplainedError: if the disk is full or fails.
-    """
+    """Around a write to a file or folder of the run. Raises ExplainedError if the disk is full or fails."""
     try:
         yield path
     except OSError as error:

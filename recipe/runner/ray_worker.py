@@ -23,8 +23,7 @@ BEGIN: Final = "recipe.runner.ray_worker.begin"
 def begin() -> None:
     """Keep signals blocked that are, kernels in the user's private folder, and sign TransferQueue's messages.
 
-    Raises:
-        NotPrivateError: if the folder is not private.
+    Raises NotPrivateError if the folder is not private.
     """
     keep_blocked()
     if node.PRIVATE_VARIABLE not in os.environ:  # a Ray that the run did not start

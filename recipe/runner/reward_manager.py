@@ -38,9 +38,8 @@ class TokenLengthRewardManager(NaiveRewardManager):
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         """As verl's, with facts of the response as scalars. Keys returned by the reward function win.
 
-        Raises:
-            ExplainedError: the reward function raised, or returned something else than a finite number or a dict with
-                one as `score`.
+        Raises ExplainedError if the reward function raised, or returned something else than a finite number or a dict
+        with one as `score`.
         """
         item = data[-1:][0]
         tokens = item.batch["responses"]
@@ -85,10 +84,7 @@ def raise_failure(workers: Sequence[Any]) -> None:
     """Raise the first failure of a reward function in any of verl's reward workers (handles of Ray actors).
 
     Where verl waits for the rewards of a whole batch (with a reward model on the policy's GPUs), it has no handles: the
-    failure comes out of there by itself.
-
-    Raises:
-        ExplainedError: with the worker's message.
+    failure comes out of there by itself. Raises ExplainedError with the worker's message.
     """
 
     def failure_of(worker: Any) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from recipe.math.answers import MathScorer, Status, status_rates
+from recipe.math.answers import MathScorer, Status
 from recipe.math.reward import compute_score
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,10 +112,3 @@ def test_math_verify_that_cannot_be_imported_is_an_error(tmp_path: Path, monkeyp
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with MathScorer(n_workers=1) as scorer, pytest.raises(RuntimeError, match="import math_verify"):
         scorer.judge(r"\boxed{x}", "y")
-
-
-def test_rates_name_every_status_and_leave_out_others() -> None:
-    rates = status_rates(["correct", "timeout", None, "of another reward", "correct"])
-    assert (rates["reward/status/correct"], rates["reward/status/timeout"]) == (2 / 3, 1 / 3)
-    assert set(rates) == {f"reward/status/{status.value}" for status in Status} | {"reward/status/n"}
-    assert rates["reward/status/n"] == 3.0 and status_rates([])["reward/status/correct"] == 0.0

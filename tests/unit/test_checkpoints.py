@@ -13,10 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.runner.checkpoints.integrity import (
     TRACKER_FILE,
     damage_of_rank,
+    name_latest,
     remove_old,
-    repair_tracker,
     resume_problems,
     resumed_from,
+    tracker_repair,
 )
 from recipe.runner.export import actor_folder, export
 
@@ -47,6 +48,14 @@ def config(root: Path, ranks: int = 2, mode: str = "auto", path: Path | None = N
     trainer = {"default_local_dir": str(root), "resume_mode": mode, "resume_from_path": path and str(path)}
     trainer |= {"nnodes": 1, "n_gpus_per_node": ranks, "v1": {"trainer_mode": of}}
     return OmegaConf.create({"trainer": trainer})
+
+
+def repair_tracker(trainer: DictConfig, contents: tuple[str, ...]) -> str | None:
+    """What a start says, after it has let the tracker name the checkpoint."""
+    why, newest = tracker_repair(trainer, contents) or (None, None)
+    if newest is not None:
+        name_latest(newest)
+    return why
 
 
 def cut(path: Path) -> None:

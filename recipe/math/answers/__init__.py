@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from recipe.math.answers.scorer import MathScorer
-from recipe.math.answers.verdict import Status, status_rates
+from recipe.math.answers.verdict import Status
 
-__all__ = ["MathScorer", "Status", "status_rates"]
+__all__ = ["MathScorer", "Status"]

@@ -91,8 +91,7 @@ def _choice(text: str, labelled: bool = False) -> str:
 def same(truth: str, answer: str) -> bool:
     """Whether two texts are one answer: a set or list in any order, a tuple, interval or matrix by its cells.
 
-    Raises:
-        UnreadError: one of them is not read whole.
+    Raises UnreadError if one of them is not read whole.
     """
     truth, answer = stripped(truth), stripped(answer)
     truth, answer = _value(truth, answer, (_NAME,)), _value(answer, truth, (_NAME, _SUM))
@@ -191,8 +190,7 @@ def _same_leaf(truth: str, answer: str) -> bool:
 def parsed(text: str) -> Any:
     """The expression that math-verify reads in the whole of a text, its decimals as fractions, i as a number.
 
-    Raises:
-        UnreadError: it reads none, or not the whole.
+    Raises UnreadError if it reads nothing, or not the whole.
     """
     if _RATIONAL.fullmatch(text):
         return sympy.Rational(text.replace("}{", "/").replace("\\frac{", "").rstrip("}"))

@@ -24,8 +24,9 @@ class MathScorer(contextlib.AbstractContextManager["MathScorer"]):
     """Judges responses by math-verify in worker processes: their crashes cannot end the caller.
 
     Two integers are compared in the calling process. Verdicts are remembered, since the responses of a group often have
-    the same answer. It can be used from any number of threads. Workers start with the first answer that needs one; they
-    end with `close()` or with the calling process.
+    the same answer. It can be used from any number of threads, but not in a process forked from one that has used it:
+    its threads are not there, and `judge` would wait for ever (`recipe.math.reward` has one a process). Workers start
+    with the first answer that needs one; they end with `close()` or with the calling process.
 
     Args:
         n_workers: number of worker processes; None takes half of the processors this process may use, at least 2 and
@@ -43,8 +44,7 @@ class MathScorer(contextlib.AbstractContextManager["MathScorer"]):
     def judge(self, response: str, ground_truth: str) -> Status:
         """Verdict on one response. It waits for the verdict; call it from several threads to use several workers.
 
-        Raises:
-            RuntimeError: math-verify cannot be run at all on this machine.
+        Raises RuntimeError if math-verify cannot be run at all on this machine.
         """
         answer, truth = answer_of(response), answer_of(ground_truth) or ground_truth.strip()
         if answer is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from enum import StrEnum
 
 
@@ -23,13 +21,3 @@ class Status(StrEnum):
     def score(self) -> float:
         """1.0 for CORRECT, else 0.0."""
         return float(self is Status.CORRECT)
-
-
-def status_rates(statuses: Iterable[str | None]) -> dict[str, float]:
-    """`{reward/status/<status>: share, ..., reward/status/n: count}`, for a logger, with every status.
-
-    What is no status (None, or a text of another reward's) does not count.
-    """
-    counts = Counter(status for status in statuses if status in set(Status))
-    rates = {f"reward/status/{status}": counts[status] / max(1, counts.total()) for status in Status}
-    return rates | {"reward/status/n": float(counts.total())}

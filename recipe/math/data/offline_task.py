@@ -1,13 +1,11 @@
 """The embedded offline task, remainders by repeated subtraction: seeded problems whose lengths vary a hundredfold.
 
-A problem asks for the remainder of a division (task defined here). Its working subtracts the divisor again and again
-and writes down each rest; the last number is the answer::
+The working of a division subtracts the divisor again and again and writes down each rest; the last is the answer::
 
     150%44=  ->  106-44=062-44=018
 
-A quotient of q therefore takes 7 q - 4 characters: 3 for a single subtraction, 227 for the largest. The quotient is
-drawn with probability proportional to 1 / (q + 1), which spreads the length of the working roughly evenly on a log
-scale. A long chain has a small divisor, because the dividend stays below 1,000.
+A quotient of q takes 7 q - 4 characters: 3 to 227. It is drawn with probability proportional to 1 / (q + 1), which
+spreads the length roughly evenly on a log scale. A long chain has a small divisor: the dividend stays below 1,000.
 
 Chains with the same pair (divisor, remainder) have the same ending (``106%44`` is the end of ``150%44``). A hash of
 that pair decides the split, so no subtraction of one split appears in the other, whatever the seeds.
@@ -86,11 +84,7 @@ def draws(rng: np.random.Generator, split: Split) -> Iterator[Division]:
 
 
 def distinct(count: int, seed: int, split: Split) -> list[Division]:
-    """``count`` different problems of one split, whatever is drawn of the other.
-
-    Raises:
-        ValueError: there are not so many.
-    """
+    """``count`` different problems of one split, whatever is drawn of the other; ValueError if there are fewer."""
     problems: dict[Division, None] = {}
     repeated = 0
     for problem in draws(np.random.default_rng([seed, SPLITS.index(split)]), split):
@@ -127,9 +121,8 @@ def rows(count: int, seed: int, split: Split) -> list[dict[str, Any]]:
 def write_dataset(folder: str | Path, n_train: int, n_test: int, seed: int, splits: Sequence[Split] = SPLITS) -> None:
     """Write :func:`rows` to ``train.parquet`` and ``test.parquet`` (or one) in ``folder``.
 
-    Raises:
-        ValueError: as :func:`distinct`.
-        FileExistsError: there is a file of that name that this package has not written.
+    Raises ValueError as :func:`distinct`; FileExistsError if there is a file of that name that this package has not
+    written.
     """
     for split in splits:
         write_rows(rows({"train": n_train, "test": n_test}[split], seed, split), Path(folder) / f"{split}.parquet")

@@ -144,10 +144,8 @@ def _copy(source: Source, folder: Path) -> Path:
 def read_problems(source: Source, folder: Path | None) -> Iterator[Problem]:
     """Problems of a source in order: of its own file, the copies under `folder`, or the Hugging Face hub.
 
-    A copy is read as the hub reads a repository: files' names say of which split they are.
-
-    Raises:
-        ValueError: a file that is missing or cannot be read, a row that is not as it should be, with its number.
+    A copy is read as the hub reads a repository: files' names say of which split they are. Raises ValueError for a
+    file that is missing or cannot be read, or a row that is not as it should be, with its number.
     """
     from datasets import load_dataset
 

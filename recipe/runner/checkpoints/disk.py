@@ -29,8 +29,7 @@ _FAILED = (
 def room_for_save(root: Path, step: int) -> Iterator[None]:
     """Around a save of ``root/global_step_N``: room is checked before it, and a half-written one removed after.
 
-    Raises:
-        ExplainedError: if there is no room, or the file system fails.
+    Raises ExplainedError if there is no room, or the file system fails.
     """
 
     def refusal(why: str) -> ExplainedError:

@@ -179,10 +179,10 @@ def name_latest(checkpoint: Checkpoint) -> None:
 
 
 def tracker_repair(trainer: DictConfig, contents: Sequence[str] | None) -> tuple[str, Checkpoint | None] | None:
-    """What a start does about a tracker that is missing or unreadable; None if there is nothing to do. Writes nothing.
+    """What a start does about a tracker that is missing or unreadable; None if there is nothing to do.
 
-    What is wrong and is done, and the newest complete checkpoint, which the tracker has to name (None: the run starts
-    as it began). ``contents``: verl's ``actor.checkpoint.load_contents``, None for all.
+    A sentence, and the newest complete checkpoint, which the start lets the tracker name (:func:`name_latest`; None:
+    the run starts as it began). ``contents``: verl's ``actor.checkpoint.load_contents``, None for all.
     """
     root = Path(trainer.default_local_dir)
     tracker = root / TRACKER_FILE
@@ -195,14 +195,6 @@ def tracker_repair(trainer: DictConfig, contents: Sequence[str] | None) -> tuple
     if tracker.exists() or not checkpoints(root):
         return None  # with a tracker something was complete once: not for us to begin again, see resume_problems
     return f"{why}, and {root} holds no complete checkpoint: starting as the run began", None
-
-
-def repair_tracker(trainer: DictConfig, contents: Sequence[str] | None) -> str | None:
-    """Do what :func:`tracker_repair` says, and return its sentence; None if there is nothing to do."""
-    why, newest = tracker_repair(trainer, contents) or (None, None)
-    if newest is not None:
-        name_latest(newest)
-    return why
 
 
 def resume_problems(

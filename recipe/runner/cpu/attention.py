@@ -36,10 +36,8 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: ``query`` [B, heads, T, size] and so on to [B, T, heads, size].
 
-    ``position_ids`` [1, T] among the keyword arguments tell the sequences of a pack apart.
-
-    Raises:
-        ValueError: if a model does not hand them to its attention.
+    ``position_ids`` [1, T] among the keyword arguments tell the sequences of a pack apart. Raises ValueError if a model
+    does not hand them to its attention.
     """
     if attention_mask is not None or query.shape[0] > 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)

@@ -54,12 +54,13 @@ MODULES_WITH_RAY = (
 )
 #: How many open files a process may pass on.
 MAX_FILES = 64
-_py_executable: str | None = None
+#: Value for Ray's ``runtime_env.py_executable``; None if no server was started.
+py_executable: str | None = None
 
 
 def start(modules: Sequence[str]) -> Callable[[], None]:
     """Start the server, which imports ``modules``, too; returns what ends it. It also ends with this process."""
-    global _py_executable
+    global py_executable
     folder = Path(tempfile.mkdtemp(prefix="fork-server-"))  # readable by this user only
     server = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "recipe.runner.cpu.fork_server", str(folder / "socket"), *modules],
@@ -68,11 +69,11 @@ def start(modules: Sequence[str]) -> Callable[[], None]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    _py_executable = str(write_program(folder / "socket"))
+    py_executable = str(write_program(folder / "socket"))
 
     def stop() -> None:
-        global _py_executable
-        _py_executable = None
+        global py_executable
+        py_executable = None
         server.kill()  # SIGTERM may be blocked
         server.communicate()
         shutil.rmtree(folder, ignore_errors=True)
@@ -88,11 +89,6 @@ def write_program(path: Path) -> Path:
     program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
     program.chmod(0o700)
     return program
-
-
-def py_executable() -> str | None:
-    """Value for Ray's ``runtime_env.py_executable``; None if no server was started."""
-    return _py_executable
 
 
 class _Client:

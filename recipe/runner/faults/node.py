@@ -56,8 +56,7 @@ def private_path(parent: Path) -> Path:
 def private_folder(parent: Path, setting: str) -> Path:
     """Make ``parent/fspo-UID`` if need be: only its owner may look into it. ``setting`` gives the parent.
 
-    Raises:
-        NotPrivateError: if it cannot be made, or is a link, another user's, or open to others.
+    Raises NotPrivateError if it cannot be made, or is a link, another user's, or open to others.
     """
     folder = private_path(parent)
     try:
@@ -79,31 +78,9 @@ def private_folder(parent: Path, setting: str) -> Path:
     raise NotPrivateError(f"{setting}: {folder} {why}, and a run executes what lies there: give another folder")
 
 
-def _can_write(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
-
-
 def cache_environment(private: Path) -> dict[str, str]:
-    """Variables for caches in the private folder; a value that the user has set wins.
-
-    What is kept in the home folder goes there only if that cannot be written to; models in it are still read.
-    """
+    """Variables for compiled kernels in the private folder; a value that the user has set wins."""
     variables = {name: str(private / folder) for name, folder in _KERNELS.items()} | _NO_HEADERS
-    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    hub = Path(os.environ.get("HF_HOME") or home / "huggingface")
-    if not _can_write(home):
-        variables |= {"XDG_CACHE_HOME": str(private / "cache"), "MPLCONFIGDIR": str(private / "cache/matplotlib")}
-    if not _can_write(hub):
-        own = private / "cache/huggingface"
-        kinds = {"HF_DATASETS_CACHE": "datasets", "HF_MODULES_CACHE": "modules", "HF_XET_CACHE": "xet"}
-        variables |= {name: f"{own}/{kind}" for name, kind in kinds.items()}
-        variables["HF_HUB_CACHE"] = str((hub if (hub / "hub").is_dir() else own) / "hub")
-        variables["HF_TOKEN_PATH"] = str(hub / "token")
     return {name: os.environ.get(name) or value for name, value in variables.items()}
 
 
@@ -127,8 +104,7 @@ def gpu_problems() -> Iterator[str]:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return  # no NVIDIA GPU, or one that cannot be asked
-    modes = dict(line.split(", ", 1) for line in answer.splitlines() if ", " in line)
-    for gpu, mode in modes.items():
+    for gpu, mode in (line.split(", ", 1) for line in answer.splitlines() if ", " in line):
         if visible != "" and mode.startswith(("Exclusive", "Prohibited")):
             yield (
                 f"GPU {gpu} has the compute mode {mode}, and the processes of the trainer and vLLM share it: have it "

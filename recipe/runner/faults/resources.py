@@ -93,11 +93,7 @@ def missing(needs: Needs, nodes: list[Mapping[str, float]]) -> str | None:
 
 
 def wait_for_resources(config: DictConfig, say: Callable[[str], None]) -> None:
-    """Return once Ray has what the run needs.
-
-    Raises:
-        ExplainedError: after two minutes without.
-    """
+    """Return once Ray has what the run needs. Raises ExplainedError after two minutes without."""
     needs = needs_of(config)
 
     def lacking() -> str | None:

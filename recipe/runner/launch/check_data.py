@@ -38,9 +38,7 @@ def splits_to_write(data: DictConfig) -> tuple[str, ...]:
 def read_some(path: Path, rows: int = _ROWS) -> tuple[list[str], int, list[dict[str, Any]]]:
     """Columns of a file, its number of rows, and the first of them.
 
-    Raises:
-        FileNotFoundError: if it is not there.
-        ValueError: if it is no file that verl reads; the message has its name.
+    Raises FileNotFoundError if it is not there; ValueError if it is no file that verl reads; the message has its name.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist ({_PAGE})")
@@ -63,11 +61,6 @@ def read_some(path: Path, rows: int = _ROWS) -> tuple[list[str], int, list[dict[
         raise ValueError(
             f"{path} cannot be read as rows ({' '.join(str(error).split())[:200]}): write it again"
         ) from error
-
-
-def column_names(path: Path) -> list[str]:
-    """The columns of a file; errors as :func:`read_some`."""
-    return read_some(path, 1)[0]
 
 
 def data_problems(data: DictConfig) -> Iterator[str]:
@@ -132,17 +125,22 @@ def rows_to_try(data: DictConfig, number: int = 2) -> list[tuple[str, dict[str, 
     return [row for rows in chosen.values() for row in rows]
 
 
-def last_step(config: DictConfig) -> int | None:
+def training_rows(data: DictConfig) -> int | None:
+    """How many rows the training files have or will have; None if one cannot be read here."""
+    own, rows = _written_by_the_run(data), 0
+    try:
+        for file in files_of(data, DATA[0]):
+            rows += data.offline_task[f"n_{own[file]}"] if file in own else read_some(Path(file), 1)[1]
+        return rows
+    except (OSError, ValueError):
+        return None
+
+
+def last_step(config: DictConfig, rows: int | None) -> int | None:
     """The step with which a run ends: the last one, or that of its epochs, whichever comes first; None: not known.
 
-    Prompts that the filter of long ones takes out are not known before the tokenizer has read them.
+    Prompts that the filter of long ones takes out of so many rows are known once the tokenizer has read them.
     """
-    own, rows = _written_by_the_run(config.data), 0
-    ends = [config.trainer.total_training_steps]
-    try:
-        for file in files_of(config.data, DATA[0]):
-            rows += config.data.offline_task[f"n_{own[file]}"] if file in own else read_some(Path(file), 1)[1]
-        ends.append(rows // config.data.train_batch_size * config.trainer.total_epochs)
-    except (OSError, ValueError):
-        pass
+    of_epochs = None if rows is None else rows // config.data.train_batch_size * config.trainer.total_epochs
+    ends = (config.trainer.total_training_steps, of_epochs)
     return min((int(step) for step in ends if step is not None), default=None)

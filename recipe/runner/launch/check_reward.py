@@ -79,9 +79,8 @@ def _asked(reward: Mapping[str, Any], rows: Sequence[Row]) -> tuple[str, str]:
 def tried(reward: Mapping[str, Any], rows: Sequence[Row]) -> tuple[str, str]:
     """How loading or calling a reward fails, and what is worth a note.
 
-    Args:
-        reward: Of the configuration the group of that name, in plain containers.
-        rows: Places and rows, each tried with the usual forms of its ground truth and with an empty response.
+    ``reward`` is the group of that name in plain containers. Each row is tried with the usual forms of its ground truth
+    and with an empty response.
     """
     place = "it cannot be loaded"
     try:
@@ -122,11 +121,7 @@ def forms(truth: Any) -> dict[str, str]:
 
 
 def number(score: Any) -> float:
-    """A score as a number.
-
-    Raises:
-        ValueError, TypeError: if it is none, or not finite.
-    """
+    """A score as a number. Raises ValueError or TypeError if it is none, or not finite."""
     if isinstance(score, str) or not math.isfinite(score):
         raise ValueError(f"the reward is {score!r}, which is not a finite number")
     return float(score)

@@ -60,12 +60,10 @@ _PATHS: Final = ("trainer.default_local_dir", "actor_rollout_ref.model.path", "d
 
 
 def value_problems(config: DictConfig, classes: Mapping[str, type]) -> Iterator[str]:
-    """A sentence for each value that is not verl's default and of another type than it must be.
+    """A sentence for each value of a composed configuration that is not verl's default and of a wrong type.
 
-    Args:
-        config: Composed, with its references.
-        classes: Dataclasses of further groups, by key; such a group has no other settings. Hydra names an unknown one,
-            but in verl's own command, which has no such group and takes any ``+KEY``.
+    ``classes`` are the dataclasses of further groups, by key; such a group has no other settings. Hydra names an
+    unknown one, but in verl's own command, which has no such group and takes any ``+KEY``.
     """
     for group, settings in classes.items():
         names = [field.name for field in fields(settings)]

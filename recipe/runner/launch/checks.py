@@ -1,14 +1,13 @@
 """The rules before Ray starts: each mistake costs hours on GPUs, or gives wrong numbers in silence.
 
-:data:`RULES` is the table. A rule is a function that yields one sentence a problem, with the key, the value and what to
-give instead. What verl itself refuses within its first minutes has no rule.
+A rule yields one sentence a problem, with the key, the value and what to give instead. What verl itself refuses within
+its first minutes has no rule.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
-from fspo.files import folder_problem
+from fspo.files import folder_problem, read_object
 from recipe.runner import SUPPORTED_VERL, ranks
 from recipe.runner.launch.check_data import data_problems
 from recipe.runner.launch.check_reward import reward_problems
@@ -46,8 +45,10 @@ def package_problems(model: DictConfig) -> Iterator[str]:
     installed = importlib.metadata.version("verl")
     if installed != SUPPORTED_VERL:
         yield f"verl {installed} is installed, and this is written for {SUPPORTED_VERL}: pip install the latter"
-    needed = {"vllm": "run `make setup`, or install requirements/gpu.txt"}
-    needed["transfer_queue"] = "pip install TransferQueue>=0.1.10"
+    needed = {
+        "vllm": "run `make setup`, or install requirements/gpu.txt",
+        "transfer_queue": "pip install TransferQueue>=0.1.10",
+    }
     key, default = "override_config.attn_implementation", "flash_attention_2" if model.use_remove_padding else None
     if (OmegaConf.select(model, key) or default) == "flash_attention_2":
         # Of the kernels: where they are not compiled, flash_attn may be its cross-entropy alone.
@@ -127,14 +128,10 @@ def model_folder(model: str) -> Path | None:
     return Path(cached).parent if isinstance(cached, str) else None
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
 def read_model_config(path: str) -> dict[str, Any]:
     """``config.json`` of a model on this machine; empty for one that would come from the hub."""
     folder = model_folder(path)
-    return {} if folder is None else _read_json(folder / "config.json")
+    return {} if folder is None else read_object(folder / "config.json")
 
 
 def model_problems(model: DictConfig) -> Iterator[str]:
@@ -154,7 +151,7 @@ def model_problems(model: DictConfig) -> Iterator[str]:
         return
     # A file of less than 1 kB in place of weights is the pointer that git-lfs leaves.
     sizes = {file.name: file.stat().st_size for file in (*folder.glob("*.safetensors"), *folder.glob("*.bin"))}
-    shards = set(_read_json(folder / "model.safetensors.index.json").get("weight_map", {}).values())
+    shards = set(read_object(folder / "model.safetensors.index.json").get("weight_map", {}).values())
     absent = sorted(name for name in shards | sizes.keys() if sizes.get(name, 0) < 1024)
     if is_path and (absent or not sizes):
         yield MachineProblem(
@@ -164,7 +161,7 @@ def model_problems(model: DictConfig) -> Iterator[str]:
     place = model_folder(name := model.get("tokenizer_path") or path)
     if place is None or not looks_like_a_path(name):
         return  # on the hub
-    settings = _read_json(place / "tokenizer_config.json")
+    settings = read_object(place / "tokenizer_config.json")
     if not any((place / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         yield MachineProblem(f"{name!r} has no tokenizer (tokenizer.json): copy its files there")
     elif not (settings.get("chat_template") or any(place.glob("chat_template*")) or model.get("custom_chat_template")):

@@ -9,7 +9,6 @@ model invents, and rewards and lengths are of all that. Such a run gets a file o
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -28,16 +27,11 @@ REMEDY: Final = (
 
 
 def add_stop_token(config: DictConfig, of_run: Mapping[str, Any] | None, elsewhere: bool) -> tuple[list[int], str]:
-    """Let vLLM stop where the chat template ends a turn, by ``SETTING``; in place.
+    """Let vLLM stop where the chat template ends a turn, by ``SETTING`` of the resolved ``config``, in place.
 
-    Args:
-        config: Resolved.
-        of_run: Settings of the run that goes on, which keeps its file.
-        elsewhere: The run will be on another machine; nothing is said of a model that is not on this one.
-
-    Returns:
-        The ``eos_token_id`` of the file that the run's folder gets; empty if it gets none. And a note, empty where
-        vLLM stops at the end of a turn.
+    ``of_run`` are the settings of the run that goes on, which keeps its file. ``elsewhere`` nothing is said of a model
+    that is not on this machine. Returns the ``eos_token_id`` of the file that the run's folder gets, empty if it gets
+    none, and a note, empty where vLLM stops at the end of a turn.
     """
     from transformers import AutoTokenizer
 
@@ -45,10 +39,9 @@ def add_stop_token(config: DictConfig, of_run: Mapping[str, Any] | None, elsewhe
     if kept is not None and OmegaConf.select(config, SETTING) is None:
         OmegaConf.update(config, SETTING, kept, force_add=True)
     model = config.actor_rollout_ref.model
+    is_absent = elsewhere and model_folder(model.path) is None
     # The checks say what is wrong with a model; or responses are to have the full length.
-    if any(model_problems(config.actor_rollout_ref.model)) or config.actor_rollout_ref.rollout.get("ignore_eos"):
-        return [], ""
-    if elsewhere and model_folder(model.path) is None:
+    if is_absent or any(model_problems(model)) or config.actor_rollout_ref.rollout.get("ignore_eos"):
         return [], ""
     trust, named = bool(model.get("trust_remote_code")), OmegaConf.select(config, SETTING)
     # verl gives vLLM the model's folder, whatever tokenizer_path says.
@@ -78,11 +71,9 @@ def add_stop_token(config: DictConfig, of_run: Mapping[str, Any] | None, elsewhe
 def end_of_turn(tokenizer: Any, arguments: Any) -> int | None:
     """The special token that the chat template writes first after an assistant's content, blanks aside.
 
-    Args:
-        tokenizer: With a chat template.
-        arguments: Further ones of ``apply_chat_template``, as the run's prompts have them.
+    ``arguments``: of ``apply_chat_template``, as the run's prompts have them.
     """
-    marker = f"content{uuid.uuid4().hex}"
+    marker = "content7f3a9c51d2e84b06"  # in no template
     chat = [{"role": "user", "content": "1"}, {"role": "assistant", "content": marker}]
     try:
         text = tokenizer.apply_chat_template(chat, **{**arguments, "tokenize": False, "add_generation_prompt": False})

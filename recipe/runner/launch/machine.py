@@ -53,11 +53,7 @@ _REMOVAL_S = 10.0
 
 
 def verl_config() -> Path:
-    """The folder of verl's own configuration files. It is found without an import: verl fixes its platform in one.
-
-    Raises:
-        Refused: if verl is not installed.
-    """
+    """verl's own configuration files, found without an import, in which it fixes its platform; Refused without verl."""
     spec = importlib.util.find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
         raise Refused("verl is not installed: run `make setup`, or pip install -r requirements/gpu.txt")
@@ -72,10 +68,8 @@ def platform_environment(device: str, ranks: int = 1) -> dict[str, str]:
     """Environment variables for a run on ``device`` (``trainer.device``: "cpu", "cuda" or "npu").
 
     On CPUs each of the ``ranks`` on this machine gets its share of the cores as threads; Ray would give every process
-    one. FSDP ranks and vLLM take turns, so they may use the same cores.
-
-    Raises:
-        Refused: if VERL_PLATFORM contradicts the experiment, or the installed torch cannot serve it.
+    one. FSDP ranks and vLLM take turns, so they may use the same cores. Raises Refused if VERL_PLATFORM contradicts the
+    experiment, or the installed torch cannot serve it.
     """
     wanted = os.environ.get("VERL_PLATFORM", "").strip().lower()
     if wanted and (wanted == "cpu") != (device == "cpu"):
@@ -121,7 +115,7 @@ def pass_to_ray_workers(trainer: DictConfig, ray_init: DictConfig) -> None:
             from recipe.runner.cpu import fork_server  # here: a GPU run imports nothing of it
 
             # Also where the configuration is that of an earlier run, whose server is gone.
-            runtime_env.py_executable = fork_server.py_executable()
+            runtime_env.py_executable = fork_server.py_executable
 
 
 @dataclass
@@ -137,11 +131,8 @@ def private_run(trainer: DictConfig, ray_init: DictConfig) -> Iterator[PrivateRu
 
     Compiled kernels are in the user's private folder. A Ray that the run starts has its files there, in
     ``ENDING.folder``, and a token of its own in the environment of its processes and on no disk; on one machine it
-    listens on 127.0.0.1. The folder goes with a run that has not failed.
-
-    Raises:
-        Refused: if the folder cannot be made, is not private, or has no room for paths of sockets; if a GPU is for one
-            process only.
+    listens on 127.0.0.1. The folder goes with a run that has not failed. Raises Refused if the folder cannot be made,
+    is not private, or has no room for paths of sockets; if a GPU is for one process only.
     """
     own = ray_init.get("_temp_dir")
     parent, setting = (Path(own), f"ray_kwargs.ray_init._temp_dir={own}") if own else node.parent_folder()
@@ -184,8 +175,7 @@ def _remove(folder: Path) -> None:
 
 def starts_ray(ray_init: DictConfig) -> bool:
     """Whether the run starts a Ray of its own: neither its configuration nor RAY_ADDRESS names a cluster."""
-    address = ray_init.get("address") or os.environ.get("RAY_ADDRESS") or "local"
-    return address == "local"
+    return (ray_init.get("address") or os.environ.get("RAY_ADDRESS") or "local") == "local"
 
 
 @contextlib.contextmanager

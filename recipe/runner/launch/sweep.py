@@ -37,17 +37,11 @@ class Arm:
 
 @dataclass
 class Sweep:
-    """Starts runs one after another and passes on the signals that come, after which none starts.
+    """Starts runs one after another and passes on the signals that come, after which none starts."""
 
-    Args:
-        module: What ``python -m`` starts.
-        arms: In Hydra's order: the first swept word changes most slowly.
-        of_the_loss: Keys in which the arms are meant to differ.
-    """
-
-    module: str
-    arms: Sequence[Arm]
-    of_the_loss: Sequence[str] = ()
+    module: str  #: What ``python -m`` starts.
+    arms: Sequence[Arm]  #: In Hydra's order: the first swept word changes most slowly.
+    of_the_loss: Sequence[str] = ()  #: Keys in which the arms are meant to differ.
     signals: list[signal.Signals] = field(default_factory=list)
     _process: subprocess.Popen[bytes] | None = None
     _lock: Any = field(default_factory=threading.Lock)
@@ -101,10 +95,7 @@ class Sweep:
         """Do what is not finished; the exit status.
 
         75 (130 after Ctrl-C): the same command goes on, because this one was told to end, or a run ended that another
-        start may finish.
-
-        Raises:
-            Refused: if a finished run had other words.
+        start may finish. Raises Refused if a finished run had other words.
         """
         folders = self.folders()
         done = [(run_info(folder) or {}).get("status") == "finished" for folder in folders]

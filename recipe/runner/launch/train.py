@@ -46,7 +46,7 @@ class _KeptTaskRunner:
         self._options: dict[str, Any] = {}
 
     def options(self, **options: Any) -> _KeptTaskRunner:
-        """verl asks for Nsight Systems (``global_profiler.tool=nsys``) this way, on GPUs."""
+        # verl asks for Nsight Systems (global_profiler.tool=nsys) this way.
         self._options = options
         return self
 
@@ -66,8 +66,7 @@ class _KeptTaskRunner:
 def train(config: DictConfig) -> int:
     """Start Ray, train, and end whatever was started; the exit status. Why it is not 0 is printed.
 
-    Raises:
-        OSError: if a file cannot be written, before Ray is started.
+    Raises OSError if a file cannot be written, before Ray is started.
     """
     folder = Path(config.trainer.default_local_dir)
     write_phase(folder, Phase(0, "start-up"))
