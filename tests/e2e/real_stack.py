@@ -38,30 +38,15 @@ AGAIN = 75
 __all__ = ["MARK", "REPOSITORY", "SMALL", "Start", "marked_processes", "run_marked", "user_environment"]
 
 
-def own_groups(folder: Path) -> str:
-    """The word of a command that adds a folder of the user's own configuration."""
-    return f"--config-dir={folder}"
-
-
-def changing(key: str) -> str:
-    """The word of a command that lets a resumed run change a setting."""
-    return f"run.allow_changed=[{key}]"
-
-
 def measured(folder: Path) -> dict[str, Any]:
     """What a run has measured of itself: ``clip_values_measured`` and ``loss_divided_by``."""
     files = (folder / "run.json", folder / "fspo.json")  # the second one under verl's own command
     return json.loads(next(file for file in files if file.is_file()).read_text())  # type: ignore[no-any-return]
 
 
-def saved_under(folder: Path) -> Path:
-    """Where a run's checkpoints are, and the file that names the latest."""
-    return folder
-
-
 def latest_step(folder: Path) -> int:
     """The step of the latest checkpoint of a run."""
-    return int((saved_under(folder) / "latest_checkpointed_iteration.txt").read_text())
+    return int((folder / "latest_checkpointed_iteration.txt").read_text())
 
 
 def export(folder: Path, out: Path) -> None:
@@ -77,11 +62,6 @@ def compare(folder: Path, losses: list[str], *words: str) -> subprocess.Complete
     return subprocess.run(
         command, capture_output=True, text=True, timeout=2 * LATER, cwd=folder, env=user_environment()
     )
-
-
-def compared(folder: Path, loss: str) -> Path:
-    """The run of a loss in a comparison."""
-    return folder / f"grid/algo={loss}"
 
 
 def stacks(output: str) -> list[str]:
@@ -148,16 +128,11 @@ def run_marked(*words: str, timeout: float) -> subprocess.CompletedProcess[str]:
 
 
 class Start(starts.Start):
-    """``python -m WORDS`` in a folder, which for :meth:`trains` is the run's folder, too."""
+    """``python -m WORDS`` in a folder, which for a run of ``recipe.fspo.main`` is the run's, too."""
 
     def __init__(self, folder: Path, *words: str, **environment: str) -> None:
         number = len(list(folder.glob("stdout-*.log")))  # a log for each start in the folder
         super().__init__(folder, *words, log=f"stdout-{number}.log", **environment)
-
-    @classmethod
-    def trains(cls, run_dir: Path, *overrides: str, **environment: str) -> Start:
-        """``python -m recipe.fspo.main`` with this run folder."""
-        return cls(run_dir, "recipe.fspo.main", f"trainer.default_local_dir='{run_dir}'", *overrides, **environment)
 
     def wait(self, timeout: float = LATER) -> int:
         """Exit status; what the start printed is in the failure if the time is over."""
@@ -214,9 +189,9 @@ class Starter:
         self._starts: list[Start] = []
 
     def __call__(self, run_dir: Path, *overrides: str, **environment: str) -> Start:
-        """A start of a run in this folder."""
-        self._starts.append(Start.trains(run_dir, *overrides, **environment))
-        return self._starts[-1]
+        """``python -m recipe.fspo.main`` with this run folder."""
+        folder = f"trainer.default_local_dir='{run_dir}'"
+        return self.module(run_dir, "recipe.fspo.main", folder, *overrides, **environment)
 
     def module(self, folder: Path, *words: str, **environment: str) -> Start:
         """``python -m WORDS`` in this folder."""

@@ -12,7 +12,7 @@ import pytest
 from columns import all_rows
 from of_the_reader import DATA, write_own_data, write_own_loss
 from omegaconf import OmegaConf
-from real_stack import LATER, SMALL, Starter, compare, compared, latest_step, measured, own_groups
+from real_stack import LATER, SMALL, Starter, compare, latest_step, measured
 
 from fspo.files import read_lines, read_object
 from fspo.report.build import build_report
@@ -59,7 +59,7 @@ def test_losses_are_compared_under_equal_conditions_and_once(
     own = {path: path.read_bytes() for path in tmp_path.glob("own/*.*")}
     losses = ["gspo", "fspo_power"]
     words = (
-        own_groups(Path("conf")), *words_of_the_page(),
+        "--config-dir=conf", *words_of_the_page(),
         *(word for word in SMALL if not word.startswith(("experiment=", "trainer."))),
         # They end by their epoch, after two steps.
         "data.train_max_samples=16", "trainer.total_epochs=1", "trainer.total_training_steps=9",
@@ -67,7 +67,7 @@ def test_losses_are_compared_under_equal_conditions_and_once(
         "trainer.rollout_data_dir=${trainer.default_local_dir}/rollouts",
         "fspo.skip_zero_advantage=false",  # every mini-batch has an S
     )  # fmt: skip
-    gspo, power = (compared(tmp_path, loss) for loss in losses)
+    gspo, power = (tmp_path / f"grid/algo={loss}" for loss in losses)
     one = (f"trainer.default_local_dir='{power}'", "seed=5", "algo=fspo_power", "algorithm.adv_estimator=grpo")
     alone = start.module(tmp_path, "recipe.fspo.main", *one, *words)
     alone.ends_with(0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from real_stack import AGAIN, LATER, SMALL, Starter, latest_step, own_groups, stacks
+from real_stack import AGAIN, LATER, SMALL, Starter, latest_step, stacks
 
 from recipe.runner.faults.processes import role_of
 
@@ -47,7 +47,7 @@ def test_where_a_rank_waits_stands_in_the_stacks(start: Starter, tmp_path: Path)
     (tmp_path / "skipping.py").write_text(SKIPPING_LOSS)
     trigger = tmp_path / "trigger"
     run = start(
-        tmp_path, own_groups(tmp_path / "conf"), *SMALL, "algo=skipping", "run.hang_after_s=20",
+        tmp_path, f"--config-dir={tmp_path}/conf", *SMALL, "algo=skipping", "run.hang_after_s=20",
         f"actor_rollout_ref.actor.policy_loss.trigger={trigger}", "trainer.n_gpus_per_node=2",
         "trainer.total_training_steps=1000",
     )  # fmt: skip

@@ -24,12 +24,10 @@ from real_stack import (
     SOON,
     Start,
     Starter,
-    changing,
     latest_step,
     measured,
     probed,
     read_probe,
-    saved_under,
 )
 
 from fspo.files import read_lines
@@ -89,13 +87,13 @@ def story(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> Story:
     told.prompts = {step: prompts(folder, step) for step in range(1, told.stopped_after[0] + 1)}
     told.measured_before = [value for value in measured(folder)["clip_values_measured"] if value["after_step"] <= 2]
     # As a save that is killed leaves it: verl names a checkpoint the latest once all its files are there.
-    (saved_under(folder) / "latest_checkpointed_iteration.txt").write_text("2")
+    (folder / "latest_checkpointed_iteration.txt").write_text("2")
     for step in range(3, told.stopped_after[0] + 1):
-        for shard in saved_under(folder).glob(f"global_step_{step}/actor/optim_*.pt"):
+        for shard in folder.glob(f"global_step_{step}/actor/optim_*.pt"):
             shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
     begin()  # the file stop is still there: the next start is rid of it
     stop_after(8)
-    third = begin(f"{RATE}=5e-5", changing(RATE), "trainer.save_freq=1")
+    third = begin(f"{RATE}=5e-5", f"run.allow_changed=[{RATE}]", "trainer.save_freq=1")
     third.wait_for_step(told.stopped_after[1] + 2)
     worker = next(process for process in third.processes() if "WorkerDict" in " ".join(process.cmdline()))
     told.killed = worker.pid
@@ -107,7 +105,7 @@ def story(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> Story:
 def test_each_start_begins_after_the_checkpoint_that_is_whole(story: Story) -> None:
     assert 3 <= story.stopped_after[0] < 8 <= story.stopped_after[1]
     for step, later in ((2, story.starts[1]), (story.stopped_after[1], story.starts[2])):
-        assert f"resumed from {saved_under(story.folder)}/global_step_{step}\n" in later.output()
+        assert f"resumed from {story.folder}/global_step_{step}\n" in later.output()
     assert not (story.folder / "stop").exists()
     statuses = [entry["status"] for entry in story.starts[2].info()["starts"]]
     assert statuses == ["preempted", "preempted", "failed"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from real_stack import LATER, SMALL, SOON, latest_step, saved_under
+from real_stack import LATER, SMALL, SOON, latest_step
 from slurm_cluster import Cluster, tail, why_not
 
 from fspo.files import read_lines
@@ -113,7 +113,7 @@ def test_two_nodes_train_are_warned_preempted_and_cancelled_beside_a_job_without
         assert steps(run_dir) == [*range(1, saved + 1)]
         assert json.loads((run_dir / "run.json").read_text())["status"] == "preempted"
         wait_for(f"step {saved + 1}/1000", cluster, job, log)
-        assert f"resumed from {saved_under(run_dir)}/global_step_{saved}\n" in log.read_text()
+        assert f"resumed from {run_dir}/global_step_{saved}\n" in log.read_text()
 
     cluster.run("scancel", job)
     ended = cluster.wait_for_end(job, LATER, log)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from columns import all_rows
-from real_stack import HERE, LATER, Starter, latest_step, own_groups
+from real_stack import HERE, LATER, Starter, latest_step
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2 * LATER)]
 
 
 def test_the_8b_job_trains_small(start: Starter, tmp_path: Path) -> None:
-    run = start(tmp_path, own_groups(HERE / "conf"), "experiment=qwen3_8b_small")
+    run = start(tmp_path, f"--config-dir={HERE}/conf", "experiment=qwen3_8b_small")
     run.ends_with(0)
     steps = {step: metrics for step, metrics in run.steps().items() if step}  # it validates before its first
     assert sorted(steps) == [1, 2] and any(metrics["actor/grad_norm"] for metrics in steps.values())

@@ -77,16 +77,6 @@ def divisors(lengths: Sequence[Any], kills: Sequence[int] = (), of_one_batch: bo
     return used
 
 
-def settings_class() -> str:
-    """The class of settings of the loss, as a configuration of plain verl names it."""
-    return "fspo.verl.SequencePolicyLossConfig"
-
-
-def in_folder(folder: Path) -> list[str]:
-    """The word of a command that names the run's folder."""
-    return [f"trainer.default_local_dir={folder}"]
-
-
 def begun(folder: Path, *words: str) -> Path:
     """The folder of a run that has done one step with these words and then ended, as a run writes it."""
     from omegaconf import OmegaConf
@@ -98,7 +88,7 @@ def begun(folder: Path, *words: str) -> Path:
     from recipe.runner.launch import run_folder, secrets
     from recipe.runner.launch.settings import on_this_machine
 
-    given = (*in_folder(folder), *words)
+    given = (f"trainer.default_local_dir={folder}", *words)
     config = composed(given)
     on_this_machine(config)
     start = Start(config, given, references=secrets.references(config))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import Ended, files_of, main
-from inside import begun, in_folder, saved
+from inside import begun, saved
 
 LR = "actor_rollout_ref.actor.optim.lr"
 LONGER = "trainer.total_training_steps=99"
@@ -43,7 +43,7 @@ def test_a_file_of_the_user_s_is_in_the_way_of_a_run(name: str, tmp_path: Path) 
     mine.parent.mkdir(parents=True)
     mine.write_text("{}")
     (tmp_path / "run/notes.txt").write_text("mine")
-    ended = tried(tmp_path / "run", *in_folder(tmp_path / "run"))
+    ended = tried(tmp_path / "run", f"trainer.default_local_dir={tmp_path}/run")
     assert ended.status == 2 and name.partition("/")[0] in ended.error and str(tmp_path) in ended.error
 
 
@@ -97,8 +97,8 @@ def test_the_length_is_a_setting_where_the_learning_rate_hangs_on_it(tmp_path: P
 def test_the_same_command_goes_on_in_the_folder_of_its_run(folder: Path) -> None:
     """As a job does that is queued again."""
     words = json.loads((folder / "run.json").read_text())["overrides"]
-    kept = [word for word in words if word not in in_folder(folder) and "default_local_dir" not in word]
-    assert tried(folder, *in_folder(folder), *kept).status == 0
+    kept = [word for word in words if "default_local_dir" not in word]
+    assert tried(folder, f"trainer.default_local_dir={folder}", *kept).status == 0
 
 
 # ---------------------------------------------------------------- checkpoints

@@ -44,6 +44,12 @@ def by_hand(name: str, log_prob: Any, old: Any, advantages: Any, mask: Any) -> d
     return {"S": S, "L": L, "A": A, "inside": ~above & ~below, "kept": ~removed, "weight": weight}
 
 
+def add(audit: Audit, inputs: Any, **more: Any) -> None:
+    """A micro-batch."""
+    log_prob, old, advantages, mask = inputs
+    audit.add(log_prob, old, mask, advantages, **more)
+
+
 @pytest.mark.promise(5)
 @pytest.mark.parametrize("name", FIXED)
 @pytest.mark.parametrize("split", [[64], [1, 40, 23]])
@@ -52,8 +58,7 @@ def test_a_row_is_what_the_loss_did(name: str, split: list[int], tmp_path: Path)
     inputs = [batch(seed, scale=0.06 if name != "seq_gspo" else 0.01) for seed in (1, 2)]
     for tensors in inputs:
         for part in zip(*(tensor.split(split) for tensor in tensors), strict=True):
-            log_prob, old, advantages, mask = part
-            audit.add(log_prob, old, mask, advantages)
+            add(audit, part)
         audit.end_mini_batch(step=7)
     columns = read_table(tmp_path).columns
     expected = [by_hand(name, *tensors) for tensors in inputs]
@@ -75,8 +80,7 @@ def test_a_row_is_what_the_loss_did(name: str, split: list[int], tmp_path: Path)
 def test_what_the_loss_returned_is_recorded_as_it_is(tmp_path: Path) -> None:
     audit, tensors = Audit(tmp_path, loss="mine"), batch(4)
     output = sequence_policy_loss(*tensors, ALGORITHMS["luspo"])
-    log_prob, old, advantages, mask = tensors
-    audit.add(log_prob, old, mask, advantages, output=output, truncated_B=output.length_B > 30)
+    add(audit, tensors, output=output, truncated_B=output.length_B > 30)
     audit.end_mini_batch(step=1)
     columns, some = read_table(tmp_path).columns, output.valid_B
     removed = output.clipped_high_B | output.clipped_low_B
@@ -99,8 +103,8 @@ def test_mini_batches_count_from_the_first_moved_weight(moves: list[bool], numbe
     audit = Audit(tmp_path, ALGORITHMS["fspo"])
     for step in (3, 4):  # each rollout batch is counted anew
         for move in moves:
-            log_prob, old, advantages, mask = batch(step, rows=2, width=3)
-            audit.add(log_prob, old, torch.ones_like(mask), advantages)
+            *tensors, mask = batch(step, rows=2, width=3)
+            add(audit, (*tensors, torch.ones_like(mask)))
             audit.end_mini_batch(step, moves=move)
     columns = read_table(tmp_path).columns
     assert columns["minibatch"].tolist()[::2] == numbers * 2
@@ -109,11 +113,10 @@ def test_mini_batches_count_from_the_first_moved_weight(moves: list[bool], numbe
 
 @pytest.mark.promise(5)
 def test_a_response_that_is_not_finite_has_no_row(tmp_path: Path) -> None:
-    log_prob, old, advantages, mask = batch(1, rows=6, width=5)
-    mask = torch.ones_like(mask)
+    log_prob, *tensors, mask = batch(1, rows=6, width=5)
     log_prob[2, 3] = torch.nan
     audit = Audit(tmp_path, ALGORITHMS["fspo"])
-    audit.add(log_prob, old, mask, advantages, row_B=torch.arange(6))
+    add(audit, (log_prob, *tensors, torch.ones_like(mask)), row_B=torch.arange(6))
     audit.end_mini_batch(1)
     table = read_table(tmp_path)
     assert table.columns["row"].tolist() == [0, 1, 3, 4, 5] and table.left_out == 1
@@ -301,26 +304,13 @@ def test_another_start_is_another_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise(6)
-def test_a_damaged_file_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
-    for run in ("one", "two"):
-        audit = Audit(tmp_path / run, ALGORITHMS["fspo"], run="x")
-        log_prob, old, advantages, mask = batch(1)
-        audit.add(log_prob, old, mask, advantages)
-        audit.end_mini_batch(1)
-        audit.close()
-    (path,) = (tmp_path / "one").glob("*.parquet")
-    path.write_bytes(path.read_bytes()[:300])
-    assert any(path.name in problem for problem in read_table(tmp_path / "one").problems)
-    assert not read_table(tmp_path / "two").problems
-
-
-@pytest.mark.promise(6)
-def test_a_damaged_file_costs_no_row_of_an_earlier_one(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_and_costs_no_row_of_an_earlier_one(tmp_path: Path) -> None:
     table = writer(tmp_path)
     for step, count in ((1, 3), (2, FULL), (3, 3)):
         table.append(rows(step, count=count))
     newest = max(tmp_path.glob("*.parquet"))
     newest.write_bytes(newest.read_bytes()[:300])
+    assert any(newest.name in problem for problem in read_table(tmp_path).problems) and counts(tmp_path)[1, 0] == 3
     table = writer(tmp_path)  # a start that is not told where it goes on
     table.append(rows(2))
     assert counts(tmp_path) == {(1, 0): 3, (2, 0): 3}
@@ -339,10 +329,8 @@ def test_steps_of_a_run_resumed_twice_are_there_once(tmp_path: Path) -> None:
     starts = {line["step"]: line["metrics"]["start"] for line in kept}
     assert starts == {0: 1, 1: 1, 2: 1, 3: 2, 4: 2, 5: 3} and not problems
     write_steps(path, 5, accuracy=0.5)  # a validation has a line of its own
-    assert [line["metrics"] for line in read_steps(path)[0] if line["step"] == 5][-2:] == [
-        {"start": 3},
-        {"accuracy": 0.5},
-    ]
+    of_five = [line["metrics"] for line in read_steps(path)[0] if line["step"] == 5]
+    assert of_five[-2:] == [{"start": 3}, {"accuracy": 0.5}]
     write_steps(path, 1, start=4)  # all begins again
     assert {line["step"]: line["metrics"]["start"] for line in read_steps(path)[0]} == {0: 1, 1: 4}
 

@@ -182,11 +182,6 @@ def check_plain_verl(*arguments: str) -> None:
     validate_config(config, need_reference_policy(config), need_critic(config))
 
 
-def check_files(*words: str) -> None:
-    files = [word.partition("::")[0] for word in words if "/" in word and not word.startswith(("-", "/"))]
-    assert all((ROOT / file).exists() for file in files), files
-
-
 def check_audit(*arguments: str) -> None:
     from fspo.audit.expected import expected
 
@@ -201,7 +196,6 @@ MODULES: dict[str, Callable[..., None]] = {
     "recipe.fspo.main": composes,
     "fspo.audit": check_audit,
     "verl.trainer.main_ppo": check_plain_verl,
-    "pytest": check_files,
     "venv": lambda folder: None,
 }
 
@@ -229,15 +223,14 @@ def check(command: str) -> None:
     environment: dict[str, str] = {}
     while re.fullmatch(r"[A-Z_]+=.*", words[0]):
         name, _, environment[name] = words.pop(0).partition("=")
-    if words[0] == "timeout":
-        del words[:2]
     program = words[0].removeprefix(".venv/bin/")
     if program.startswith("python"):
         check_python(words)
     elif program == "sbatch":
         check_sbatch(words, environment)
     elif program in ("bash", "pip"):
-        check_files(*(words[1:2] if program == "bash" else words[1:]))
+        files = [word for word in words[1:] if "/" in word and not word.startswith(("-", "/"))]
+        assert all((ROOT / file).exists() for file in files), files
     else:
         assert program in OF_THE_SYSTEM, f"{command!r}: no test knows this kind of command"
 

@@ -39,21 +39,14 @@ def test_evaluate_by_hand() -> None:
 
 # 200 trials: 0.95 +- 3 standard errors, and one percent for the bootstrap's own error
 @pytest.mark.parametrize(
-    ("n_problems", "responses", "trials", "low", "high"),
-    [
-        (30, 8, 200, 0.89, 0.99),
-        pytest.param(30, 8, 2000, 0.935, 0.97, marks=pytest.mark.slow),
-        pytest.param(40, 16, 2000, 0.935, 0.97, marks=pytest.mark.slow),
-    ],
+    ("trials", "low", "high"), [(200, 0.89, 0.99), pytest.param(2000, 0.935, 0.97, marks=pytest.mark.slow)]
 )
-def test_an_interval_covers_the_truth_as_often_as_it_says(
-    n_problems: int, responses: int, trials: int, low: float, high: float
-) -> None:
+def test_an_interval_covers_the_truth_as_often_as_it_says(trials: int, low: float, high: float) -> None:
     rng = np.random.default_rng(0)
     hits = 0
-    for _ in range(trials):  # problems of a population whose accuracy is 0.4
-        means = rng.binomial(responses, rng.beta(0.6, 0.9, size=n_problems)) / responses
-        estimate = share(means, np.ones(n_problems))
+    for _ in range(trials):  # 30 problems of a population whose accuracy is 0.4, with 8 responses each
+        means = rng.binomial(8, rng.beta(0.6, 0.9, size=30)) / 8
+        estimate = share(means, np.ones(30))
         hits += estimate["low"] <= 0.4 <= estimate["high"]
     assert low <= hits / trials <= high
 
