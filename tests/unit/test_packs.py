@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +11,16 @@ import pytest
 import torch
 from composing import composed
 from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from updates import updates
+from verl.protocol import BatchData
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine_workers import TrainingWorker
+
+from recipe.runner.hooks import RunnerHooks
 
 MINI_BATCH, MINI_BATCHES = 64, 4
-Largest = dict[tuple[int, str], list[list[float]]]
 
 
 def lengths() -> list[int]:
@@ -28,24 +31,17 @@ def lengths() -> list[int]:
     return (300 * (of_prompts.repeat_interleave(8) / 2 + spread).exp()).long().clamp(1, 2000).tolist()
 
 
+class RunnerTrainer(RunnerHooks, PPOTrainerSync):
+    verl_mode = "sync"
+
+
 def mini_batches_of_ranks(ranks: int) -> list[list[list[int]]]:
     """Rows of each mini-batch on each rank, from verl's rollout batch to where verl's worker updates."""
-    from transfer_queue import KVBatchMeta
-    from verl.protocol import BatchData
-    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-    from verl.utils import tensordict_utils as tu
-    from verl.workers.engine_workers import TrainingWorker
-
-    from recipe.runner.hooks import RunnerHooks
-
-    class RunnerTrainer(RunnerHooks, PPOTrainerSync):
-        verl_mode = "sync"
-
     sizes = (f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH // 8}", "actor_rollout_ref.rollout.n=8")
     with pytest.MonkeyPatch.context() as patch:  # of the whole process
         patch.setattr("recipe.runner.hooks._LOGGERS", {})
-        batch = f"data.train_batch_size={len(lengths()) // 8}"
-        trainer = RunnerTrainer(composed("trainer.default_local_dir=/nowhere", batch, *sizes))
+        batch_size = f"data.train_batch_size={len(lengths()) // 8}"
+        trainer = RunnerTrainer(composed("trainer.default_local_dir=/nowhere", batch_size, *sizes))
     trainer.tokenizer = SimpleNamespace(eos_token_id=0)
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
     tags = [{"seq_len": length, "response_len": length} for length in lengths()]
@@ -88,24 +84,14 @@ def test_mini_batches_do_not_depend_on_the_number_of_ranks(ranks: int) -> None:
         assert max(of_parts) < 1.02 * sum(of_parts) / ranks
 
 
-@pytest.fixture(scope="module")
-def largest(tmp_path_factory: pytest.TempPathFactory) -> Largest:
-    """By Ulysses size and way of inferring: largest |S| of each mini-batch, on each rank."""
-    script = Path(__file__).with_name("same_packs.py")
-    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path_factory.mktemp("packs"))]
-    environment = {**os.environ, "PYTHONPATH": str(script.parents[2])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    by_way: Largest = {}
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            record = json.loads(line)
-            by_way.setdefault((record["ulysses"], record["way"]), []).append(record["largest"])
-    return by_way
-
-
 @pytest.mark.slow  # a CPU minute
-@pytest.mark.parametrize(("ulysses", "speak"), [(1, 2), (2, 1)])
-def test_log_probabilities_of_two_passes_are_rounded_alike(largest: Largest, ulysses: int, speak: int) -> None:
-    assert largest[ulysses, "as the update"] == [[0.0, 0.0, 0.0]] * speak
-    assert min(min(values) for values in largest[ulysses, "as verl"]) > 0.01  # so the kernel does round by the shape
+def test_log_probabilities_of_two_passes_are_rounded_alike(tmp_path: Path) -> None:
+    """On two ranks, and on two that share each sequence, of which one speaks."""
+    results = updates(tmp_path, "packs")
+    for ulysses, speak in ((1, 2), (2, 1)):
+        same, other = (
+            [one["largest"] for one in results if (one["ulysses"], one["way"]) == (ulysses, way)]
+            for way in ("as the update", "as verl")
+        )
+        assert same == [[0.0, 0.0, 0.0]] * speak
+        assert len(other) == speak and min(map(min, other)) > 0.01  # so the kernel does round by the shape

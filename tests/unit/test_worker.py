@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-
-
-def updated(folder: Path, worker: str, loss: str) -> dict[str, Any]:
-    script = Path(__file__).with_name("same_update.py")
-    environment = {**os.environ, "PYTHONPATH": str(script.parents[2])}
-    command = [sys.executable, "-W", "ignore", str(script), str(folder), worker, loss]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("{"))
-    return json.loads(line)  # type: ignore[no-any-return]
+from updates import updates
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["gspo", "vanilla"])
 def test_an_audit_changes_no_weight_and_writes_the_rows(loss: str, tmp_path: Path) -> None:
     """The recipe's takes the log-probabilities of a pack in fewer calls on CPUs: equal but for rounding."""
-    verl, audit, recipe = (updated(tmp_path, worker, loss) for worker in ("verl", "audit", "recipe"))
+    verl, audit, recipe = (updates(tmp_path, worker, loss)[0] for worker in ("verl", "audit", "recipe"))
     assert verl.pop("rows") == {} and {name: audit[name] for name in verl} == verl, "bit for bit"
     for name in ("loss", "grad_norm"):
         assert np.all(np.array(verl[name]) != 0)
@@ -43,6 +29,7 @@ def test_an_audit_changes_no_weight_and_writes_the_rows(loss: str, tmp_path: Pat
 @pytest.mark.slow
 def test_both_commands_do_the_same_with_one_batch(tmp_path: Path) -> None:
     """In fp32 on one rank: loss, gradient, rows and the change of the weights, bit for bit."""
-    recipe, plain = (updated(tmp_path, worker, "fspo") for worker in ("recipe", "plain"))
+    recipe, plain = (updates(tmp_path, worker, "fspo") for worker in ("recipe", "plain"))
     assert recipe == plain
-    assert len(recipe["rows"]["S"]) == 16 and all(np.array(recipe["grad_norm"]) > 0) and any(recipe["change"])
+    (one,) = recipe
+    assert len(one["rows"]["S"]) == 16 and all(np.array(one["grad_norm"]) > 0) and any(one["change"])

@@ -32,22 +32,10 @@ def digits(completions: list[str], **_: Any) -> list[float]:
 def trainer(
     folder: Path, rule: str | None = None, audit: bool = True, kind: type[Any] = FSPOTrainer, **settings: Any
 ) -> Any:
-    settings = {"num_iterations": 2, "learning_rate": 2e-3, "max_steps": 4, **settings}
-    config = GRPOConfig(
-        str(folder / "trl"),
-        per_device_train_batch_size=8,
-        gradient_accumulation_steps=2,
-        num_generations=4,
-        max_completion_length=24,
-        temperature=1.0,
-        use_cpu=True,
-        bf16=False,
-        logging_steps=1,
-        save_strategy="no",
-        report_to=[],
-        seed=0,
-        **settings,
-    )
+    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "num_generations": 4}
+    sizes |= {"max_completion_length": 24, "num_iterations": 2, "learning_rate": 2e-3, "max_steps": 4}
+    here = {"use_cpu": True, "bf16": False, "logging_steps": 1, "save_strategy": "no", "report_to": [], "seed": 0}
+    config = GRPOConfig(str(folder / "trl"), **{**sizes, **here, "temperature": 1.0, **settings})
     return kind(
         AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32),
         digits,

@@ -1,4 +1,4 @@
-"""Two gloo ranks and a small model for :mod:`same_packs`; flash-attn is replaced by the same attention from torch."""
+"""Two gloo ranks and a small model for worker_update.py; flash-attn is replaced by the same attention from torch."""
 
 from __future__ import annotations
 

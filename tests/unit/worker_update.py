@@ -1,0 +1,286 @@
+"""``worker_update.py FOLDER CASE [LOSS]``: an update of a small model in a process of its own. Prints JSON, by line.
+
+| CASE | what is updated | what is printed |
+| --- | --- | --- |
+| verl | one batch with LOSS, by verl's own worker | losses, gradient norms, change of the weights, rows |
+| audit, recipe, plain | the same under FSPO_AUDIT; by the recipe's worker, as its command or verl's own has it | |
+| gradient | by the recipe's worker, with all rows and with padding in place of some, for a few losses | of each |
+| packs | nothing: two gloo ranks, a learning rate of 0, a kernel that rounds by a pack's tokens | the largest S |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from batches import PROMPT, batch_of
+
+from recipe.fspo.main import composed as compose
+from recipe.runner.launch.machine import export_platform, verl_config
+
+FOLDER, CASE = Path(sys.argv[1]), sys.argv[2]
+SEQUENCES, MINI_BATCH, LONGEST = 16, 8, 40
+MODEL_FOLDER = Path(__file__).resolve().parents[2] / "recipe/math/data/assets/demo_model"
+ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+CONFIG = compose(
+    [
+        *("experiment=demo", f"trainer.default_local_dir={FOLDER}", f"{ACTOR}.optim.total_training_steps=1"),
+        f"{MODEL}.external_lib=recipe.runner.cpu.engine",
+    ]
+)
+PRECISION = "{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}"
+#: The same job in the words of verl's own command.
+PLAIN = [
+    *("trainer.v1.trainer_mode=fspo", f"{ACTOR}.policy_loss.loss_mode=fspo", "algorithm.adv_estimator=grpo"),
+    *("trainer.device=cpu", f"trainer.default_local_dir={FOLDER}", "data.train_batch_size=32"),
+    *(f"{MODEL}.path={MODEL_FOLDER}", f"{MODEL}.external_lib=recipe.runner.cpu.engine"),
+    *(f"{MODEL}.use_remove_padding=true", f"{MODEL}.enable_gradient_checkpointing=false"),
+    *(f"+{MODEL}.override_config.attn_implementation=sdpa", f"{ACTOR}.ppo_mini_batch_size=8"),
+    *(f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_max_token_len_per_gpu=2048", f"{ACTOR}.optim.lr=1e-4"),
+    *(f"{ACTOR}.optim.total_training_steps=1", f"{ACTOR}.use_torch_compile=false", f"{ACTOR}.strategy=fsdp2"),
+    *(f"{ACTOR}.fsdp_config.strategy=fsdp2", f"{ACTOR}.fsdp_config.use_torch_compile=false"),
+    *(f"+{ACTOR}.fsdp_config.mixed_precision={PRECISION}", "actor_rollout_ref.rollout.name=vllm"),
+    *("actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=2048"),
+]
+export_platform(CONFIG.trainer)  # before verl is imported
+if CASE == "audit":  # and this, too
+    facts = {"run": "run", "calls": 1, "limit": LONGEST, "every_mini_batch": "no"}
+    os.environ |= {"FSPO_AUDIT": f"{FOLDER}/audit", "FSPO_AUDIT_RUN": json.dumps(facts)}
+if CASE == "packs":  # before transformers
+    import two_ranks
+
+from composing import here  # noqa: E402
+from queue_in_memory import Queue  # noqa: E402
+from tensordict import TensorDict  # noqa: E402
+from transfer_queue import KVBatchMeta  # noqa: E402
+from verl.utils import tensordict_utils as tu  # noqa: E402
+from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
+from verl.workers.utils.padding import response_from_nested  # noqa: E402
+
+from fspo.losses import ALGORITHMS  # noqa: E402
+from fspo.table import read_table  # noqa: E402
+from fspo.types import BandState  # noqa: E402
+from recipe.fspo import rollout_batch, zero_advantage  # noqa: E402
+from recipe.fspo.plugin import check  # noqa: E402
+from recipe.fspo.recorder import ROWS, join_ranks  # noqa: E402
+from recipe.fspo.worker import FSPOWorker, RecordingTrainingWorker  # noqa: E402
+
+
+def started(kind: Any, config: Any, store: Any, rank: int = 0, ranks: int = 1) -> Any:
+    """A worker, as a rank of a process group."""
+    os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": "0", "WORLD_SIZE": f"{ranks}"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    worker = kind(config=config.actor_rollout_ref, role="actor")
+    worker.init_model()
+    if isinstance(worker, FSPOWorker):
+        worker.begin_run(str(FOLDER))
+    return worker
+
+
+def sequences(count: int, first: int, last: int) -> list[torch.Tensor]:
+    """Prompts with responses of 1 to ``LONGEST`` tokens."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, LONGEST + 1, (count,), generator=generator).tolist()
+    return [torch.randint(first, last, (PROMPT + length,), generator=generator) for length in lengths]
+
+
+def inferred(worker: Any, data: TensorDict, **settings: int) -> Any:
+    question = data.clone()
+    tu.assign_non_tensor(question, calculate_entropy=True, compute_loss=False, temperature=1.0, **settings)
+    return worker.compute_log_prob(question)
+
+
+def for_update(data: TensorDict, mini_batch: int) -> TensorDict:
+    size = {"global_batch_size": mini_batch, "mini_batch_size": mini_batch, "epochs": 1, "seed": 1}
+    tu.assign_non_tensor(data, calculate_entropy=False, temperature=1.0, dataloader_kwargs={"shuffle": False}, **size)
+    return data
+
+
+def batch(worker: Any) -> TensorDict:
+    """pi_old is the policy itself, moved a little, so that ratios mean something."""
+    generator = torch.Generator().manual_seed(1)
+    data = batch_of(sequences(SEQUENCES, 4, 16))
+    log_probs = response_from_nested(inferred(worker, data)["log_probs"], data["response_mask"])
+    rows = [row + 0.02 * torch.randn(len(row), generator=generator) for row in log_probs.unbind()]
+    data["old_log_probs"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    numbers = [torch.tensor([row]) for row in range(SEQUENCES)]
+    data[ROWS] = torch.nested.as_nested_tensor(numbers, layout=torch.jagged)
+    return for_update(data, MINI_BATCH)
+
+
+def whole(tensors: Any) -> torch.Tensor:
+    parts = [part.full_tensor() if hasattr(part, "full_tensor") else part for part in tensors]
+    return torch.cat([part.detach().flatten() for part in parts]).double()
+
+
+# ---------------------------------------------------------------- one batch by each worker
+
+
+def of_verls_command() -> Any:
+    """What verl's own command gets, once its driver has asked the plugin."""
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(str(verl_config()), version_base=None):
+        config = compose("ppo_trainer", PLAIN)
+    check(config)
+    return config
+
+
+def update(loss: str) -> None:
+    actor, is_ours = CONFIG.actor_rollout_ref.actor, CASE in ("recipe", "plain")
+    if loss in ALGORITHMS:
+        actor.policy_loss.loss_mode = loss
+    else:
+        actor.policy_loss = {"_target_": "verl.workers.config.PolicyLossConfig", "loss_mode": loss}
+        actor.update(clip_ratio_low=2e-3, clip_ratio_high=2e-3)
+    config = of_verls_command() if CASE == "plain" else here(CONFIG)
+    worker = started(FSPOWorker if is_ours else ActorRolloutRefWorker, config, dist.HashStore())
+    data = batch(worker)
+    if is_ours:
+        worker.begin_update(BandState(clip_scale=3.0) if loss in ALGORITHMS else None, 3)
+    before = whole(worker.actor.engine.module.parameters())
+    metrics = worker.update_actor(data.clone())["metrics"]
+    rows = []
+    if is_ours:
+        rows = [part.rows for part in join_ranks([worker.pop_mini_batches()])]
+    elif CASE == "audit":
+        rows = [read_table(FOLDER / "audit").columns]
+    names = ("S", "L", "A", "inside", "kept", "weight")
+    joined = {name: [x for part in rows for x in part[name].tolist()] for name in names if rows and name in rows[0]}
+    change = whole(worker.actor.engine.module.parameters()) - before
+    printed = {"loss": metrics["actor/pg_loss"], "grad_norm": metrics["grad_norm"], "rows": joined}
+    print(json.dumps(printed | {"change": change.tolist()}), flush=True)
+
+
+# ---------------------------------------------------------------- with padding in place of some rows
+
+
+class KeepingWorker(RecordingTrainingWorker):
+    """Keeps the gradient of each mini-batch, and moves no weight."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.gradients: list[torch.Tensor] = []
+
+        def keep() -> float:
+            parameters = self.engine.module.parameters()
+            self.gradients.append(whole(one.grad for one in parameters if one.grad is not None))
+            return float(self.gradients[-1].norm())
+
+        self.engine.optimizer_step = keep
+
+
+class Worker(FSPOWorker):
+    actor_worker_cls = KeepingWorker
+
+
+def reduced(data: TensorDict, queue: Queue) -> TensorDict:
+    """As the trainer makes it, through the queue: of the first mini-batch half of the rows stay, of the second none."""
+    names = [name for name in [*data.keys()] if torch.is_tensor(data[name])]
+    rows = {name: data[name].unbind() for name in names}
+    meta = KVBatchMeta([f"{i // 2}_{i % 2}_0" for i in range(SEQUENCES)], [{}] * SEQUENCES, "train")
+    for index, key in enumerate(meta.keys):
+        length = len(rows["responses"][index])
+        scores = torch.zeros(length)
+        scores[-1] = 0.7 if index >= MINI_BATCH // 2 else index % 2
+        queue.rows[key] = {name: rows[name][index] for name in names} | {"rm_scores": scores}
+        queue.rows[key] |= {"extra_fields": {}, "data_source": "math"}
+        meta.tags[index] = {"response_len": length, "seq_len": 0}
+    outcomes, padding = rollout_batch.read_outcomes(meta), zero_advantage.Padding()
+    padding.choose(meta, zero_advantage.equal_rewards(outcomes))
+    padding.put(meta, outcomes, 3)
+    for key in padding.stand_ins.values():
+        queue.rows[key] |= {"advantages": torch.zeros(1), "old_log_probs": torch.zeros(1)}
+    return queue.kv_batch_get(padding.in_place(meta).keys, "train", names).to_tensordict()
+
+
+def gradient() -> None:
+    """Whether the gradients of both mini-batches are equal bit for bit, with one row a pack; else how far apart."""
+    queue = rollout_batch.tq = zero_advantage.tq = Queue()
+    worker = started(Worker, here(CONFIG), dist.HashStore())
+    everything = batch(worker)
+    lengths = everything["responses"].offsets().diff().tolist()
+    advantage = [(1.0 if i % 2 else -1.0) * (i < MINI_BATCH // 2) for i in range(SEQUENCES)]
+    rows = [torch.full((length,), value) for length, value in zip(lengths, advantage, strict=True)]
+    everything["advantages"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    some = reduced(everything, queue)
+    policy_loss = worker.actor.loss_fn
+    while "config" not in getattr(policy_loss, "keywords", {}):
+        policy_loss = policy_loss.args[0]
+    config = policy_loss.keywords["config"]
+    for loss, mode in (("fspo", "token-mean"), ("vanilla", "token-mean"), ("vanilla", "seq-mean-token-mean")):
+        object.__setattr__(config.policy_loss, "loss_mode", loss)
+        object.__setattr__(config, "loss_agg_mode", mode)
+        for alone in (True, False):
+            gradients, records = [], []
+            for data in (everything, some):
+                data = for_update(data.clone(), MINI_BATCH)
+                tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=1 if alone else MINI_BATCH)
+                worker.actor.gradients.clear()
+                worker.begin_update(BandState(clip_scale=3.0), 3, loss_scale=0.1)
+                worker.update_actor(data)
+                gradients.append([*worker.actor.gradients])
+                records.append([int((part.rows["L"] > 0).sum()) for part in worker.pop_mini_batches()])
+            largest = float(gradients[0][0].abs().max())
+            off = max(float((a - b).abs().max()) for a, b in zip(*gradients, strict=True)) / largest
+            printed = {"loss": f"{loss} {mode}", "alone": alone, "rows": records, "largest": largest, "off": off}
+            print(json.dumps(printed | {"second": float(gradients[1][1].abs().max())}), flush=True)
+
+
+# ---------------------------------------------------------------- packs of two passes
+
+
+def split_k(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """A matrix product in as many parts as its number of rows asks for, each rounded: what kernels of GPUs do."""
+    parts = 1 + input.shape[-2] % 5
+    products = [a @ b.T for a, b in zip(input.chunk(parts, -1), weight.chunk(parts, -1), strict=True)]
+    total = sum(products[1:], start=products[0])
+    return total if bias is None else total + bias
+
+
+def packs(rank: int, folder: str, ulysses: int) -> None:
+    """The largest |S| of each mini-batch, on each rank that speaks, with pi_old from packs as in the update or of all.
+
+    The 8B job's settings on a small model in bf16.
+    """
+    settings = [
+        *("experiment=qwen3_8b", f"{MODEL}.path={folder}", f"+{MODEL}.load_tokenizer=false"),
+        f"{MODEL}.override_config.attn_implementation=sdpa",  # flash-attn is not installed
+        *(f"{ACTOR}.fsdp_config.use_torch_compile=false", f"{ACTOR}.ppo_max_token_len_per_gpu=96"),
+        *(f"{ACTOR}.optim.lr=0", f"{ACTOR}.optim.total_training_steps=1"),
+        f"{ACTOR}.ulysses_sequence_parallel_size={ulysses}",
+    ]
+    worker = started(FSPOWorker, compose(settings), dist.FileStore(f"{folder}/store{ulysses}", 2), rank, 2)
+    for module in worker.actor.engine.module.modules():
+        if hasattr(module, "config"):
+            module.config._attn_implementation = "flash_attention_2"
+    torch.nn.functional.linear = split_k
+    for way, of_packs in (("as the update", {"mini_batch_size": 16}), ("as verl", {})):
+        data = batch_of(sequences(48, 0, 512)[rank // ulysses :: 2 // ulysses])
+        answers = [inferred(worker, data, **of_packs)]
+        if ulysses > 1:
+            dist.broadcast_object_list(answers, src=0)  # verl hands on what the first rank of a group answers
+        data["old_log_probs"] = response_from_nested(answers[0]["log_probs"], data["response_mask"])
+        worker.begin_update(None, 0)
+        worker.update_actor(for_update(data, 16))
+        if parts := worker.pop_mini_batches():
+            largest = [float(np.nanmax(np.abs(part.rows["S"]))) for part in parts]
+            print(json.dumps({"ulysses": ulysses, "way": way, "largest": largest}) + "\n", end="", flush=True)
+
+
+if __name__ == "__main__":
+    if CASE == "packs":
+        for size in (1, 2):
+            two_ranks.start(str(FOLDER), packs, size)
+    elif CASE == "gradient":
+        gradient()
+    else:
+        update(sys.argv[3])
+    os._exit(0)
