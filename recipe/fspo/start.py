@@ -88,13 +88,10 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
     refused += filter(None, [resume.path_without_effect(trainer, settings)])
     if not (config.evaluate and trainer.resume_mode == "resume_path"):  # it scores the checkpoint that is named
         resume.choose_checkpoint(trainer, settings)
-    if settings is not None:
-        repaired = integrity.tracker_repair(trainer, contents)
-        if repaired is not None:
-            start.notes.append(repaired[0])
     start.checkpoint = integrity.resumed_from(trainer)
-    if settings is not None and repaired is not None and trainer.resume_mode == "auto":
-        start.checkpoint = repaired[1]
+    if settings is not None and (repaired := integrity.tracker_repair(trainer, contents)) is not None:
+        note, start.checkpoint = repaired  # the tracker is written within the folder's lock
+        start.notes.append(note)
     start.step = start.checkpoint.step if start.checkpoint else 0
     refused += integrity.resume_problems(trainer, contents, start.checkpoint)
     if config.evaluate:

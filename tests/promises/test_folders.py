@@ -105,9 +105,11 @@ def test_the_same_command_goes_on_in_the_folder_of_its_run(folder: Path) -> None
 
 
 @pytest.mark.promise(23)
-def test_the_newest_whole_checkpoint_is_gone_on_from(folder: Path) -> None:
+@pytest.mark.parametrize("tracker", ["20", ""])
+def test_the_newest_whole_checkpoint_is_gone_on_from(tracker: str, folder: Path) -> None:
     saved(folder, 10)
     newest = saved(folder, 20)
+    (folder / "latest_checkpointed_iteration.txt").write_text(tracker)  # empty: of a save that was killed
     ended = tried(folder, f"resume={folder}", "trainer.total_training_steps=30")
     assert ended.status == 0 and str(newest) in ended.said and "21" in ended.out, ended
 
