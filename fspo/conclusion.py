@@ -368,5 +368,5 @@ def conclude(
     (other,) = _COUNTED.keys() - {view}
     if view in chosen and chosen.get(other, chosen[view]) != chosen[view] and (band := bands[other]):
         even = f"with {accept:.0%} {_COUNTED[other]}, c L^{_shown(band.exponent)} is the most even"
-        lines.append(f"by the other view (--view {other}), {even}: take {shape(chosen[other])}")
+        lines.append(f"by the other view (--view {other}), {even}: that would be {shape(chosen[other])}")
     return lines
