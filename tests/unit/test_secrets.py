@@ -23,13 +23,15 @@ KWARGS = "reward.custom_reward_function.reward_kwargs"
 SECRETS = (
     *("api_key", "data.api_key", "HF_TOKEN", "hf-token", "db_password", "client_secret", "wandbApiKey"),
     *("OPENAI_API_KEY_1", "x.token", "aws_secret_access_key", "a.headers[0].token", "credentials.openai"),
-    *(f"{ENV_VARS}.HF_TOKEN", "passwd"),
+    *(f"{ENV_VARS}.HF_TOKEN", "passwd", "api_keys[0]", "judge_key", f"{ENV_VARS}.WANDB_KEY", "hf_token_value"),
+    *("OPENAI_KEY", "ssh_key", "encryption_key", "passwords", "secrets", "tokens", "hf_tokens", "session_token"),
 )
 ORDINARY = (
     *("tokenizer", "max_tokens", "pad_token_id", "pad_token", "stop_token_ids", "data.prompt_key", "reward_fn_key"),
     *("monkey", "skip_tokenizer_init", "num_tokens", "ppo_max_token_len_per_gpu", "token2text"),
     *("distillation.teacher_models.maths.key", "solution_key", "data.problem_key", "id_key", "ground_truth_key"),
     *("format_token", "eot_token", "tool_call_token", "solutionKey", f"{ENV_VARS}.NCCL_DEBUG"),
+    *("image_key", "data.reward_model_key", "enable_thinking_key", "num_key_value_heads", "profile_token_start"),
 )
 
 
@@ -43,12 +45,14 @@ LITERAL: tuple[dict[str, Any], ...] = (
     {"api_key": 12345},
     {"api_key": "${oc.env:MINE,SECRET}"},
     {"a": [{"token": "SECRET"}]},
+    {"api_keys": ["SECRET"]},
     {"url": "https://u:SECRET@h.example/p"},
 )
 NO_SECRET: tuple[dict[str, Any], ...] = (
     {"url": "https://h.example/a@b", "mail": "me@h.example"},
     {"api_key": "${oc.env:MINE}", "b_token": "Bearer ${oc.env:MINE}", "c_token": "${api_key}"},
     {"api_key": None, "token": "???", "num_key_value_heads": 4, "token_penalty": 0.5},
+    {"penalty_per_token": 0.01, "min_token": 1, "of_each_token": 2, "tokens": [1, 2]},
 )
 
 

@@ -18,14 +18,20 @@ from omegaconf.resolvers import oc
 
 from recipe.runner.launch.settings import is_below, key_of, leaves, parsed
 
-#: How a key ends whose value is a secret; and how one of a tokenizer's settings, or of a data set's columns, ends.
+#: What makes a key a secret's, but for a column of a data set, one of a vocabulary or a number of tokens.
 _SECRET: Final = re.compile(
-    r"(token|password|passwd|passphrase|secret|credentials?|(api|access|secret|private)_?key)_?\d*$"
+    r"password|passwd|passphrase|secret|credential|(api|access|private)_?key|_keys?(_|\d*$)|tokens?(_|\d*$)"
 )
-_OF_TOKENIZERS: Final = re.compile(
-    "(bos|eos|pad|unk|sep|cls|mask|stop|start|end|special|image|video|audio|think|prompt|response|draft|format|eot|call)"
-    "_token$"
+_ORDINARY: Final = re.compile(
+    "(^|_)(prompt|response|question|answer|images?|videos?|audios?|messages?|tools?|fn|teacher|data|source|label|text|"
+    "input|output|target|group|sort|partition|primary|foreign|index|metric|cache|dict|value|column|reward|score|chosen|"
+    "rejected|query|solution|problem|id|category|split|truth|model|thinking|num)_keys?(_|$)|"
+    "(^|_)(bos|eos|pad|unk|sep|cls|mask|stop|start|end|special|added|image|video|audio|think|prompt|response|"
+    "speculative|draft|format|eot|call|max|min|num|n|per|batched)_tokens?(_|$)|"
+    "tokens?_(ids?|len|length|level|start|end|count|limit|budget|mean|sum|types?)(_|$)"
 )
+#: How a key ends of which a number, too, is a secret.
+_OF_NUMBERS: Final = re.compile(r"(password|passwd|passphrase|secret|api[_-]?key)$", re.IGNORECASE)
 #: With a password before the host.
 _ADDRESS: Final = re.compile(r"(?<![a-z0-9+.-])[a-z][a-z0-9+.-]*://[^\s/'\"]+@", re.IGNORECASE)
 _REFERENCE: Final = re.compile(r"\$\{oc\.env:\w+\}")
@@ -36,10 +42,10 @@ _IS_NONE: Final = re.compile(r"^\?\?\?$|\$\{(oc\.env:\w+|[\w.\[\]]+)\}")
 def is_secret(key: str) -> bool:
     """Whether the value of a key is a secret by its name, or by that of a group above it.
 
-    ``api_key``, ``HF_TOKEN``, ``dbPassword`` and ``client_secret`` are; ``max_tokens`` and ``pad_token`` are not.
+    ``api_key``, ``HF_TOKEN``, ``dbPassword`` and ``client_secret`` are; ``max_tokens`` and ``prompt_key`` are not.
     """
     names = (re.sub("(?<=[a-z])(?=[A-Z])|-", "_", name).lower() for name in re.split(r"[.\[\]]", key))
-    return any(_SECRET.search(name) and not _OF_TOKENIZERS.search(name) for name in names)
+    return any(_SECRET.search(name) and not _ORDINARY.search(name) for name in names)
 
 
 def _literals(value: Any, key: str) -> Iterator[str]:
@@ -52,7 +58,7 @@ def _literals(value: Any, key: str) -> Iterator[str]:
             yield from _literals(part, f"{key}[{index}]")
     elif value is None or isinstance(value, bool) or _IS_NONE.search(str(value)):
         return
-    elif is_secret(key) or _ADDRESS.search(str(value)):
+    elif _ADDRESS.search(str(value)) or (is_secret(key) and (isinstance(value, str) or _OF_NUMBERS.search(key))):
         yield key
 
 
