@@ -37,7 +37,8 @@ def test_who_asks_for_the_end_and_what_a_start_removes(tmp_path: Path, monkeypat
     of_job.touch()
     assert stop_request(tmp_path) == stop_request(tmp_path / "another") == of_job
     ask_to_stop(tmp_path)
-    assert stop_request(tmp_path) == tmp_path / "stop"
+    assert not remove_old_request(tmp_path) and stop_request(tmp_path) == tmp_path / "stop", "asked of this start"
+    os.utime(tmp_path / "stop", (0, psutil.Process().create_time() - 10))
     assert remove_old_request(tmp_path) and stop_request(tmp_path) == of_job
 
 

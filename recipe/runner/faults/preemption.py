@@ -77,11 +77,12 @@ def tell_of_save() -> None:
 
 
 def remove_old_request(run_dir: str | Path) -> bool:
-    """Remove an earlier start's request; whether there was one."""
-    with contextlib.suppress(FileNotFoundError):
-        Path(run_dir, STOP_FILE).unlink()
-        return True
-    return False
+    """Remove a request that is older than this process, so of an earlier start; whether there was one."""
+    path = Path(run_dir, STOP_FILE)
+    is_old = path.is_file() and path.stat().st_mtime < psutil.Process().create_time()
+    if is_old:
+        path.unlink()
+    return is_old
 
 
 def time_left_s() -> float:
