@@ -74,8 +74,11 @@ def read_object(path: Path, problems: list[str] | None = None) -> dict[str, Any]
     return {}
 
 
-def read_lines(path: Path, problems: list[str] | None = None) -> list[dict[str, Any]]:
-    """The objects of a JSON Lines file. A kill may have cut a line, even in the middle of a file that was resumed."""
+def read_lines(path: Path, problems: list[str] | None = None, **fields: type) -> list[dict[str, Any]]:
+    """The objects of a JSON Lines file that have these fields, of these types.
+
+    A kill may have cut a line, even in the middle of a file that was resumed.
+    """
     problems = [] if problems is None else problems
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -87,23 +90,28 @@ def read_lines(path: Path, problems: list[str] | None = None) -> list[dict[str, 
         if not line.strip():
             continue
         try:
-            objects.append(dict(json.loads(line)))
-        except (TypeError, ValueError):
+            value = json.loads(line)
+        except ValueError:
+            value = None
+        if isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in fields.items()):
+            objects.append(value)
+        else:
             wrong.append(number)
     if wrong:
         shown = ", ".join(map(str, wrong[:10])) + f" and {len(wrong) - 10} more" * (len(wrong) > 10)
-        problems.append(f"{path}: no JSON object, and left out: line {shown}")
+        what = "no JSON object" + f" with {' and '.join(fields)}" * bool(fields)
+        problems.append(f"{path}: {what}, and left out: line {shown}")
     return objects
 
 
 def read_steps(path: Path, problems: list[str] | None = None) -> list[dict[str, Any]]:
-    """The lines of a run's steps that count, in the order of writing; each has a ``step``.
+    """The lines of a run's steps that count, in the order of writing; each has ``step`` and ``metrics``.
 
     A line of step N removes the lines before it of later steps: the run has gone back to N. Lines of one step stay side
     by side.
     """
     kept: list[dict[str, Any]] = []
-    for line in read_lines(path, problems):
+    for line in read_lines(path, problems, step=int, metrics=dict):
         while kept and kept[-1]["step"] > line["step"]:
             kept.pop()
         kept.append(line)

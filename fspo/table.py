@@ -221,6 +221,15 @@ class Table:
     def __len__(self) -> int:
         return len(self.columns.get("S", ()))
 
+    def take(self, rows: pa.Table) -> None:
+        """Make ``columns`` of the rows with S, in their order, and count the others in ``left_out``."""
+        without_S = rows.filter(pc.is_null(rows["S"]))
+        skipped = pc.sum(pc.equal(without_S["A"], 0)).as_py() or 0 if self.meta.get("without_S") == "A = 0" else 0
+        self.left_out = without_S.num_rows - skipped
+        columns_B = columns_of(rows.filter(pc.is_valid(rows["S"])))
+        order_B = np.lexsort([columns_B[name] for name in ("row", "update", "step") if name in columns_B])
+        self.columns = {name: values[order_B] for name, values in columns_B.items()}
+
 
 def holds_table(folder: str | Path) -> bool:
     """Whether a folder holds a file of a table."""
@@ -274,14 +283,7 @@ def read_table(
     rows = pa.concat_tables(parts)
     place = pc.add(pc.multiply(rows["step"].cast(pa.int64()), 2**31), rows["update"].cast(pa.int64()))
     first, end = ((step * 2**31 + update) for step, update in (after or (-1, 0), table.last))
-    rows = rows.filter(pc.and_(pc.greater(place, first), pc.less_equal(place, end)))
-    without_S = rows.filter(pc.is_null(rows["S"]))
-    skipped = pc.sum(pc.equal(without_S["A"], 0)).as_py() or 0 if table.meta.get("without_S") == "A = 0" else 0
-    table.left_out = without_S.num_rows - skipped
-    rows = rows.filter(pc.is_valid(rows["S"]))
-    columns_B = columns_of(rows)
-    order_B = np.lexsort([columns_B[name] for name in ("row", "update", "step") if name in columns_B])
-    table.columns = {name: values[order_B] for name, values in columns_B.items()}
+    table.take(rows.filter(pc.and_(pc.greater(place, first), pc.less_equal(place, end))))
     return table
 
 

@@ -110,7 +110,7 @@ def read_audit(path: str | Path, run: str = "", every_mini_batch: bool = False) 
     info = read_object(path / INFO_FILE, problems) if (path / INFO_FILE).is_file() else {}
     try:
         if path.suffix == ".parquet" and path.is_file():
-            table = Table(_own_columns(path), run=path.stem, last=(0, 0))
+            table = _read_file(path)
         elif holds_table(place):
             table = read_table(place, run=run, columns=_COLUMNS)
         else:
@@ -144,8 +144,8 @@ def read_audit(path: str | Path, run: str = "", every_mini_batch: bool = False) 
     )
 
 
-def _own_columns(path: Path) -> dict[str, Any]:
-    """The columns of a parquet file of somebody's own.
+def _read_file(path: Path) -> Table:
+    """A parquet file of somebody's own, or one file of a table, with its metadata.
 
     Raises:
         ValueError: If it cannot be read, or a column is missing, holds no numbers, or S or L are not finite.
@@ -158,7 +158,12 @@ def _own_columns(path: Path) -> dict[str, Any]:
     if missing := sorted({"S", "L"} - {*names}):
         there = ", ".join(map(repr, names[:20]))
         raise ValueError(f"has columns {there}, and not {' and '.join(missing)}: {_WHAT_IS_READ}")
-    columns = columns_of(rows)
+    meta = {key.decode(): value.decode() for key, value in (rows.schema.metadata or {}).items()}
+    table = Table(meta=meta, run=path.stem, last=(0, 0))
+    if "last" in meta:  # of a table, which may have rows without S
+        table.take(rows)
+        return table
+    columns = table.columns = columns_of(rows)
     for name in columns.keys() & {"S", "L", "A", "step", "minibatch", "update", "seed"}:
         try:
             values_B = columns[name] = (
@@ -170,7 +175,7 @@ def _own_columns(path: Path) -> dict[str, Any]:
         if wrong_B.any() and name != "A":
             what = f"has {wrong_B.sum()} values that cannot be, the first {values_B[wrong_B][0]:g}"
             raise ValueError(f"column {name} {what} (of {len(wrong_B)}): leave out the rows of these responses")
-    return columns
+    return table
 
 
 def _settings_of(info: Mapping[str, Any], measured: Mapping[str, Any]) -> SequenceLossSettings | None:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from columns import all_rows
-from real_stack import HERE, LATER, MODEL, SMALL, Start, Starter
+from real_stack import HERE, LATER, MODEL, SMALL, Start, Starter, export
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2 * LATER)]
 
@@ -96,6 +96,26 @@ def test_the_model_s_tokens_count_and_the_tool_s_do_not(lora: Start) -> None:
         answers = 64 * (metrics["training/num_turns/mean"] - 2) / 2
         assert answers > 0
         assert 64 * metrics["response_length/mean"] - counted[step] == pytest.approx(3 * answers)  # verl counts all
+
+
+def test_a_lora_export_is_base_and_adapter(lora: Start, tmp_path: Path) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    export(lora.folder, tmp_path / "exported")
+    saved = lora.folder / "global_step_2/actor/model_world_size_1_rank_0.pt"
+    trained = {name: tensor.to_local() for name, tensor in torch.load(saved, weights_only=False).items()}
+    base = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).state_dict()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", dtype=torch.float32)
+    written = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.testing.assert_close(written, base, rtol=2**-8, atol=0)  # an export is bf16
+    merged = PeftModel.from_pretrained(model, tmp_path / "exported/lora_adapter").merge_and_unload().state_dict()
+    for name in (adapters := [name for name in trained if ".lora_A." in name]):
+        change = 16 / 8 * trained[name.replace("lora_A", "lora_B")] @ trained[name]
+        key = name.removeprefix("base_model.model.").replace("lora_A.default.", "")
+        assert (merged[key] - written[key] - change).abs().max() < 0.02 * change.abs().max()
+    assert adapters
 
 
 @pytest.mark.nightly  # one after the other, each has its own tests; together they are verl's to keep

@@ -99,6 +99,20 @@ def test_the_table_says_whether_first_ones_count_or_the_reader(
         assert "end_mini_batch(step)" in read_audit(tmp_path).notes()[0]
 
 
+def test_one_file_of_a_table_is_read_as_its_folder(tmp_path: Path) -> None:
+    """Its metadata counts, and rows without S are left out."""
+    audit = Audit(tmp_path, loss="seq_gspo", meta={EVERY_MINI_BATCH: "yes"})
+    for step in range(2):
+        new, *others = micro_batch(step)
+        new[3, 0] = float("nan")
+        audit.add(new, *others)
+        audit.end_mini_batch(step)
+    (file,) = tmp_path.glob("responses-*.parquet")
+    one, whole = read_audit(file), read_audit(tmp_path)
+    assert (one.problems, one.loss, one.left_out) == ([], "seq_gspo", whole.left_out)
+    assert whole.left_out > 0 and len(one.responses.moved()) == len(whole.responses.moved()) > 0
+
+
 def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
     new, old, mask, a = micro_batch(1)
     cases = {
