@@ -97,14 +97,14 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
     if config.evaluate:
         resume.turn_into_evaluation(config, start.checkpoint)
         refused += filter(None, [resume.foreign_files(Path(trainer.default_local_dir))])
-    start.stop_tokens, note = end_of_turn.add_stop_token(config, settings, elsewhere)
-    start.notes.append(note)
     joins = not machine.starts_ray(config.ray_kwargs.ray_init)
     found = [*refused, *secrets.printed_problems(start.references, joins)]
     found += [*checks.method_problems(config), *of_a_run.problems(config)]
     start.unsettled += [problem for problem in found if elsewhere and isinstance(problem, MachineProblem)]
     if refused := [problem for problem in dict.fromkeys(found) if problem not in start.unsettled]:
         raise Refused(*refused)
+    start.stop_tokens, note = end_of_turn.add_stop_token(config, settings, elsewhere)  # loads what is checked above
+    start.notes.append(note)
     start.notes += [*checks.notes(config), *method.complete(config)]  # the former of what was given
     start.facts = method.facts_of(config, arm.name)
     _ask_verl(config)

@@ -24,6 +24,7 @@ from recipe.fspo import checks as method
 from recipe.fspo.config import FspoSettings, complete
 from recipe.runner import SUPPORTED_VERL
 from recipe.runner.launch import checks
+from recipe.runner.launch.check_update import loss_problem
 from recipe.runner.launch.check_values import value_problems
 from recipe.runner.launch.problems import MachineProblem
 from recipe.runner.launch.settings import parsed
@@ -141,8 +142,11 @@ def test_room_is_needed_for_the_checkpoints_that_are_kept(tmp_path: Path) -> Non
     words = (f"trainer.default_local_dir={tmp_path}", "trainer.max_actor_ckpt_to_keep=9999999")
     (problem,) = checks.room_problems(here(composed(*words)))
     (with_lora,) = checks.room_problems(here(composed(*words, "actor_rollout_ref.model.lora_rank=8")))
-    needed = [float(re.search(r"need ([\d.]+) GiB", text)[1]) for text in (problem, with_lora)]
+    hybrid = ("trainer.n_gpus_per_node=8", f"{ACTOR}.fsdp_config.fsdp_size=2")
+    (replicated,) = checks.room_problems(here(composed(*words, *hybrid)))
+    needed = [float(re.search(r"need ([\d.]+) GiB", text)[1]) for text in (problem, with_lora, replicated)]
     assert needed[0] == pytest.approx(3 * needed[1], rel=1e-3), "only the adapters have moments"
+    assert needed[2] == pytest.approx(4 * needed[0], rel=1e-3), "each of four replicas is written"
     assert str(tmp_path) in problem and list(checks.room_problems(here(composed(words[0])))) == []
 
 
@@ -194,6 +198,43 @@ def test_a_quantised_checkpoint_is_no_policy(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(checks, "read_model_config", lambda path: {"quantization_config": {"quant_method": "fp8"}})
     problems = "".join(checks.setting_problems(composed(f"actor_rollout_ref.model.path={tmp_path}")))
     assert re.search(holds(f"model.path={tmp_path} ", "quantization_config", "=fp8"), problems)
+
+
+def test_a_tokenizer_of_any_format_is_one_and_has_a_chat_template(tmp_path: Path) -> None:
+    model = composed(f"++actor_rollout_ref.model.tokenizer_path={tmp_path}").actor_rollout_ref.model
+    model.path = here(composed()).actor_rollout_ref.model.path
+    key = f"model.tokenizer_path='{tmp_path}' "
+    (problem,) = checks.model_problems(model)
+    assert re.search(holds(key, "tokenizer.json"), problem)
+    (tmp_path / "tiktoken.model").touch()
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (problem,) = checks.model_problems(model)
+    assert re.search(holds(key, "chat_template.jinja"), problem)
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "x"}')
+    assert list(checks.model_problems(model)) == []
+
+
+LOSS_MODULE = """
+from verl.trainer.ppo.core_algos import register_policy_loss
+@register_policy_loss("needs_more")
+def needs_more(rollout_is_weights, **given):
+    return None + 1
+@register_policy_loss("takes_less")
+def takes_less(log_prob, old_log_prob):
+    return log_prob.sum(), {}
+"""
+
+
+def test_a_loss_is_refused_for_its_arguments_and_not_for_what_it_may_lack_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "loss_of_two.py").write_text(LOSS_MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = "actor_rollout_ref.model.external_lib=loss_of_two", f"{LOSS}.loss_mode="
+    assert loss_problem(composed(words[0], f"{words[1]}needs_more", "algo=grpo")) is None
+    assert "NoneType" in capsys.readouterr().err
+    problem = loss_problem(composed(words[0], f"{words[1]}takes_less", "algo=grpo"))
+    assert problem and re.search(holds("takes_less ", "unexpected keyword"), problem)
 
 
 def test_a_logger_that_is_not_installed_is_named() -> None:

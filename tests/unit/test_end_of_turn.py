@@ -15,6 +15,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
 
 from recipe.runner.launch.end_of_turn import FILE, SETTING, add_stop_token, end_of_turn
+from recipe.runner.launch.problems import Refused
 
 _EACH, _END = "{% for m in messages %}", "{% endfor %}"
 _CHATML = f"{_EACH}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}<|im_end|>\n{_END}"
@@ -153,6 +154,16 @@ def test_template_and_eos_are_those_that_the_run_uses(model: MakeModel) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token": "<|im_end|>"}))
     assert stops_and_line(file.parent) == ([], "")
     assert stops_and_line(chat_ml, f"++{OF_MODEL}.tokenizer_path={file.parent}")[0] == [EOS, END]
+
+
+def test_what_cannot_be_loaded_is_refused_with_its_key(model: MakeModel) -> None:
+    """But for a tokenizer that may be on the machine of the run."""
+    folder, broken, absent = model(), model(name="broken"), f"++{OF_MODEL}.tokenizer_path=/nowhere/tokenizer"
+    (broken / "tokenizer.json").write_text("{")
+    for word in (f"++{OF_MODEL}.tokenizer_path={broken}", absent):
+        with pytest.raises(Refused, match=word.strip("+")):
+            stops_and_line(folder, word)
+    assert add_stop_token(here(composed(f"{OF_MODEL}.path={folder}", absent)), None, True) == ([], "")
 
 
 def test_a_run_keeps_its_stop_tokens(model: MakeModel, tmp_path: Path) -> None:

@@ -46,16 +46,15 @@ def loss_problem(config: DictConfig) -> str | None:
     except Exception as error:
         return f"{refused}: {' '.join(str(error.__cause__ or error).split())}"
     function = POLICY_LOSS_REGISTRY[loss_mode]
+    arguments = _arguments(settings)
     try:
-        _update(function, _arguments(settings))
+        _update(function, arguments)
     except (Exception, SystemExit) as error:
         if getattr(error, "needs_worker", False):  # an exception may say so itself
             return None
         # verl's and this repository's need nothing else than they get here.
-        is_certain = isinstance(error, _ResultError | TypeError) or inspect.unwrap(function).__module__.startswith(
-            ("verl.", "fspo.")
-        )
-        if is_certain:
+        is_ours = inspect.unwrap(function).__module__.startswith(("verl.", "fspo."))
+        if is_ours or isinstance(error, _ResultError) or not _takes(function, arguments):
             return f"{_LOSS}={loss_mode} would end the run at its first mini-batch: {_in_words(error)}"
         print(f"note: {_LOSS}={loss_mode} failed on a made-up batch: {_in_words(error)}", file=sys.stderr, flush=True)
     return None
@@ -63,6 +62,16 @@ def loss_problem(config: DictConfig) -> str | None:
 
 class _ResultError(ValueError):
     """A loss has returned what verl cannot use."""
+
+
+def _takes(function: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError:
+        return False
+    except ValueError:  # a compiled function has no signature
+        pass
+    return True
 
 
 def _arguments(settings: Any) -> dict[str, Any]:

@@ -33,6 +33,8 @@ _REGISTERS: Final = (
 )
 #: The engines that the metrics by mini-batch, the export, the supervisor and the CPU platform support.
 _SERVED: Final = {"model_engine": ("dp",), f"{_ACTOR}.strategy": ("fsdp2", "fsdp"), f"{_ROLLOUT}.name": ("vllm",)}
+#: One of them is in every folder with a tokenizer; the last also beside files of other names, such as tiktoken.model.
+_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 #: Keys of which a value may also be a name on the hub, or of a choice.
 _OR_NAMES: Final = ("lora_adapter_path", "tokenizer_path", "generation_config")
 
@@ -63,6 +65,7 @@ def room_problems(config: DictConfig) -> Iterator[str]:
     """The disk below the run folder: can be written to, with room for the checkpoints that are kept.
 
     A checkpoint has 12 bytes per parameter: weights and two moments in fp32. With LoRA only the adapters have moments.
+    verl saves the shard of every rank, so each replica of the shards is written in full.
     """
     root = Path(config.trainer.default_local_dir)
     if problem := folder_problem(root):
@@ -76,7 +79,9 @@ def room_problems(config: DictConfig) -> Iterator[str]:
     kept = 0 if config.trainer.save_freq <= 0 else config.trainer.max_actor_ckpt_to_keep or 1
     contents = OmegaConf.select(config, f"{_ACTOR}.checkpoint.save_contents") or ("optimizer",)
     has_moments = "optimizer" in contents and not OmegaConf.select(config, f"{_MODEL}.lora_rank")
-    needed, free = (12 if has_moments else 4) * parameters * kept, shutil.disk_usage(place).free
+    number, size = ranks.training(config.trainer), config.actor_rollout_ref.actor.fsdp_config.fsdp_size
+    replicas = number // size if 0 < size < number else 1
+    needed, free = (12 if has_moments else 4) * parameters * replicas * kept, shutil.disk_usage(place).free
     if not any(root.glob("global_step_*")) and free < needed:
         yield MachineProblem(
             f"trainer.default_local_dir={root}: {free / 2**30:.1f} GiB are free, and {kept} checkpoint(s) need "
@@ -158,15 +163,16 @@ def model_problems(model: DictConfig) -> Iterator[str]:
             f"{_MODEL}.path={path!r} is incomplete: {', '.join(absent[:3]) or 'weights (*.safetensors or *.bin)'} is "
             "missing or a git-lfs pointer; download it again"
         )
+    key = f"{_MODEL}.tokenizer_path" if model.get("tokenizer_path") else f"{_MODEL}.path"
     place = model_folder(name := model.get("tokenizer_path") or path)
     if place is None or not looks_like_a_path(name):
         return  # on the hub
     settings = read_object(place / "tokenizer_config.json")
-    if not any((place / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        yield MachineProblem(f"{name!r} has no tokenizer (tokenizer.json): copy its files there")
+    if not any((place / file).is_file() for file in _TOKENIZER_FILES):
+        yield MachineProblem(f"{key}={name!r} has no tokenizer ({_TOKENIZER_FILES[0]}): copy its files there")
     elif not (settings.get("chat_template") or any(place.glob("chat_template*")) or model.get("custom_chat_template")):
         yield (
-            f"{name!r} has a tokenizer without a chat template, and prompts are lists of messages: add "
+            f"{key}={name!r} has a tokenizer without a chat template, and prompts are lists of messages: add "
             f"chat_template.jinja to the folder, or set {_MODEL}.custom_chat_template"
         )
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner.launch.checks import model_folder, model_problems
+from recipe.runner.launch.problems import Refused
 
 #: The folder whose generation_config.json vLLM reads; without it that of the model.
 SETTING: Final = "actor_rollout_ref.rollout.engine_kwargs.vllm.generation_config"
@@ -31,7 +32,8 @@ def add_stop_token(config: DictConfig, of_run: Mapping[str, Any] | None, elsewhe
 
     ``of_run`` are the settings of the run that goes on, which keeps its file. ``elsewhere`` nothing is said of a model
     that is not on this machine. Returns the ``eos_token_id`` of the file that the run's folder gets, empty if it gets
-    none, and a note, empty where vLLM stops at the end of a turn.
+    none, and a note, empty where vLLM stops at the end of a turn. Raises Refused if tokenizer or stop tokens cannot be
+    loaded.
     """
     from transformers import AutoTokenizer
 
@@ -39,21 +41,27 @@ def add_stop_token(config: DictConfig, of_run: Mapping[str, Any] | None, elsewhe
     if kept is not None and OmegaConf.select(config, SETTING) is None:
         OmegaConf.update(config, SETTING, kept, force_add=True)
     model = config.actor_rollout_ref.model
-    is_absent = elsewhere and model_folder(model.path) is None
+    trust, named = bool(model.get("trust_remote_code")), OmegaConf.select(config, SETTING)
+    source = model.path if named in (None, "auto", "vllm") else named
+    places = (model.get("tokenizer_path") or model.path, model.path, source)
+    is_absent = elsewhere and not all(map(model_folder, places))
     # The checks say what is wrong with a model; or responses are to have the full length.
     if is_absent or any(model_problems(model)) or config.actor_rollout_ref.rollout.get("ignore_eos"):
         return [], ""
-    trust, named = bool(model.get("trust_remote_code")), OmegaConf.select(config, SETTING)
-    # verl gives vLLM the model's folder, whatever tokenizer_path says.
-    tokenizer, of_vllm = (
-        AutoTokenizer.from_pretrained(place, trust_remote_code=trust)
-        for place in (model.get("tokenizer_path") or model.path, model.path)
-    )
+    try:
+        # verl gives vLLM the model's folder, whatever tokenizer_path says.
+        tokenizer, of_vllm = (AutoTokenizer.from_pretrained(place, trust_remote_code=trust) for place in places[:2])
+        present = [stop for stop in (of_vllm.eos_token_id, *generation_eos(source, trust)) if stop is not None]
+    except Exception as error:  # whatever a broken file, or a model's own code, raises
+        keys = ("actor_rollout_ref.model.tokenizer_path", "actor_rollout_ref.model.path", SETTING)
+        given = ", ".join(f"{key}={value}" for key in keys if (value := OmegaConf.select(config, key)))
+        raise Refused(
+            f"{given}: a tokenizer or configuration of these cannot be loaded: download it again, or give another "
+            f"folder ({type(error).__name__}: {' '.join(str(error).split())})"
+        ) from error
     tokenizer.chat_template = model.get("custom_chat_template") or tokenizer.chat_template
     if not tokenizer.chat_template:
         return [], ""
-    source = model.path if named in (None, "auto", "vllm") else named
-    present = [stop for stop in (of_vllm.eos_token_id, *generation_eos(source, trust)) if stop is not None]
     token = end_of_turn(tokenizer, config.data.get("apply_chat_template_kwargs") or {})
     if token in present:
         return [], ""
