@@ -57,7 +57,8 @@ def compute_score(
         `response_length` in tokens, None without our reward manager.
 
     Raises:
-        ValueError: a ground truth that is not text; the overlong penalty is on, but a length is not known.
+        ValueError: a ground truth that is not text; the overlong penalty is on, but a length is not known or the
+            buffer is longer than the longest response.
     """
     if not isinstance(ground_truth, str):
         kind = type(ground_truth).__name__
@@ -93,5 +94,9 @@ def soft_overlong_penalty(response_length: int, max_response_length: int, buffer
 
     With `L_max = max_response_length`, `L_cache = buffer_length` and L the response length, all in tokens: 0 up to
     `L_max - L_cache`, then `((L_max - L_cache) - L) / L_cache`, and -1 beyond `L_max`.
+
+    Raises ValueError for a buffer outside (0, max_response_length].
     """
+    if not 0 < buffer_length <= max_response_length:
+        raise ValueError(f"overlong_buffer={buffer_length} must be in (0, max_response_length={max_response_length}]")
     return min(0.0, max(-1.0, (max_response_length - buffer_length - response_length) / buffer_length))

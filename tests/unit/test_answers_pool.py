@@ -73,6 +73,19 @@ def test_a_killed_worker_is_replaced(scorer: MathScorer, victims: Callable[[Math
     assert [scorer.judge(f"\\boxed{{{name}+{i}}}", f"{i}+{name}").score for i in range(4)] == [1] * 4
 
 
+@pytest.mark.parametrize(("victims", "asked"), [(children, r"\boxed{y+1}"), (keepers, ENDLESS % 1)])
+def test_a_stopped_worker_is_replaced(victims: Callable[[MathScorer], list[psutil.Process]], asked: str) -> None:
+    """A stopped keeper is silent once its child has used its time: until then the child judges."""
+    with MathScorer(n_workers=1) as scorer:
+        assert scorer.judge(r"\boxed{y}", "y+1") is Status.WRONG
+        started = [*keepers(scorer), *children(scorer)]
+        for process in victims(scorer):
+            process.suspend()
+        assert scorer.judge(asked, "1+y") is Status.TIMEOUT
+        assert len(started) == 2 and gone(started)
+        assert scorer.judge(r"\boxed{y+2}", "2+y") is Status.CORRECT
+
+
 def test_a_forked_process_has_workers_of_its_own() -> None:
     def is_right(letter: str) -> bool:
         return compute_score("of/tests", f"\\boxed{{{letter}+1}}", f"1+{letter}")["score"] == 1

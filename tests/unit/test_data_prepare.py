@@ -93,8 +93,11 @@ def test_what_is_left_out_is_counted_in_a_manifest(copies: Path, tmp_path: Path)
     ("name", "change"),
     [
         ("math500", {"problem": 3}),
+        ("math500", {"problem": " "}),
+        ("math500", {"answer": None}),
+        ("math_train", {"solution": "It is 7."}),
         ("dapo_math_17k", {"prompt": [{"role": "user", "content": "plain"}]}),
-        ("gsm8k_train", {"answer": "It is\n-3."}),
+        ("gsm8k_train", {"answer": "It is -3."}),
     ],
 )
 def test_a_damaged_source_is_named_and_replaces_nothing(
@@ -174,6 +177,23 @@ def test_what_is_wrong_with_anybodys_file_is_named(
     assert of_columns(tmp_path / "mine.jsonl", tmp_path / "out") == 1
     error = capsys.readouterr().err
     assert all(part in error for part in says) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "more"),
+    [
+        ("gsm8k_test.jsonl", ()),
+        ("a.jsonl", ("--name", "aime24")),
+        ("a.jsonl", ("--name", "../up")),
+        ("out/a.parquet", ()),
+    ],
+)
+def test_a_name_that_would_be_anothers_file_is_refused(tmp_path: Path, file: str, more: tuple[str, ...]) -> None:
+    write(tmp_path / file, [{"q": QUESTION, "a": "2"}])
+    before = files_of(tmp_path)
+    with pytest.raises(SystemExit) as refused:
+        of_columns(tmp_path / file, tmp_path / "out", *more)
+    assert refused.value.code == 2 and files_of(tmp_path) == before
 
 
 def test_a_prepared_file_asks_once(tmp_path: Path) -> None:

@@ -46,3 +46,7 @@ def test_a_truth_that_is_no_text_is_an_error() -> None:
 
 def test_the_overlong_penalty_is_the_published_one() -> None:
     assert [soft_overlong_penalty(n, 100, 20) for n in (0, 80, 90, 100, 1000)] == [0.0, 0.0, -0.5, -1.0, -1.0]
+    assert soft_overlong_penalty(50, 100, 100) == -0.5
+    for buffer in (-1, 0, 101):
+        with pytest.raises(ValueError, match=rf"{buffer}\b.*100"):
+            soft_overlong_penalty(10, 100, buffer)

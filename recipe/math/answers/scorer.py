@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 from collections import deque
@@ -16,6 +17,8 @@ from typing import Final
 from recipe.math.answers.extraction import answer_of
 from recipe.math.answers.verdict import Status
 
+#: Wall-clock seconds beyond the time limit after which a silent worker is replaced.
+GRACE_S: Final = 5.0
 MAX_REMEMBERED: Final = 65_536
 _INTEGER: Final = re.compile(r"-?[0-9]{1,18}")
 
@@ -86,13 +89,17 @@ class _Worker:
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, answer: str, truth: str) -> Status:
-        """The worker's verdict; CRASHED if it dies."""
+        """The worker's verdict; TIMEOUT if none comes in time, CRASHED if the worker dies."""
         process = self._process = self._process or self._started()
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(OSError, ValueError):  # it is dead, or closed by another thread
             process.stdin.write(json.dumps([answer, truth]) + "\n")
             process.stdin.flush()
-            return Status(process.stdout.readline().strip())
+            # A line for each answer: no other one waits in the buffer of `stdout`, where select does not look.
+            if select.select([process.stdout], [], [], self._time_limit_s + GRACE_S)[0]:
+                return Status(process.stdout.readline().strip())
+            self.close()
+            return Status.TIMEOUT
         self.close()
         return Status.CRASHED
 

@@ -106,6 +106,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.prompt and args.answer and len(args.names) == 1:
         path = Path(args.names[0])
         name = args.name or path.name.partition(".")[0]
+        if not re.fullmatch(r"[\w.-]+", name) or name in SOURCES:
+            command.error(f"{path}: {name!r} is a published set's name or no file's name: give another by --name")
+        if (args.out / f"{name}.parquet").resolve() == path.resolve():
+            command.error(f"{path} would be written over while it is read: give another --out or --name")
         sources = [Source(name, args.role, args.prompt, args.answer, path=path)]
     else:
         names = list(dict.fromkeys(name for group in args.names for name in GROUPS.get(group, (group,))))

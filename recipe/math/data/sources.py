@@ -17,7 +17,7 @@ from recipe.math.answers.extraction import answer_of
 
 
 class Problem(NamedTuple):
-    """One problem of a data set and its answer (LaTeX, no box); both are empty if a row lacks one of them."""
+    """One problem of a data set and its answer (LaTeX, no box); both are empty if a row of anybody's file lacks one."""
 
     text: str
     answer: str
@@ -41,18 +41,20 @@ class Source:
     subset: str | None = None  # a folder of the repository
     tests: tuple[str, ...] = ()  # sets whose problems are kept out of it, unless others are named
     around: tuple[str, str] = ("", "")  # the instructions before and after a published prompt
+    is_solution: bool = False  # its answers never stand alone
     path: Path | None = None  # of a set that is not published
 
     def problem(self, row: Mapping[str, Any]) -> Problem:
         """The problem of a row. Raises ValueError for a value that is not as it should be."""
         prompt, answer = _value(row, self.prompt), _value(row, self.answer)
-        if any(value is None or not str(value).strip() for value in (prompt, answer)):
+        if self.path is not None and any(value is None or not str(value).strip() for value in (prompt, answer)):
             return Problem("", "")
         text = _prompt_text(prompt, self.prompt)
         before, after = self.around
         if not text.startswith(before) or not text.endswith(after):
             raise ValueError(f"column {self.prompt!r} must be a problem between the published instructions")
-        return Problem(text.removeprefix(before).removesuffix(after).strip(), _answer(answer, self.answer))
+        text = text.removeprefix(before).removesuffix(after).strip()
+        return Problem(text, _answer(answer, self.answer, self.is_solution))
 
 
 def _value(row: Any, column: str) -> Any:
@@ -74,16 +76,16 @@ def _prompt_text(value: Any, column: str) -> str:
         if roles not in (["user"], ["user", "assistant"]):
             raise ValueError(f"column {column!r} must be text or one message of a user, found messages of {roles}")
         value = value[0].get("content")
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not value.strip():
         raise ValueError(f"column {column!r} must be text, found {value!r:.40}")
     return value.strip()
 
 
-def _answer(value: Any, column: str) -> str:
+def _answer(value: Any, column: str, is_solution: bool) -> str:
     """An answer given as text or number; numbers lose separators of thousands and decimals of 0 (amc23 has "27.0")."""
     text = str(value).strip() if isinstance(value, str | int | float) else ""
     box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    if box >= 0 or re.search(r"####[^\n]+\Z", text):
+    if is_solution or box >= 0 or re.search(r"####[^\n]+\Z", text):
         # One published form has no braces: "\boxed 2" is followed by a single token.
         text = answer_of(re.sub(r"\\boxed +([^\s{$.]+)", r"\\boxed{\1}", text[max(box, 0) :])) or ""
         if re.fullmatch(r"-?\d{1,3}(,\d{3})+", text):
@@ -109,7 +111,7 @@ SOURCES: Final = {
         Source("dapo_math_17k", "train", "prompt", "reward_model.ground_truth", "BytedTsinghua-SIA/DAPO-Math-17k",
                "65877096c24ffa7abc4e4fa5edb95cf3413a5674", tests=_PAPER, around=(DAPO_OPENING, DAPO_CLOSING)),
         Source("math_train", "train", "problem", "solution", "DigitalLearningGmbH/MATH-lighteval",
-               "0530c78699ea5e8eb5530600900e1f328b48acad", tests=_PAPER),
+               "0530c78699ea5e8eb5530600900e1f328b48acad", tests=_PAPER, is_solution=True),
         Source("math500", "test", "problem", "answer", "HuggingFaceH4/MATH-500",
                "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be", "test"),
         Source("amc23", "test", "question", "answer", "math-ai/amc23",
@@ -118,8 +120,8 @@ SOURCES: Final = {
                "2fe88a2f1091d5048c0f36abc874fb997b3dd99a"),
         Source("aime25", "test", "problem", "answer", "math-ai/aime25",
                "563bb8404243c5f09de6ec262f2db674fe5bce9b", "test"),
-        Source("gsm8k_train", "train", *_GSM8K, "train", "main", ("gsm8k_test",)),
-        Source("gsm8k_test", "test", *_GSM8K, "test", "main"),
+        Source("gsm8k_train", "train", *_GSM8K, "train", "main", ("gsm8k_test",), is_solution=True),
+        Source("gsm8k_test", "test", *_GSM8K, "test", "main", is_solution=True),
     )
 }
 # fmt: on
