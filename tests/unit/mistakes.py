@@ -58,6 +58,7 @@ MAIN: Final[dict[str, tuple[Row, ...]]] = {
         (f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_type=full", "kl_loss_type=full"),
         (f"{CORRECTION}.rollout_is=sequence {CORRECTION}.rollout_is_threshold=0", "rollout_is=sequence", "positive"),
         (f"{ROLLOUT}.agent.agent_loop_config_path=/no/such", "agent_loop_config_path=/no/such ", "correct"),
+        ("+ray_kwargs.ray_init.runtime_env.worker_process_setup_hook=my.hook", "setup_hook=my.hook ", "leave it out"),
         (f"{ROLLOUT}.full_determinism=true", "full_determinism=true ", "advantages 0"),
         ("algorithm.kl_ctrl.kl_coef=0.05", "kl_coef=0.05 ", "use_kl_in_reward=true"),
         (f"{OPTIM}.lr_warmup_steps=10 {OPTIM}.lr_warmup_steps_ratio=0.05", "steps_ratio=0.05 ", "-1"),

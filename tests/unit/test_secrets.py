@@ -120,6 +120,8 @@ def test_the_words_of_a_command_keep_their_references(monkeypatch: pytest.Monkey
 )
 def test_what_ray_or_vllm_would_show_is_refused(monkeypatch: pytest.MonkeyPatch, override: str) -> None:
     monkeypatch.setenv("MINE", "SECRET1")
-    config = composed(override, f"++{ENV_VARS}.NCCL_DEBUG=WARN")  # which is no secret
+    of_scratch = ("actor_rollout_ref.rollout.engine_kwargs.vllm.download_dir", "ray_kwargs.ray_init.logging_format")
+    ordinary = [f"++{key}='${{oc.env:MINE}}/m'" for key in of_scratch]
+    config = composed(override, *ordinary, f"++{ENV_VARS}.NCCL_DEBUG=WARN")
     (problem,) = printed_problems(references(config), joins=True)
     assert problem.startswith(override.lstrip("+").partition("=")[0]) and "SECRET1" not in problem

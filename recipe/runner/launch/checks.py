@@ -22,6 +22,7 @@ from recipe.runner.launch.check_data import data_problems
 from recipe.runner.launch.check_reward import reward_problems
 from recipe.runner.launch.problems import MachineProblem
 from recipe.runner.launch.settings import PATHS
+from recipe.runner.ray_worker import HOOK
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _MODEL: Final = "actor_rollout_ref.model"
@@ -98,6 +99,16 @@ def path_problems(config: DictConfig) -> Iterator[str]:
         is_name = key.endswith(_OR_NAMES) and not looks_like_a_path(path)
         if not is_name and not Path(path).expanduser().exists():
             yield MachineProblem(f"{key}={path} is not there: correct the path")
+
+
+def hook_problems(config: DictConfig) -> Iterator[str]:
+    """A hook of the user's in Ray's workers: Ray has room for one, and a run needs it."""
+    key = f"ray_kwargs.ray_init.runtime_env.{HOOK}"
+    if hook := OmegaConf.select(config, key):
+        yield (
+            f"{key}={hook} would replace the run's own, which signs messages and keeps signals blocked: leave it out, "
+            "and call yours from a module that your reward function imports"
+        )
 
 
 def logger_problems(names: str | Sequence[str]) -> Iterator[str]:
@@ -364,6 +375,7 @@ def problems(config: DictConfig) -> list[str]:
         *path_problems(config),
         *name_problems(config),
         *room_problems(config),
+        *hook_problems(config),
         *logger_problems(config.trainer.logger),
         *size_problems(config),
         *length_problems(config),

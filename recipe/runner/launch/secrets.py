@@ -121,13 +121,14 @@ def as_given(value: Any, references: Mapping[str, Any], key: str = "") -> Any:
 
 
 def printed_problems(references: Mapping[str, Any], joins: bool) -> Iterator[str]:
-    """A sentence for every text from the environment that vLLM or Ray would print, or write on a command line.
+    """A sentence for every secret from the environment that vLLM or Ray would print, or write on a command line.
 
-    ``joins``: the run joins a cluster, in which Ray hands ``runtime_env.env_vars`` on by command lines.
+    Below ``env_vars`` every text from the environment is one. ``joins``: the run joins a cluster, in which Ray hands
+    ``runtime_env.env_vars`` on by command lines.
     """
     printed = ["actor_rollout_ref.rollout.engine_kwargs", *(["ray_kwargs"] if joins else [])]
     for key in references:
-        if is_below(key, printed):
+        if is_below(key, printed) and (is_secret(key) or ".env_vars." in key):
             yield (
                 f"{key}: its value would stand on command lines or in logs, which others can read; leave it out, and "
                 "set the variable that its reader knows in the environment of the processes (docs/clusters.md#secrets)"
