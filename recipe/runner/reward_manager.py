@@ -39,7 +39,7 @@ class TokenLengthRewardManager(NaiveRewardManager):
         """As verl's, with facts of the response as scalars. Keys returned by the reward function win.
 
         Raises ExplainedError if the reward function raised, or returned something else than a finite number or a dict
-        with one as `score`.
+        with one as `score`, and one as `acc` if it has that key.
         """
         item = data[-1:][0]
         tokens = item.batch["responses"]
@@ -58,6 +58,7 @@ class TokenLengthRewardManager(NaiveRewardManager):
         try:
             result: dict[str, Any] = await super().run_single(data)
             score = number(result["reward_score"])
+            number(result["reward_extra_info"].get("acc", score))  # metrics take means of it
         except Exception as error:
             response = self.tokenizer.decode(tokens[:length], skip_special_tokens=True)
             message = (

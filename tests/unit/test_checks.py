@@ -15,7 +15,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 from messages import holds
-from mistakes import ACTOR, BOTH, FILES, LOSS, MAIN, PLAIN, RIGHT, Row
+from mistakes import ACTOR, BOTH, FILES, LOSS, MAIN, PLAIN, REWARD, RIGHT, ROWS, Row
 from omegaconf import DictConfig
 
 from fspo.losses import ALGORITHMS
@@ -198,6 +198,32 @@ def test_a_quantised_checkpoint_is_no_policy(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(checks, "read_model_config", lambda path: {"quantization_config": {"quant_method": "fp8"}})
     problems = "".join(checks.setting_problems(composed(f"actor_rollout_ref.model.path={tmp_path}")))
     assert re.search(holds(f"model.path={tmp_path} ", "quantization_config", "=fp8"), problems)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("path=reward.py", "name=compute_scor"), ("path=", "name=compute_scor:", "compute_score)", "correct")),
+        (("path=/no/such.py",), ("path=/no/such.py,", "correct")),
+        (("path=imports.py",), ("path=", "imports.py,", "not_installed", "correct")),
+        (("path=pkg://not_installed.reward",), ("path=pkg://", "No module named 'not_installed'", "install")),
+    ],
+)
+def test_a_reward_that_cannot_be_loaded_is_wrong_on_any_machine(
+    place: Path, words: tuple[str, ...], says: tuple[str, ...]
+) -> None:
+    (place / "imports.py").write_text("import not_installed\n")
+    config = here(composed(*(f"{REWARD}.{word}" for word in words)))
+    (problem,) = checks.reward_problems(config)
+    assert not isinstance(problem, MachineProblem) and "Traceback" not in problem
+    assert re.search(holds(*says), problem), problem
+    assert not [of_path for of_path in checks.path_problems(config) if "reward" in of_path], "said once"
+
+
+@pytest.mark.usefixtures("place")
+def test_a_call_of_a_reward_may_need_the_machine_of_the_run() -> None:
+    (problem,) = checks.reward_problems(here(composed(f"{REWARD}.path=narrow.py", *ROWS.split())))
+    assert isinstance(problem, MachineProblem) and "data_source" in problem
 
 
 def test_a_tokenizer_of_any_format_is_one_and_has_a_chat_template(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def test_rows_without_a_problem_are_known_by_their_prompt(own: Any, path: str) -
         ("return {'acc': 1}", "KeyError: 'score'"),
         ("return {'score': None}", "NoneType"),
         ("return '0.5'", " '0.5'"),
+        ("return {'score': 1, 'acc': float('inf')}", " inf"),
     ],
 )
 def test_a_failure_names_row_and_response_and_is_kept(own: Any, body: str, says: str) -> None:

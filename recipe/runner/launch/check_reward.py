@@ -51,15 +51,19 @@ def reward_problems(config: DictConfig) -> Iterator[str]:
     asks = reward.reward_model.enable or OmegaConf.select(reward, "sandbox_fusion.url")
     rows = [] if users_manager or asks else rows_to_try(config.data)
     is_users = own.path and not str(own.path).startswith(_RECIPES)
-    failure, note = (_asked if is_users else tried)({"reward": OmegaConf.to_container(reward, resolve=True)}, rows)
+    problem, failure, note = (_asked if is_users else tried)(
+        {"reward": OmegaConf.to_container(reward, resolve=True)}, rows
+    )
     setting = f"reward.custom_reward_function.path={own.path}, name={own.name}"
-    if failure:  # what it asks may be on the run's machine
+    if problem:
+        yield f"{setting}: {problem}"
+    elif failure:  # what a call asks may be on the run's machine
         yield MachineProblem(f"{setting}: {failure}")
     elif note:
         print(f"note: {setting}: {note}", file=sys.stderr, flush=True)
 
 
-def _asked(reward: Mapping[str, Any], rows: Sequence[Row]) -> tuple[str, str]:
+def _asked(reward: Mapping[str, Any], rows: Sequence[Row]) -> tuple[str, str, str]:
     """:func:`tried` in a process of its own."""
     with tempfile.TemporaryDirectory() as folder, Path(folder, "log").open("w+b") as log:
         answer = Path(folder, "answer")
@@ -67,24 +71,29 @@ def _asked(reward: Mapping[str, Any], rows: Sequence[Row]) -> tuple[str, str]:
         try:
             ended = subprocess.run(command, input=given, stdout=log, stderr=log, timeout=_LIMIT_S, check=False)
         except subprocess.TimeoutExpired:
-            return f"it has not been imported and called within {_LIMIT_S} s", ""
+            return "", f"it has not been imported and called within {_LIMIT_S} s", ""
         if not answer.exists():
             log.seek(0)
             last = log.read().decode(errors="replace").strip()[-2000:]
-            return f"the process that imported it ended with status {ended.returncode}: {last}", ""
-        failure, note = json.loads(answer.read_text(encoding="utf-8"))
-        return failure, note
+            return f"the process that imported it ended with status {ended.returncode}: {last}", "", ""
+        problem, failure, note = json.loads(answer.read_text(encoding="utf-8"))
+        return problem, failure, note
 
 
-def tried(reward: Mapping[str, Any], rows: Sequence[Row]) -> tuple[str, str]:
-    """How loading or calling a reward fails, and what is worth a note.
+def tried(reward: Mapping[str, Any], rows: Sequence[Row]) -> tuple[str, str, str]:
+    """Why a reward cannot be loaded, how a call of it fails, and what is worth a note.
 
     ``reward`` is the group of that name in plain containers. Each row is tried with the usual forms of its ground truth
     and with an empty response.
     """
-    place = "it cannot be loaded"
     try:
-        function, earned = _loaded(reward), dict[str, bool]()
+        function = _loaded(reward)
+    except (Exception, SystemExit) as error:
+        cause = error.__cause__ or error  # of verl's error that of the module
+        said = f"{type(cause).__name__}: {' '.join(str(cause).split())}"
+        return f"it cannot be loaded ({said}): correct path, name or file, or install what it imports", "", ""
+    earned, place = dict[str, bool](), ""
+    try:
         for where, row in rows:
             scores = []
             for text in ("", *forms(_truth(row)).values()):
@@ -93,18 +102,24 @@ def tried(reward: Mapping[str, Any], rows: Sequence[Row]) -> tuple[str, str]:
             source = str(row["data_source"])
             earned[source] = earned.get(source, False) or max(scores) > scores[0]
     except (Exception, SystemExit) as error:
-        return f"{place}: {''.join(traceback.format_exception(error, limit=-3)).rstrip()}", ""
+        return "", f"{place}: {''.join(traceback.format_exception(error, limit=-3)).rstrip()}", ""
     unearned = [source for source, is_earned in earned.items() if not is_earned]
     note = f"no usual form of the ground truth earns more than an empty response: data_source={', '.join(unearned)}"
-    return "", note if unearned else ""
+    return "", "", note if unearned else ""
 
 
 def _loaded(reward: Mapping[str, Any]) -> Callable[..., Any]:
     from verl.trainer.ppo.reward import get_custom_reward_fn
+    from verl.utils.import_utils import load_module
     from verl.utils.reward_score import get_default_compute_score
 
     config = OmegaConf.create(dict(reward))
-    own: Callable[..., Any] | None = get_custom_reward_fn(config)
+    try:
+        own: Callable[..., Any] | None = get_custom_reward_fn(config)
+    except AttributeError as error:  # verl does not say what the module has
+        members = vars(load_module(config.reward.custom_reward_function.path))
+        functions = ", ".join(name for name, member in members.items() if inspect.isfunction(member))
+        raise AttributeError(f"{error} Its functions: {functions or 'none'}") from None
     return own or get_default_compute_score(config.reward.reward_manager.name)  # type: ignore[no-any-return]
 
 

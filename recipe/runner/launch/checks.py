@@ -94,7 +94,7 @@ def path_problems(config: DictConfig) -> Iterator[str]:
     """Files of the user's that are not there, of which the workers would say so minutes later."""
     for key in PATHS:
         path = str(OmegaConf.select(config, key) or "")
-        if not path or "://" in path or key == f"{_MODEL}.path":
+        if not path or "://" in path or key.startswith((f"{_MODEL}.path", "reward.")):
             continue  # a module, or said elsewhere
         is_name = key.endswith(_OR_NAMES) and not looks_like_a_path(path)
         if not is_name and not Path(path).expanduser().exists():
