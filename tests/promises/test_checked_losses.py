@@ -51,7 +51,18 @@ def test_a_loss_equals_a_named_one_or_not(loss: str, like: str, status: int, tmp
     assert check(tmp_path, loss, "--like", like).status == status
 
 
-@pytest.mark.parametrize("words", [["some_losses"], ["some_losses:tokns"], ["no_such:f"], ["some_losses:FAULTS"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["some_losses"],
+        ["some_losses:tokns"],
+        ["no_such:f"],
+        ["some_losses:FAULTS"],
+        ["some_losses:tokens", "--config", "clip"],
+        ["some_losses:tokens", "--like", "gspoo"],
+    ],
+)
 def test_what_cannot_be_checked_is_named(words: list[str], tmp_path: Path) -> None:
     ended = check(tmp_path, *words)
-    assert ended.status == 2 and words[0] in ended.error and "Traceback" not in ended.error
+    assert ended.status == 2 and words[0] in ended.error and words[-1] in ended.error
+    assert "Traceback" not in ended.error
