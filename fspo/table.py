@@ -63,6 +63,10 @@ def as_rows(columns: Mapping[str, npt.NDArray[Any]]) -> Rows:
     return {name: values.astype(np.int64 if name in _WHOLE else np.float32) for name, values in columns.items()}
 
 
+#: What a mini-batch without a response of this rank has.
+NO_ROWS: Final[Rows] = as_rows({name: np.empty(0) for name in ("S", "L", "A")})
+
+
 def join_rows(parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Rows:
     """The rows of several sets, each with columns of its own, S among them: not known where a set lacks a column."""
 

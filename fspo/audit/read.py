@@ -166,9 +166,8 @@ def _read_file(path: Path) -> Table:
     columns = table.columns = columns_of(rows)
     for name in columns.keys() & {"S", "L", "A", "step", "minibatch", "update", "seed"}:
         try:
-            values_B = columns[name] = (
-                rows[name].cast(pa.float64()).to_numpy().copy()
-            )  # torch takes none of arrow's memory
+            # A copy: torch takes none of arrow's memory.
+            values_B = columns[name] = rows[name].cast(pa.float64()).to_numpy().copy()
         except pa.ArrowException:
             raise ValueError(f"column {name} must hold numbers, and holds {rows[name].type}") from None
         wrong_B = ~np.isfinite(values_B) | (values_B < (1 if name == "L" else -np.inf))

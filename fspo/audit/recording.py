@@ -14,12 +14,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fspo.files import folder_problem
 from fspo.losses import check_shapes, judge
-from fspo.table import Rows, TableWriter, as_rows, join_rows
+from fspo.table import NO_ROWS, Rows, TableWriter, as_rows, join_rows
 
 if TYPE_CHECKING:
     from fspo.types import SequenceLossOutput, SequenceLossSettings
-
-_NO_ROWS: Rows = as_rows({name: np.empty(0) for name in ("S", "L", "A")})
 
 
 def minibatch_numbers(moves: Sequence[bool]) -> list[int]:
@@ -180,7 +178,7 @@ class Audit:
         self.begin_step(step)
         self._moves.append(moves)
         self._parts = []
-        rows = join_rows([_NO_ROWS, *parts])
+        rows = join_rows([NO_ROWS, *parts])
         if left_out := int(np.isnan(rows["S"]).sum()):
             self._say("left out", f"step {step}: {left_out_words(left_out)}")
         place = {"step": step, "update": len(self._moves) - 1, "minibatch": minibatch_numbers(self._moves)[-1]}

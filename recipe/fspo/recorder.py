@@ -20,7 +20,7 @@ from recipe.fspo.policy_loss import kept_by_gradient
 
 import fspo.verl
 from fspo.losses import sequence_log_ratio
-from fspo.table import Rows, as_rows, join_rows
+from fspo.table import NO_ROWS, Rows, as_rows, join_rows
 from verl.workers.utils.padding import no_padding_2_padding
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Recorder:
 
     def end_mini_batch(self, grad_norm: float | None, learning_rate: float | None) -> MiniBatch:
         """Close the mini-batch in progress, with the gradient norm (before clipping) and its learning rate."""
-        mini_batch = MiniBatch(join_rows([_NO_ROWS, *self._parts]), grad_norm, learning_rate)
+        mini_batch = MiniBatch(join_rows([NO_ROWS, *self._parts]), grad_norm, learning_rate)
         self._mini_batches.append(mini_batch)
         self._parts, self._index = [], self._index + 1
         return mini_batch
@@ -114,7 +114,6 @@ class Recorder:
         return recorded
 
 
-_NO_ROWS: Final[Rows] = as_rows({name: np.empty(0) for name in ("S", "L", "A")})
 #: The recorder of this process.
 RECORDER: Final = Recorder()
 fspo.verl.recorder = RECORDER
