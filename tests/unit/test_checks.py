@@ -17,6 +17,7 @@ from hydra.utils import instantiate
 from messages import holds
 from mistakes import ACTOR, BOTH, FILES, LOSS, MAIN, PLAIN, REWARD, RIGHT, ROWS, Row
 from omegaconf import DictConfig
+from verl.trainer.ppo import core_algos
 
 from fspo.losses import ALGORITHMS
 from fspo.table import FOLDER
@@ -254,6 +255,7 @@ def takes_less(log_prob, old_log_prob):
 def test_a_loss_is_refused_for_its_arguments_and_not_for_what_it_may_lack_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", core_algos.POLICY_LOSS_REGISTRY.copy())
     (tmp_path / "loss_of_two.py").write_text(LOSS_MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     words = "actor_rollout_ref.model.external_lib=loss_of_two", f"{LOSS}.loss_mode="
