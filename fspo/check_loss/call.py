@@ -115,8 +115,8 @@ class PolicyLoss:
     ) -> torch.Tensor:
         """The scalar of one micro-batch of ``whole``, with ``weight_BT`` for rollout_is_weights.
 
-        A loss that draws from torch's CPU generator draws the same with the same ``seed``; the process's state stays.
-        LossError if the loss raises, or returns no scalar.
+        A loss that draws random numbers draws the same with the same ``seed``. LossError if the loss raises, or returns
+        no scalar.
         """
         mask_BT = (whole or batch).mask_BT
         sizes = {"batch_num_tokens": int(mask_BT.sum()), "global_batch_size": int(mask_BT.any(dim=1).sum())}

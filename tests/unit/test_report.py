@@ -18,10 +18,9 @@ from recorded_runs import ACCURACY, write_run
 from fspo.audit import read_audit
 from fspo.audit.show import verdict, what_follows
 from fspo.report.__main__ import main
-from fspo.report.build import build_report
+from fspo.report.build import build_report, summarise
 from fspo.report.compare import measures, over_seeds
 from fspo.report.runs import Group, load_runs
-from fspo.report.summary import summarise
 from fspo.table import FOLDER, TableWriter
 
 STUDY = Path(__file__).parents[2] / "benchmarks/study"
