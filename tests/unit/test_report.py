@@ -126,8 +126,10 @@ def test_an_interval_over_seeds_covers(seeds: int) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_a_seed_run_twice_counts_once_unless_its_clip_values_differ(tmp_path: Path) -> None:
     twice = [write_run(tmp_path / name, "fspo", 0) for name in ("a", "b")]
-    report = build_report([*twice, write_run(tmp_path / "c", "fspo", 0, clip_values="measured")], tmp_path / "out")
-    (problem,) = report.problems
+    *_, problems = build_report(
+        [*twice, write_run(tmp_path / "c", "fspo", 0, clip_values="measured")], tmp_path / "out"
+    )
+    (problem,) = problems
     assert problem.startswith(f"{twice[0]}: ") and str(twice[1]) in problem
     heads = summary_of(tmp_path / "out")["final"]["heads"]
     assert heads == ["fspo, measured (n = 1)", "fspo, published (n = 1)"]
