@@ -42,11 +42,6 @@ class Interval:
     high: float
     n: int
 
-    def to_json(self) -> dict[str, float | None]:
-        """``{value, low, high}``, with None in place of nan and infinity, which JSON does not have."""
-        ends = {"value": self.value, "low": self.low, "high": self.high}
-        return {name: end if math.isfinite(end) else None for name, end in ends.items()}
-
 
 def lre_in_words(value: float, low: float, high: float) -> str:
     """A debiased LRE with its interval; ``< high`` where the interval reaches 0, which excludes no even clip.
