@@ -14,7 +14,7 @@ import torch
 
 from fspo.check_loss import by_length
 from fspo.check_loss.by_length import DISPERSIONS, LENGTHS, Clip
-from fspo.check_loss.call import Config, LossError, PolicyLoss
+from fspo.check_loss.call import TENSORS, Config, LossError, PolicyLoss
 from fspo.check_loss.checks import Check, checks
 from fspo.kept import UnclippedWeight
 from fspo.losses import ALGORITHMS, named_loss, resolve_settings, sequence_policy_loss
@@ -120,7 +120,7 @@ def load(
 def _of_the_library(config: Any, rollout_is_weights: Any, **given: Any) -> torch.Tensor:
     settings = resolve_settings(_values(config.policy_loss))
     assert settings is not None, f"policy_loss.loss_mode has to be one of {', '.join(ALGORITHMS)}"
-    new_BT, old_BT, a_BT, mask_BT = map(given.get, ("log_prob", "old_log_prob", "advantages", "response_mask"))
+    old_BT, new_BT, a_BT, mask_BT = (given[name] for name in TENSORS)
     output = sequence_policy_loss(new_BT, old_BT, a_BT, mask_BT, settings, BandState(), rollout_is_weights)
     info: dict[str, int] = config.global_batch_info
     return output.loss_B.sum() / info["global_batch_size"] * info["dp_size"]

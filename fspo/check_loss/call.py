@@ -17,9 +17,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-_TENSORS: Final = ("old_log_prob", "log_prob", "advantages", "response_mask")
+#: The arguments that every loss has.
+TENSORS: Final = ("old_log_prob", "log_prob", "advantages", "response_mask")
 #: The keyword arguments with which verl calls a policy loss.
-ARGUMENTS: Final = (*_TENSORS, "loss_agg_mode", "config", "rollout_is_weights")
+ARGUMENTS: Final = (*TENSORS, "loss_agg_mode", "config", "rollout_is_weights")
 
 
 class LossError(Exception):
@@ -104,7 +105,7 @@ class PolicyLoss:
         self.names = ARGUMENTS if takes_all else tuple(x for x in ARGUMENTS if x in parameters)
         self.takes_mode = "loss_agg_mode" in parameters
         try:
-            inspect.signature(function).bind(**dict.fromkeys({*_TENSORS, *self.names}))
+            inspect.signature(function).bind(**dict.fromkeys({*TENSORS, *self.names}))
         except TypeError as error:
             names = f"a policy loss is called with the keyword arguments {', '.join(ARGUMENTS)}"
             remedy = "give them these names, and end its parameters with **_; or take the first four alone"
