@@ -121,7 +121,7 @@ class TableWriter:
         """Write rows of one step: those of a mini-batch, or of several.
 
         Args:
-            rows: A column of :data:`SCHEMA` each, [B], or one value for all rows; S, step and update must be there.
+            rows: A column of :data:`SCHEMA` each, [B], or one value for all rows; step and update must be there.
                 With columns of no entries this rank has seen the mini-batch, and had no response.
 
         Returns:
@@ -133,12 +133,13 @@ class TableWriter:
         """
         if unknown := sorted(rows.keys() - set(SCHEMA.names)):
             raise KeyError(f"{', '.join(unknown)}: no column of the table, which has {', '.join(SCHEMA.names)}")
+        count = next((len(column) for column in rows.values() if np.ndim(column)), 1)
         first, last = ((int(end(rows["step"])), int(end(rows["update"]))) for end in (np.min, np.max))
         arrays = [
             # NaN and None are null.
-            pa.array(np.broadcast_to(rows[column.name], len(rows["S"])), column.type, from_pandas=True)
+            pa.array(np.broadcast_to(rows[column.name], count), column.type, from_pandas=True)
             if column.name in rows
-            else pa.nulls(len(rows["S"]), column.type)
+            else pa.nulls(count, column.type)
             for column in SCHEMA
         ]
         if again := first <= self._last:
