@@ -62,10 +62,6 @@ def _reached(values: int, share: float) -> int:
 def scale_for(needed_B: Array, accept: float = ACCEPT) -> float:
     """The smallest of the factors of :func:`needed_scale` with which the share ``accept`` of the responses is inside.
 
-    Args:
-        needed_B: Of each response, at least one.
-        accept: In (0, 1).
-
     Raises:
         ValueError: If there is no response.
     """
@@ -76,15 +72,14 @@ def scale_for(needed_B: Array, accept: float = ACCEPT) -> float:
 
 
 def scale_with_interval(needed_B: Array, cluster_B: npt.NDArray[np.int64], accept: float = ACCEPT) -> Interval:
-    """:func:`scale_for` with its 95% interval by resampled clusters.
+    """:func:`scale_for` with its 95% interval.
 
-    Responses to one prompt, or of one rollout batch, are no independent draws, so whole clusters are resampled. The
-    result does not depend on the order of the responses.
+    Responses to one prompt, or of one rollout batch, are no independent draws, so whole clusters are resampled.
 
     Args:
         needed_B: :func:`needed_scale` of each response.
         cluster_B: Number of its cluster, from 0.
-        accept: In (0, 1).
+        accept: Share that is to be inside, in (0, 1).
     """
     clusters, count = int(cluster_B.max()) + 1, len(needed_B)
     order = np.argsort(needed_B, kind="stable")

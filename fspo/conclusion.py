@@ -30,7 +30,6 @@ _GRID: Final[Array] = np.round(np.arange(0.0, 1.5 + 1e-9, 0.01), 2)
 #: So many responses at most look for it, evenly taken: all of a long run would take minutes.
 _MOST_ROWS: Final = 100_000
 _FEWEST_BINS: Final = 3
-_LARGEST_LOG: Final = 700.0
 #: No clip value is given where |S| is above s_max in so many of the responses.
 _DIVERGED: Final = 0.05
 
@@ -48,10 +47,7 @@ def too_few(responses: Responses) -> str | None:
     return None if responses.s_B.any() else "no conclusion: every S is 0"
 
 
-# ---------------------------------------------------------------- how S spreads
-
-
-def within_mini_batches(responses: Responses, values_B: Array) -> tuple[Array, Array, Array]:
+def within_mini_batches(responses: Responses, values_B: Array) -> list[Array]:
     """Number, tokens and squares about the mean of the values' mini-batch and bin, by cluster and bin, [C, J] each.
 
     A policy moves farther in one mini-batch than in another, and the mean of S with it: that is no spread of S. Squares
@@ -64,8 +60,7 @@ def within_mini_batches(responses: Responses, values_B: Array) -> tuple[Array, A
     several_B = (n_B > 1).astype(np.float64)
     squares_B = about_B**2 * n_B / np.maximum(n_B - 1, 1)
     columns = (several_B, responses.length_B * several_B, squares_B * several_B)
-    number_CJ, tokens_CJ, squares_CJ = (responses.by_cluster(column_B) for column_B in columns)
-    return number_CJ, tokens_CJ, squares_CJ
+    return [responses.by_cluster(column_B) for column_B in columns]
 
 
 def exponent_of(responses: Responses) -> Interval:
@@ -86,9 +81,6 @@ def exponent_of(responses: Responses) -> Interval:
     return lre.cluster_interval(slope, within_mini_batches(responses, responses.s_B * scale_M[responses.batch_B]))
 
 
-# ---------------------------------------------------------------- movement or rounding
-
-
 def rounding_share(responses: Responses) -> Interval:
     """log E[exp S] over log E[cosh S], by bin of length: 0 where S is a policy's movement, 1 where it is rounding.
 
@@ -99,8 +91,7 @@ def rounding_share(responses: Responses) -> Interval:
     A bin weighs by n c / (exp(2 c) - 1), c its log E[cosh S]: the mean of exp(S) of a bin that spreads far hangs on a
     few responses. For a normal S that moves, this is the weight of the smallest variance.
     """
-    # The largest that exp takes; expm1 and sinh keep the digits of a small S.
-    s_B = np.clip(responses.s_B, -_LARGEST_LOG, _LARGEST_LOG)
+    s_B = np.clip(responses.s_B, -700, 700)  # what exp takes; expm1 and sinh keep the digits of a small S
 
     def share(n_J: Array, exp_J: Array, cosh_J: Array) -> float:
         spread = cosh_J > 0
@@ -144,9 +135,6 @@ def _mean_line(responses: Responses) -> str:
     return f"the mean of exp(S) is {_VERDICTS[movement_verdict(share)]}; share of rounding {_shown(share)} {assumed}"
 
 
-# ---------------------------------------------------------------- which band is even
-
-
 def in_view(responses: Responses, view: str) -> Responses:
     """The responses that a view is about: of ``removed`` those with A other than 0, S as 0 where no clip removes them.
 
@@ -171,12 +159,7 @@ def power_band(exponent: float) -> SequenceLossSettings:
 
 @dataclass(frozen=True)
 class EvenBand:
-    """Which exponent is the most even in one view, :func:`even_band`.
-
-    Attributes:
-        exponent: Of the most even band c L**exponent, with its interval.
-        errors: LRE by exponent: of the most even one, of those with a name, and of the ``own`` one.
-    """
+    """The exponent of the most even band with its interval, and the LRE by exponent: of it, the named and the own."""
 
     exponent: Interval
     errors: dict[float, LengthReweightingError]
@@ -199,16 +182,13 @@ def even_band(
 
     Both clip values are c. The most even exponent has the smallest mean square of a_b / abar - 1 over bins of equal
     mass, weighted by p_b, without what noise adds: unlike the LRE it has one minimum. Its interval is that of resampled
-    clusters, c held.
+    clusters, c held. None if the responses are :func:`too_few`, or if clip values of 0 would accept so many.
 
     Args:
         responses: Of mini-batches before which a weight had moved.
         accept: Share that lies inside (outside), or whose gradient is kept (removed, of those with A != 0).
         view: A key of :data:`fspo.responses.VIEWS`.
         own: The band of a loss whose LRE is wanted, too.
-
-    Returns:
-        None if the responses are :func:`too_few`, or if clip values of 0 would accept so many.
     """
     counted = in_view(responses, view)
     if too_few(counted) or (counted.s_B == 0).mean() >= accept:
@@ -216,7 +196,7 @@ def even_band(
     some = counted
     if len(counted) > _MOST_ROWS:
         some = counted.select(np.arange(len(counted)) % math.ceil(len(counted) / _MOST_ROWS) == 0)
-    equal = [SequenceLossSettings(exponent=float(exponent), c_low=1.0, c_high=1.0) for exponent in _GRID]
+    equal = (SequenceLossSettings(exponent, c_low=1.0, c_high=1.0) for exponent in _GRID.tolist())
     grid = [some.by_cluster(accepted_at(some, settings, accept)) for settings in equal]
     total_CJ = some.by_cluster()
     clusters, bins = total_CJ.shape
@@ -233,8 +213,7 @@ def even_band(
     noise_E = drawn_RE.mean(0) - measured_E
     best = float(_GRID[(measured_E - noise_E).argmin()])
     low, high = lre.percentile_ends(_GRID[(drawn_RE - 2 * noise_E).argmin(1)], clusters)
-    bands = {best: equal[int(_GRID.searchsorted(best))]} | {power: power_band(power) for power in NAMED}
-    bands |= {} if own is None else {own.exponent: own}
+    bands = {power: power_band(power) for power in (best, *NAMED)} | ({} if own is None else {own.exponent: own})
     errors = {power: counted.error(accepted_at(counted, settings, accept)) for power, settings in bands.items()}
     return EvenBand(Interval(best, low, high, clusters), errors)
 
@@ -246,8 +225,8 @@ _COUNTED: Final = {"outside": "of all responses inside", "removed": "of the grad
 _ACTOR: Final = "actor_rollout_ref.actor"
 
 
-def _shown(value: Interval, form: str = ".2f") -> str:
-    return f"{value.value:{form}} [{value.low:{form}}, {value.high:{form}}]"
+def _shown(value: Interval) -> str:
+    return f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"
 
 
 def _spread_line(responses: Responses) -> str:
@@ -281,20 +260,15 @@ def _has_diverged(responses: Responses, settings: SequenceLossSettings) -> bool:
     return float(np.mean(np.abs(responses.s_B) > limit_B)) > _DIVERGED
 
 
-def _clip_line(
-    counted: Responses, settings: SequenceLossSettings, view: str, accept: float
-) -> tuple[str, SequenceLossSettings]:
-    """The clip values of a band, in a sentence and set."""
-    needed_B = needed_scale(counted.s_B, counted.length_B, settings)
-    factor = scale_with_interval(needed_B, counted.cluster_B, accept)
-    value, low, high = (scaled(settings, scale) for scale in (factor.value, factor.low, factor.high))
+def _clip_values(band: SequenceLossSettings, factor: Interval) -> str:
+    value, low, high = (scaled(band, scale) for scale in (factor.value, factor.low, factor.high))
     c = f"{value.c_high:.3g} [{low.c_high:.3g}, {high.c_high:.3g}]"
     if value.c_low != value.c_high:
         c = f"{value.c_low:.3g} [{low.c_low:.3g}, {high.c_low:.3g}] below and {c} above"
     says = f"{shape(value.exponent)}: c = {c} {unit_of(value.exponent)}"
     if value.exponent in (0, 1):
         says += f", or eps = {' and '.join(f'{eps:.3g}' for eps in eps_of_c(value.c_low, value.c_high))} on the ratio"
-    return f"{says}, for {accept:.0%} {_COUNTED[view]}", value
+    return says
 
 
 def _in_verl(band: SequenceLossSettings, loss: str, mean_length: float) -> str:
@@ -354,10 +328,10 @@ def conclude(
             how = f"|S| is above s_max={of.s_max:g} in more than {_DIVERGED:.0%} of the responses"
             lines.append(f"no clip value: the policy has diverged from pi_old, {how}")
         else:
-            says, value = _clip_line(counted, of, view, accept)
-            lines.append(says)
+            factor = scale_with_interval(needed_scale(counted.s_B, counted.length_B, of), counted.cluster_B, accept)
+            lines.append(f"{_clip_values(of, factor)}, for {accept:.0%} {_COUNTED[view]}")
             if find_spec("verl") is not None and not own_mask:
-                lines.append(_in_verl(value, loss, float(responses.length_B.mean())))
+                lines.append(_in_verl(scaled(of, factor.value), loss, float(responses.length_B.mean())))
     else:
         lines.append(f"no even band and no clip value: at least {accept:.0%} are accepted at any width")
     lines.append(_mean_line(responses))

@@ -39,11 +39,8 @@ Gradient = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def unclipped_weight(log_ratio_BT: torch.Tensor, mask_BT: torch.Tensor, weight: UnclippedWeight) -> torch.Tensor:
     """Importance weight of each token, [B, T]; 0 outside the mask, and at most exp(20).
 
-    Args:
-        log_ratio_BT: d_t = log pi(y_t) - log pi_old(y_t), nats.
-        mask_BT: True for response tokens.
-        weight: ``none`` -- 1; ``token`` -- exp(d_t); ``prefix`` -- exp(d_1 + ... + d_t); ``sequence`` -- exp(S);
-            ``length_normalised`` -- exp(S / L).
+    With d_t = log pi(y_t) - log pi_old(y_t), in nats, it is 1 (``none``), exp(d_t) (``token``), exp(d_1 + ... + d_t)
+    (``prefix``), exp(S) (``sequence``) or exp(S / L) (``length_normalised``).
     """
     d_BT = log_ratio_BT.masked_fill(~mask_BT, 0.0)
     if weight == "none":
@@ -86,9 +83,8 @@ def kept_output(
 
     Returns:
         ``accepted_B``: kept whatever the sign of A (symmetric); ``clipped_high_B`` and ``clipped_low_B``: 1 - kept
-        where A > 0 and where A < 0; all in [0, 1]. ``weight_B`` is the mean weight without a clip, band edges are
-        infinite, the loss is 0. A sequence with A = 0, or without a gradient on policy, keeps all; one with a gradient
-        that is not finite keeps nothing.
+        where A > 0 and where A < 0; all in [0, 1]. ``weight_B`` is the mean weight without a clip. A sequence with
+        A = 0, or without a gradient on policy, keeps all; one with a gradient that is not finite keeps nothing.
     """
     mask_BT = response_mask_BT.to(torch.bool)
     log_prob_BT, old_log_prob_BT = log_prob_BT.detach(), old_log_prob_BT.detach()
@@ -122,12 +118,8 @@ def clipped_cosine(
     """Cosine of the clipped and the unclipped update: ``sqrt(sum kept (A w h)^2 L / sum (A w h)^2 L)``; nan without A.
 
     It is exact if the gradients of different responses are orthogonal and their squared norms grow like L. The paper
-    bounds this cosine; the formula is defined here, and docs/fairness.md has the bound.
-
-    Args:
-        kept_B: Share of each response's gradient that is kept, in [0, 1].
-        advantage_B, weight_B, length_B: A, the importance weight w without its clip, and L in tokens.
-        grad_scale: h(L) of the loss: ``"1/L"`` for GSPO.
+    bounds this cosine; the formula is defined here, and docs/fairness.md has the bound. The columns are those of the
+    table of responses; ``grad_scale`` is h(L) of the loss.
     """
     square_B = (advantage_B * weight_B) ** 2 * length_B / (length_B**2 if grad_scale == "1/L" else 1.0)
     return math.sqrt((kept_B * square_B).sum() / square_B.sum()) if square_B.any() else math.nan

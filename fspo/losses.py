@@ -19,7 +19,6 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -45,24 +44,19 @@ _GSPO: Final = SequenceLossSettings(1.0, *c_of_eps(3e-4, 4e-4), weight="length_n
 _FSPO_SOURCE: Final = "c = 0.03 is a third party's; the paper's values are not known here"
 _GSPO_SOURCE: Final = "eps = 3e-4 and 4e-4 of GSPO's authors (verl#2775)"
 
-LOSSES: Final[Mapping[str, NamedLoss]] = MappingProxyType(
-    {
-        "fspo": NamedLoss(SequenceLossSettings(), "fspo", _FSPO_SOURCE),
-        "fspo_v1": NamedLoss(SequenceLossSettings(drift="kl"), "fspo_v1", _FSPO_SOURCE),
-        "seq_rloo": NamedLoss(_RLOO, "rloo", "eps = 0.2, the default of TRL's RLOOTrainer"),
-        "seq_gspo": NamedLoss(_GSPO, "gspo", _GSPO_SOURCE),
-        "luspo": NamedLoss(dataclasses.replace(_GSPO, grad_scale="1"), "luspo", _GSPO_SOURCE),
-    }
-)
+LOSSES: Final[Mapping[str, NamedLoss]] = {
+    "fspo": NamedLoss(SequenceLossSettings(), "fspo", _FSPO_SOURCE),
+    "fspo_v1": NamedLoss(SequenceLossSettings(drift="kl"), "fspo_v1", _FSPO_SOURCE),
+    "seq_rloo": NamedLoss(_RLOO, "rloo", "eps = 0.2, the default of TRL's RLOOTrainer"),
+    "seq_gspo": NamedLoss(_GSPO, "gspo", _GSPO_SOURCE),
+    "luspo": NamedLoss(dataclasses.replace(_GSPO, grad_scale="1"), "luspo", _GSPO_SOURCE),
+}
 """The named members of the family, by ``loss_mode``: the one list of them."""
 
-ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
-    {name: loss.settings for name, loss in LOSSES.items()}
-)
+ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = {name: loss.settings for name, loss in LOSSES.items()}
 """The settings of :data:`LOSSES`."""
 
-
-BANDS: Final[Mapping[str, str]] = MappingProxyType({"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"})
+BANDS: Final[Mapping[str, str]] = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
 """A loss of each published exponent, by its name in tables: what a comparison of bands compares."""
 
 
@@ -79,7 +73,7 @@ def resolve_settings(loss: Mapping[str, Any]) -> SequenceLossSettings | None:
             default of the named loss. Other keys are ignored.
 
     Returns:
-        The settings; None if ``loss_mode`` is not one of :data:`ALGORITHMS`.
+        None if ``loss_mode`` is not one of :data:`ALGORITHMS`.
 
     Raises:
         ValueError: If a value is out of range.
@@ -105,19 +99,15 @@ def acceptance_band(
     Args:
         length_B: Lengths in tokens, at least 1, int64.
         settings: Which band.
-        state: Measured drift and factor on the clip values: neither in ``BandState()``, the state before any data.
-            None: nothing measures, which is enough for settings that need no state.
+        state: Measured drift and factor on the clip values; None: nothing measures.
         dtype: Floating type of the result.
 
     Raises:
         ValueError: If the settings need a state and there is none. Another band would act in silence.
     """
     if state is None and settings.needs_state:
-        raise ValueError(
-            f"drift={settings.drift!r} is measured during training, and no BandState came: give that of a "
-            "fspo.measured.DriftMeasurement, BandState() before any data, or a loss whose band stands still: "
-            "ALGORITHMS['fspo']"
-        )
+        remedy = "give that of a fspo.measured.DriftMeasurement, or BandState() before any data"
+        raise ValueError(f"drift={settings.drift!r} is measured during training, and no BandState came: {remedy}")
     state, length = state or BandState(), length_B.to(dtype)
     growth_B = length**settings.exponent * state.clip_scale  # torch takes sqrt for 0.5: the same bits
     centre_B = length * -state.drift_per_token if settings.drift == "kl" else torch.zeros_like(length)
@@ -179,8 +169,7 @@ def sequence_policy_loss(
     r"""Per-sequence clipped surrogate loss, with everything that diagnostics need.
 
     Let n = 1 for ``weight="sequence"`` and n = L for ``"length_normalised"``, ``w(x) = exp(min(x / n, s_max))``,
-    h = ``grad_multiplier`` * (1 or 1/L), v the rollout correction, and ``[lower, upper]`` the :func:`acceptance_band`.
-    Then:
+    h = ``grad_multiplier`` * (1 or 1/L), v the rollout correction, and ``[lower, upper]`` the :func:`acceptance_band`:
 
     .. math::
         \text{loss} &= v\,h\,n\,\max\{-A\,w(S),\; -A\,w(\mathrm{clip}(S, lower, upper))\} \\
@@ -199,9 +188,6 @@ def sequence_policy_loss(
         band_state: That of this mini-batch; None if the settings need none.
         rollout_is_weights_BT: v = pi_old / pi_rollout of the whole sequence (truncated or not), the same for all its
             tokens. It multiplies loss and gradient of the sequence, and nothing else.
-
-    Returns:
-        Loss and diagnostics by sequence. The caller takes the average.
 
     Raises:
         ValueError: If shapes differ, or the settings need a state and there is none.
@@ -315,16 +301,13 @@ def check_shapes(reference_BT: torch.Tensor, *others: torch.Tensor | None) -> No
     """ValueError if old_log_prob, advantages, response_mask, rollout_is_weights are not of log_prob's shape, [B, T]."""
     names = ("old_log_prob_BT", "advantages_BT", "response_mask_BT", "rollout_is_weights_BT")
     if reference_BT.dim() != 2:
-        raise ValueError(
-            f"log_prob_BT has shape {tuple(reference_BT.shape)}, expected (sequences, response positions); "
-            "fspo.audit.from_packed(values, cu_seqlens) makes that of packed ones"
-        )
+        remedy = "fspo.audit.from_packed(values, cu_seqlens) makes that of packed ones"
+        raise ValueError(f"log_prob_BT has shape {tuple(reference_BT.shape)}, expected (sequences, tokens); {remedy}")
     for name, tensor in zip(names, others, strict=True):
         if tensor is not None and tensor.shape != reference_BT.shape:
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)}, expected that of log_prob_BT, {tuple(reference_BT.shape)}: "
-                "slice every tensor to the response positions, and give one value per sequence to all its tokens, by "
-                ".view(-1, 1).expand_as(log_prob)"
+                "slice all to the response positions; .view(-1, 1).expand_as(log_prob) of one value per sequence"
             )
 
 
@@ -344,8 +327,6 @@ def _problem_of_row(row: int, mask_BT: torch.Tensor, tensors: Sequence[torch.Ten
         bad = ~torch.isfinite(values) | ((values != values[:1]) & (rule != "finite"))
         if bool(bad.any()):
             token = int(bad.nonzero()[0])
-            return (
-                f"row {row} of the micro-batch: {name} is {float(values[token]):g} at response token {token} (the "
-                f"first has {float(values[0]):g}), and has to be {rule}: {remedy}"
-            )
+            says = f"{name} is {float(values[token]):g} at response token {token} (the first has {float(values[0]):g})"
+            return f"row {row} of the micro-batch: {says}, and has to be {rule}: {remedy}"
     return f"row {row} of the micro-batch: S is not finite though its terms are: the sum over the tokens overflows"

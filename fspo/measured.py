@@ -41,6 +41,7 @@ class ClipMeasurement:
 
     def __init__(self, settings: SequenceLossSettings, accept: float) -> None:
         self._settings, self._accept = settings, accept
+        self._measures = f"{settings}, accept={accept:g}"
         self._needed: deque[Array] = deque(maxlen=BATCHES)
         self._outside: deque[float] = deque(maxlen=_WATCHED)
         self._warned = False
@@ -52,10 +53,8 @@ class ClipMeasurement:
     def add(self, needed_B: Array, step: int) -> str | None:
         """Add a rollout batch; returns a line for the person who watches when values are first set, fixed, or far off.
 
-        Args:
-            needed_B: :func:`fspo.clip_value.needed_scale` of its responses of mini-batches before which a weight had
-                moved.
-            step: Of the rollout batch.
+        ``needed_B`` is :func:`fspo.clip_value.needed_scale` of its responses of mini-batches before which a weight had
+        moved.
         """
         if len(needed_B) == 0:
             return None
@@ -106,10 +105,6 @@ class ClipMeasurement:
             f"changed; c_low={fitting.c_low:.3g} c_high={fitting.c_high:.3g} would fit the last {len(self._needed)}"
         )
 
-    @property
-    def _measures(self) -> str:
-        return f"{self._settings}, accept={self._accept:g}"
-
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit for bit after a restart."""
         kept = {"needed": list(self._needed), "outside": list(self._outside), "values": list(self.values)}
@@ -143,8 +138,8 @@ class DriftMeasurement:
     S = 0 of the first mini-batch would lie outside the band of long sequences.
 
     S is measured on samples of pi_old, so ``-sum S / sum L`` estimates KL(pi_old || pi) per token without bias and
-    without assuming a distribution. It is also what the centre of the band needs, the mean of S itself. It is not taken
-    from the paper (arXiv 2509.09177), of which only the abstracts, the beginning and public reviews were available.
+    without assuming a distribution. It is not taken from the paper (arXiv 2509.09177), of which only the abstracts, the
+    beginning and public reviews were available.
 
     Args:
         window: Number of rollout batches to remember.

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fspo.fairness.lre import Array
@@ -40,11 +39,7 @@ class LengthDiagnostics:
         self._window = Responses.join([])
 
     def update(self, step: Responses) -> dict[str, float]:
-        """Metrics of one step, given all responses of its rollout batch.
-
-        An undefined metric is absent rather than nan: a mean of nothing, the LRE where nothing was accepted or nothing
-        clipped, a clip rate where nothing could be (:meth:`fspo.responses.Responses.could_clip`).
-        """
+        """Metrics of one step, given all responses of its rollout batch; those that are not defined are absent."""
         metrics, moved, unmoved = {}, step.moved(), step.unmoved()
         if len(unmoved):
             metrics["fspo/first_minibatch_z_rms"] = float(np.sqrt(np.mean(unmoved.z_B**2)))
@@ -84,13 +79,9 @@ class LengthDiagnostics:
         kept_B, window = length_B > 0, self._window
         ends = [window.length_B[window.bin_B == j].min() for j in range(1, int(window.bin_B.max(initial=0)) + 1)]
         bin_B = np.searchsorted(ends, length_B[kept_B].cpu().numpy(), side="right")
-        return _by_bin(f"outcome/{name}", _means(value_B[kept_B].detach().cpu().double().numpy(), bin_B))
-
-
-def _means(values_B: Array, bin_B: npt.NDArray[np.int64]) -> Array:
-    """Mean of each bin, [J]; nan in one without a sequence."""
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.bincount(bin_B, values_B) / np.bincount(bin_B))
+        total_J = np.bincount(bin_B, value_B[kept_B].detach().cpu().double().numpy())
+        with np.errstate(invalid="ignore"):  # a bin without a sequence
+            return _by_bin(f"outcome/{name}", total_J / np.bincount(bin_B))
 
 
 def _by_bin(name: str, values_J: Array) -> dict[str, float]:
@@ -105,10 +96,9 @@ def _window_metrics(window: Responses) -> dict[str, float]:
             metrics |= {f"fspo/lre_{name}": value for name, value in ends.items()}
         if (active := window.error("removed")).is_informative:
             metrics["fspo/lre_active_debiased"] = active.debiased.value
-        metrics |= _by_bin("accept", _means(window.inside_B, window.bin_B))
-    variance_J = _means(window.z_B**2, window.bin_B) - _means(window.z_B, window.bin_B) ** 2
-    metrics |= _by_bin("length", _means(window.length_B, window.bin_B))
-    return metrics | _by_bin("z_std", np.sqrt(np.maximum(variance_J, 0.0)))
+        metrics |= _by_bin("accept", *window.means(window.inside_B))
+    length_J, z_J, square_J = window.means(window.length_B, window.z_B, window.z_B**2)
+    return metrics | _by_bin("length", length_J) | _by_bin("z_std", np.sqrt(np.maximum(square_J - z_J**2, 0.0)))
 
 
 def band_edges(length_N: Array, settings: SequenceLossSettings, state: BandState | None = None) -> tuple[Array, Array]:
@@ -125,7 +115,11 @@ def removed(responses: Responses) -> tuple[Array, Array]:
 
 
 def step_metrics(responses: Responses) -> dict[str, float]:
-    """Metrics over all lengths of the responses of one step, at least one; undefined ones are nan."""
+    """Metrics over all lengths of the responses of one step, at least one; undefined ones are nan.
+
+    sigma_hat is the standard deviation of (S - mu L) / sqrt(L) about its mean, mu = sum(S) / sum(L).
+    """
+    mu = responses.s_B.sum() / responses.length_B.sum()
     high_B, low_B = removed(responses)
     shares = {"accept_rate": responses.inside_B, "clip_high_frac": high_B, "clip_low_frac": low_B}
     could_clip = responses.could_clip()
@@ -133,9 +127,9 @@ def step_metrics(responses: Responses) -> dict[str, float]:
     metrics |= {
         "clip_frac": 1.0 - metrics["accept_rate"],
         "sequences": float(len(responses)),
-        "drift_per_token": float(responses.s_B.sum() / responses.length_B.sum()),
+        "drift_per_token": float(mu),
         "z_std": float(responses.z_B.std()),
-        "sigma_hat": responses.sigma(),
+        "sigma_hat": float(np.std((responses.s_B - mu * responses.length_B) / np.sqrt(responses.length_B))),
     }
     return {f"fspo/{name}": value for name, value in metrics.items()}
 
@@ -144,9 +138,8 @@ def step_metrics(responses: Responses) -> dict[str, float]:
 class NoiseFloor:
     """How much of S is rounding, by length bin, against the band. Defined here.
 
-    Until the first weight moves, the policy is the one that sampled, and S should be 0. What it is instead comes from
-    rounding: bf16, and another batch shape or kernel in one of the two passes. A band that is not much wider clips
-    noise.
+    Until the first weight moves, S should be 0. What it is instead comes from rounding: bf16, and another batch shape
+    or kernel in one of the two passes. A band that is not much wider clips noise.
 
     Attributes:
         length_J: Mean length of each bin, in tokens.
@@ -186,7 +179,7 @@ def noise_floor(
     unmoved: Responses, settings: SequenceLossSettings | None = None, state: BandState | None = None
 ) -> NoiseFloor:
     """The noise of S in mini-batches before which no weight had moved, beside the band of a loss, if it has one."""
-    length_J, square_J = (_means(values_B, unmoved.bin_B) for values_B in (unmoved.length_B, unmoved.s_B**2))
+    length_J, square_J = unmoved.means(unmoved.length_B, unmoved.s_B**2)
     half_width_J = np.full_like(length_J, np.nan)
     if settings is not None:
         lower, upper = band_edges(length_J, settings, state)

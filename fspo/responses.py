@@ -27,8 +27,8 @@ VIEWS: Final[dict[str, str]] = {
 """What a view counts against a response, and what acceptance is then. No claim about fairness should rest on one."""
 
 EVERY_MINI_BATCH: Final = "every_mini_batch"
-"""Entry of a table's metadata, ``yes`` or ``no``: whether mini-batches before which no weight had moved count. They do
-where pi_old is the rollout engine's policy."""
+"""Entry of a table's metadata, ``yes`` or ``no``: whether mini-batches before which no weight had moved count, because
+pi_old is the rollout engine's policy."""
 
 #: So many clusters are resampled at most, for the time that it takes: of more, neighbours are one cluster.
 _MOST_CLUSTERS: Final = 2000
@@ -121,7 +121,6 @@ class Responses:
         for name in cls.__dataclass_fields__:
             values = [getattr(part, name) for part in parts]
             if any(value is None for value in values):
-                columns[name] = None
                 continue
             if name in ("batch_B", "prompt_B"):
                 firsts = np.cumsum([0, *(value.max(initial=-1) + 1 for value in values[:-1])])
@@ -131,11 +130,9 @@ class Responses:
 
     def select(self, mask_B: npt.NDArray[np.bool_]) -> Responses:
         """The rows where the mask is true; their mini-batches and prompt groups are numbered from 0 again."""
-        columns = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        columns = {name: None if value is None else value[mask_B] for name, value in columns.items()}
-        for name in ("batch_B", "prompt_B"):
-            if columns[name] is not None:
-                columns[name] = _numbered(columns[name])
+        known = {name: values for name in self.__dataclass_fields__ if (values := getattr(self, name)) is not None}
+        columns = {name: values[mask_B] for name, values in known.items()}
+        columns |= {name: _numbered(columns[name]) for name in ("batch_B", "prompt_B") if name in columns}
         return Responses(**columns)
 
     def moved(self) -> Responses:
@@ -178,8 +175,6 @@ class Responses:
         """What is accepted of each in one of :data:`VIEWS`."""
         return {"outside": self.inside_B, "removed": self.kept_B}[view]
 
-    # ---------------------------------------------------------------- sums by length and cluster
-
     @cached_property
     def bin_B(self) -> npt.NDArray[np.int64]:
         """Bin of each; eight bins of equal mass (:func:`fspo.fairness.lre.bins_of`)."""
@@ -195,7 +190,7 @@ class Responses:
 
     @property
     def unit(self) -> str:
-        """What is resampled, in the plural: prompt groups where they are known, else mini-batches."""
+        """What is resampled, in words."""
         return "mini-batches" if self.prompt_B is None else "prompt groups"
 
     @cached_property
@@ -212,41 +207,21 @@ class Responses:
         return sums.reshape(clusters, bins).astype(np.float64)
 
     def error(self, accepted: str | Array = "outside") -> LengthReweightingError:
-        """The LRE of what is accepted of each: in a view, of the loss that made these rows, or as given, [B].
+        """:func:`fspo.fairness.lre.length_reweighting_error` of at least one response, over clusters.
 
-        See :func:`fspo.fairness.lre.length_reweighting_error`; over clusters. There must be a response.
+        Accepted is what the loss of these rows accepts in a view, or as given, [B].
         """
         accepted_B = self.accepted_B(accepted) if isinstance(accepted, str) else accepted.astype(np.float64)
         return length_reweighting_error(self.by_cluster(accepted_B), self.by_cluster())
-
-    # ---------------------------------------------------------------- of a run
 
     def could_clip(self) -> bool:
         """Whether there was anything to clip: some S is not 0, and some advantage."""
         return bool(self.s_B.any()) and not bool((self.advantage_B == 0).all())
 
-    def sigma(self) -> float:
-        """sigma_hat: standard deviation of (S - mu L) / sqrt(L) about its mean, mu = sum(S) / sum(L).
-
-        Returns:
-            nats per square root of a token; nan for no response.
-        """
-        if len(self) == 0:
-            return float("nan")
-        mu = self.s_B.sum() / self.length_B.sum()
-        return float(np.std((self.s_B - mu * self.length_B) / np.sqrt(self.length_B)))
-
 
 def rows_of(output: SequenceLossOutput) -> dict[str, Array]:
     """What a loss made of a mini-batch as columns of the table (:data:`fspo.table.SCHEMA`), without padding."""
-    columns = {
-        "S": output.log_ratio_B,
-        "L": output.length_B,
-        "A": output.advantage_B,
-        "inside": output.accepted_B,
-        "kept": 1 - output.clipped_high_B.double() - output.clipped_low_B.double(),
-        "weight": output.weight_B,
-    }
+    columns = {"S": output.log_ratio_B, "L": output.length_B, "A": output.advantage_B, **output.judgement()}
     return {name: value[output.valid_B].detach().double().cpu().numpy() for name, value in columns.items()}
 
 

@@ -58,19 +58,19 @@ Rows = dict[str, npt.NDArray[Any]]
 """Columns of :data:`SCHEMA`, [B] each: int64, -1 where a value is not known; float32, NaN; texts, None."""
 
 
-def as_rows(columns: Mapping[str, npt.NDArray[Any]]) -> Rows:
-    """Columns of numbers, [B] each, in the types of :data:`Rows`."""
+def as_rows(columns: Rows) -> Rows:
+    """Columns of numbers in the types of :data:`Rows`."""
     return {name: values.astype(np.int64 if name in _WHOLE else np.float32) for name, values in columns.items()}
 
 
 #: What a mini-batch without a response of this rank has.
-NO_ROWS: Final[Rows] = as_rows({name: np.empty(0) for name in ("S", "L", "A")})
+NO_ROWS: Final = as_rows({name: np.empty(0) for name in ("S", "L", "A")})
 
 
-def join_rows(parts: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Rows:
+def join_rows(parts: Sequence[Rows]) -> Rows:
     """The rows of several sets, each with columns of its own, S among them: not known where a set lacks a column."""
 
-    def column(name: str, part: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    def column(name: str, part: Rows) -> npt.NDArray[Any]:
         unknown: Any = np.int64(-1) if name in _WHOLE else None if name in _TEXT else np.float32(np.nan)
         return part[name] if name in part else np.full(len(part["S"]), unknown)
 
@@ -82,15 +82,14 @@ class TableWriter:
     """Writes the rows of one rank.
 
     What :meth:`append` has written survives a kill of the process. A step that comes again, or an earlier one, replaces
-    all rows of this run and rank from it on.
+    all rows of this run and rank from it on. A newest file that is damaged is set aside, as FILE.damaged.
 
     Args:
         folder: Made if it is not there.
-        meta: Metadata of each file: ``loss``, ``precision``, ``rule`` (``known``, ``own`` or ``unknown``) and the like.
+        meta: Metadata of each file: ``loss``, ``rule`` (``known``, ``own`` or ``unknown``) and the like.
         run: The same on all ranks of a start, another one for each start; letters, digits, ``.``, ``_`` and ``-``.
         rank, ranks: Which of how many ranks that write different responses this is.
-        first_step: The run goes on here: rows of this step and later ones go. A newest file that is damaged is set
-            aside, as FILE.damaged.
+        first_step: The run goes on here: rows of this step and later ones go.
 
     Raises:
         ValueError: If ``run`` cannot stand in the name of a file.
@@ -129,7 +128,7 @@ class TableWriter:
             Whether the step had come before, so that what was recorded from it on is replaced.
 
         Raises:
-            KeyError: If a column is unknown or missing; nothing is written then.
+            KeyError: If a column is unknown or missing.
             OSError: If the file cannot be written, or another process has written it; the table holds what it held.
         """
         if unknown := sorted(rows.keys() - set(SCHEMA.names)):
@@ -211,7 +210,7 @@ class Table:
         others: The other starts in the folder.
         left_out: Responses without S, which are in none of the columns, but for those that a run skips for A = 0.
         last: (step, update) of the last mini-batch that every rank has written; None if there is none.
-        problems: What is missing, wrong or cannot be read, each with its file.
+        problems: What is missing or cannot be read, each with its file.
     """
 
     columns: Rows = field(default_factory=dict)
@@ -243,17 +242,16 @@ def holds_table(folder: str | Path) -> bool:
 def read_table(
     path: str | Path, run: str = "", columns: Iterable[str] | None = None, after: tuple[int, int] | None = None
 ) -> Table:
-    """Read the table of a folder, also while it is being written.
+    """The rows of all mini-batches that every rank wrote, also while the table is being written.
+
+    A mini-batch that some rank lacks is left out with all that follow; ``problems`` names the rank if it lags by more
+    than a step.
 
     Args:
         path: A folder that a :class:`TableWriter` writes to, or a run folder that holds one (:data:`FOLDER`).
         run: Which start to read, where the folder holds several; the newest by default.
         columns: Names, beside step, update, S and A; None: all.
         after: Only rows with a later (step, update).
-
-    Returns:
-        The rows of all mini-batches that every rank wrote. A mini-batch that some rank lacks is left out with all that
-        follow; ``problems`` names the rank if it lags by more than a step.
     """
     folder, table = Path(path), Table()
     if (folder / FOLDER).is_dir():
@@ -299,11 +297,8 @@ def columns_of(rows: pa.Table) -> Rows:
             values = values.cast(values.type.value_type)
         if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
             values = values.combine_chunks().dictionary_encode().indices
-        if pa.types.is_boolean(values.type):
-            values = values.cast(pa.float32())
-        whole = pa.types.is_integer(values.type)
-        values = pc.fill_null(values.cast(pa.int64()), -1) if whole else pc.fill_null(values, float("nan"))
-        columns[name] = np.asarray(values.to_numpy(zero_copy_only=False))
+        kind, unknown = (pa.int64(), -1) if pa.types.is_integer(values.type) else (pa.float32(), float("nan"))
+        columns[name] = np.asarray(pc.fill_null(values.cast(kind), unknown).to_numpy(zero_copy_only=False))
     return columns
 
 
@@ -315,7 +310,7 @@ def _files(folder: Path, begin: str = "") -> dict[Path, tuple[str, int, int]]:
 
 
 def _read(file: Path, names: list[str] | None) -> tuple[pa.Table, dict[str, str], tuple[int, int]]:
-    """Rows and metadata of a file, and the last (step, update) that its rank has ended."""
+    """Rows, metadata, and the last (step, update) that the file's rank has ended."""
     rows = pq.ParquetFile(file).read(columns=names)
     meta = {key.decode(): value.decode() for key, value in rows.schema.metadata.items()}
     step, update = meta["last"].split()

@@ -19,7 +19,7 @@ Drift = Literal["none", "kl"]
 Weight = Literal["sequence", "length_normalised"]
 GradScale = Literal["1", "1/L"]
 
-#: From here on a clip value is meant to be none: algo=unclipped.
+#: From here on a clip value is meant to be none: algo=unclipped, or a mask without a limit on one side.
 NO_CLIP: Final = 1e9
 
 
@@ -114,14 +114,12 @@ def unit_of(exponent: float) -> str:
 class BandState:
     """What the driver has measured, and what every worker needs to place the bands of the next rollout batch.
 
-    The default is the state before any data. Nothing in it comes from the sequences it is applied to, so results depend
-    neither on the micro-batch split nor on the ranks.
+    The default is the state before any data. Nothing in it comes from the sequences that it is applied to.
 
     Attributes:
         drift_per_token: kl >= 0 in nats per token, of the mini-batch in progress; the drift of S at length L is
             ``-L * kl`` (:class:`fspo.measured.DriftMeasurement`).
-        drift_by_mini_batch: The same by position of the mini-batch in its rollout batch. The policy moves away from
-            pi_old with every optimizer step, so the drift is 0 in the first mini-batch and then grows.
+        drift_by_mini_batch: The same by position of the mini-batch in its rollout batch.
         clip_scale: Factor on both clip values (:mod:`fspo.measured`); 1 leaves them.
     """
 
@@ -148,11 +146,11 @@ class BandState:
 class SequenceLossOutput:
     """Per-sequence loss and everything that diagnostics need; only ``loss_B`` carries a gradient.
 
-    Rows without a response token (padding) have loss 0, gradient 0, length 0 and ``valid_B`` false.
+    Rows without a response token (padding) have loss, gradient and length 0.
 
     Attributes:
-        loss_B: Loss of each sequence. The caller averages over the mini-batch: ``loss_B.sum()`` divided by the *global*
-            number of sequences does not depend on how the mini-batch was split.
+        loss_B: Loss of each sequence. The caller averages: ``loss_B.sum()`` divided by the *global* number of sequences
+            does not depend on how the mini-batch was split.
         log_ratio_B: S, in nats.
         length_B: L, int64.
         lower_B, upper_B: Edges of the acceptance band on S.
@@ -177,3 +175,8 @@ class SequenceLossOutput:
     clipped_low_B: torch.Tensor
     overflow_B: torch.Tensor
     valid_B: torch.Tensor
+
+    def judgement(self) -> dict[str, torch.Tensor]:
+        """Columns ``inside``, ``kept`` and ``weight`` of the table of responses, [B] each."""
+        kept_B = 1.0 - self.clipped_high_B.double() - self.clipped_low_B.double()
+        return {"inside": self.accepted_B, "kept": kept_B, "weight": self.weight_B}

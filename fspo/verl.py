@@ -54,12 +54,11 @@ class Unmeasured(ValueError):
 class SequencePolicyLossConfig(PolicyLossConfig):
     """Settings of the losses: ``policy_loss._target_=fspo.verl.SequencePolicyLossConfig``, from verl 0.6 on.
 
-    A field left at ``None`` takes the value of the loss that ``loss_mode`` names (:data:`fspo.losses.ALGORITHMS`); the
-    meaning, unit and range of each is documented at :class:`fspo.types.SequenceLossSettings`.
+    A field left at ``None`` takes the value of the loss that ``loss_mode`` names; :class:`SequenceLossSettings` says
+    what each means.
 
     Raises:
-        ValueError: if ``loss_mode`` is not a sequence-level loss, or a value is out of range;
-            the message names the key, the value and what to set instead.
+        ValueError: If ``loss_mode`` is not a sequence-level loss, or a value is out of range.
     """
 
     loss_mode: str = "fspo"
@@ -100,21 +99,16 @@ def unmeasured(loss_mode: str, settings: SequenceLossSettings) -> str:
     setting, remedy = f"drift={settings.drift}", "leave it out"
     if ALGORITHMS[loss_mode].needs_state:
         setting, remedy = f"loss_mode={loss_mode}", "give loss_mode=fspo"
-    return (
-        f"{_KEY}.{setting} needs a band that is measured during training, and nothing here measures it: "
-        f"{remedy}, or train with this recipe's trainer, which does: trainer.v1.trainer_mode=fspo in verl 0.9.1"
-    )
+    what = "needs a band that is measured during training, and nothing here measures it"
+    remedy += ", or train with this recipe's trainer, which does: trainer.v1.trainer_mode=fspo in verl 0.9.1"
+    return f"{_KEY}.{setting} {what}: {remedy}"
 
 
 def mean_over_mini_batch(output: SequenceLossOutput, config: Any) -> tuple[Any, ...]:
     """What a loss returns to verl: its mean over the whole mini-batch, and metrics of the micro-batch.
 
     The metrics have verl's usual names, and verl averages them unweighted. Before 0.6.1 verl wants three numbers in
-    their place.
-
-    Args:
-        output: Of :func:`fspo.losses.sequence_policy_loss`, or of another loss that says what it does to each sequence.
-        config: verl's configuration of the actor, as verl hands it to a loss. verl averages gradients over ranks.
+    their place. ``config`` is verl's configuration of the actor; verl averages gradients over ranks.
     """
     # The engines, from 0.7 on, sum the micro-batches of the mini-batch whose size they give. The actors before them
     # give none, and weigh the mean of each micro-batch by its share of the rows.

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from fspo.audit.expected import USAGE, expected
 from fspo.audit.read import read_audit
-from fspo.audit.show import NO_LIMIT, describe
+from fspo.audit.show import describe
 from fspo.clip_value import ACCEPT
 from fspo.responses import VIEWS
-from fspo.types import SequenceLossSettings
+from fspo.types import NO_CLIP, SequenceLossSettings
 
 
 def band_of(word: str) -> SequenceLossSettings:
@@ -24,7 +24,7 @@ def band_of(word: str) -> SequenceLossSettings:
     """
     try:
         exponent, low, high = (float(part) for part in word.split(","))
-        band = SequenceLossSettings(exponent=exponent, c_low=min(low, NO_LIMIT), c_high=min(high, NO_LIMIT))
+        band = SequenceLossSettings(exponent=exponent, c_low=min(low, NO_CLIP), c_high=min(high, NO_CLIP))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{word}: give EXPONENT,LOW,HIGH, such as 1,0.01,0.01 ({error})") from None
     if min(band.c_low, band.c_high) <= 0:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fspo.audit.recording import left_out_words
-from fspo.clip_value import ACCEPT
+from fspo.clip_value import ACCEPT, FEWEST_GROUPS
 from fspo.files import INFO_FILE, read_object
 from fspo.losses import resolve_settings
 from fspo.responses import EVERY_MINI_BATCH, Responses
@@ -24,7 +24,6 @@ from fspo.types import SequenceLossSettings
 _FLOORS: Final = {"fp32": 1e-4, "bf16": 0.1}
 #: From here on the engine's log-probabilities explain it, too (docs/algorithms.md#which-sigma: 0.01 to 0.05).
 _ENGINE: Final = 0.01
-_FEWEST: Final = 20
 #: What an audit reads of a table; identifiers and rewards are as many again.
 _COLUMNS: Final = ("minibatch", "row", "L", "A", "inside", "kept", "weight", "truncated", "prompt")
 _WHAT_IS_READ: Final = (
@@ -68,7 +67,7 @@ class AuditRecords:
         if rms <= _FLOORS["fp32"]:
             return None
         # Rounding has no direction: its mean over many sequences is far below its root mean square.
-        leans = len(first) >= _FEWEST and abs(float(first.s_B.mean())) > 0.5 * rms_S
+        leans = len(first) >= FEWEST_GROUPS and abs(float(first.s_B.mean())) > 0.5 * rms_S
         is_wrong, why = False, "as is usual in bf16; in fp32 the old log-probabilities are another policy's"
         if len(first) == len(self.responses) and len(np.unique(first.step_B)) > 1:
             why = "but each step has one mini-batch: end_mini_batch(step) takes the number of the rollout batch"
@@ -76,16 +75,13 @@ class AuditRecords:
             causes = "another temperature, top_p or precision, a shifted mask, dropout"
             is_wrong, why = True, f"so the old log-probabilities are not the policy's: {causes}"
         if is_wrong or rms >= _ENGINE:
-            why += (
-                "; the rollout engine's are as far off: if they are meant, --every-mini-batch counts all mini-batches"
-            )
+            why += "; if the rollout engine's are meant, which are as far off, --every-mini-batch counts all"
         says = f"first mini-batch, before any weight moved: rms of S / sqrt(L) is {rms:.2g}, and 0 is expected, {why}"
         return says, is_wrong
 
-    def wrong(self) -> str | None:
-        """What makes all of S wrong, so that no clip value follows; None if nothing does."""
-        first = self._first_mini_batch()
-        return "old log-probabilities are not the policy's (see the note)" if first and first[1] else None
+    def wrong(self) -> bool:
+        """Whether the old log-probabilities are not the policy's, so that all of S is wrong."""
+        return (self._first_mini_batch() or ("", False))[1]
 
     def notes(self) -> list[str]:
         """What a reader has to know beside the tables: responses left out, and a first mini-batch that is off."""
@@ -114,17 +110,10 @@ def read_audit(path: str | Path, run: str = "", every_mini_batch: bool = False) 
         elif holds_table(place):
             table = read_table(place, run=run, columns=_COLUMNS)
         else:
-            below = sorted(
-                str(one.parent if one.name == FOLDER else one) for one in path.rglob("*") if holds_table(one)
-            )
-            there = f"give one of {', '.join(below[:20])}; " if below else ""
             what = "holds no table of responses" if path.exists() else "does not exist"
-            raise ValueError(f"{what}: {there}{_WHAT_IS_READ}")
+            raise ValueError(f"{what}: {_WHAT_IS_READ}")
     except ValueError as error:
         return AuditRecords(problems=[f"{path}: {error}"])
-    problems += table.problems
-    if table.last is None and not problems:
-        problems.append(f"{path}: no mini-batch has ended yet; read it again later")
     columns = table.columns
     if "prompt" in columns and (columns["prompt"] < 0).any():  # not known of every response
         columns.pop("prompt")
@@ -139,17 +128,13 @@ def read_audit(path: str | Path, run: str = "", every_mini_batch: bool = False) 
         table.left_out,
         float(measured.get("accept", ACCEPT)),
         _settings_of(info, measured),
-        problems,
+        problems + table.problems,
         table.meta.get("rule") == "own",
     )
 
 
 def _read_file(path: Path) -> Table:
-    """A parquet file of somebody's own, or one file of a table, with its metadata.
-
-    Raises:
-        ValueError: If it cannot be read, or a column is missing, holds no numbers, or S or L are not finite.
-    """
+    """A parquet file of somebody's own, or one file of a table; ValueError where a column is wrong."""
     try:
         names = pq.read_schema(path).names
         rows = pq.read_table(path, columns=[name for name in (*SCHEMA.names, "seed") if name in names])
@@ -170,10 +155,9 @@ def _read_file(path: Path) -> Table:
             values_B = columns[name] = rows[name].cast(pa.float64()).to_numpy().copy()
         except pa.ArrowException:
             raise ValueError(f"column {name} must hold numbers, and holds {rows[name].type}") from None
-        wrong_B = ~np.isfinite(values_B) | (values_B < (1 if name == "L" else -np.inf))
-        if wrong_B.any() and name != "A":
-            what = f"has {wrong_B.sum()} values that cannot be, the first {values_B[wrong_B][0]:g}"
-            raise ValueError(f"column {name} {what} (of {len(wrong_B)}): leave out the rows of these responses")
+        if name != "A" and not (np.isfinite(values_B).all() and (name != "L" or (values_B >= 1).all())):
+            what = "holds values that are not finite" + ", or below 1" * (name == "L")
+            raise ValueError(f"column {name} {what}: leave out the rows of these responses")
     return table
 
 

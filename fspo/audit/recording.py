@@ -41,7 +41,6 @@ class Audit:
         loss: Name of the loss, for readers.
         rank, ranks: Which of how many ranks that see different sequences this is.
         run: The same on all ranks of a start, another one for each start.
-        precision: In which the model computes, for readers.
         meta: More of the table's metadata, such as ``{"every_mini_batch": "yes"}`` where the first mini-batches count
             (:data:`fspo.responses.EVERY_MINI_BATCH`).
 
@@ -60,15 +59,11 @@ class Audit:
         rank: int = 0,
         ranks: int = 1,
         run: str = "",
-        precision: str = "",
         meta: Mapping[str, str] | None = None,
     ) -> None:
         if rule is not None and rule.needs_state:
-            raise ValueError(
-                f"rule= has a band that is measured during training (drift={rule.drift!r}), and an audit measures "
-                "none. Give a fixed rule such as ALGORITHMS['fspo'], or no rule and add(..., output=) with what your "
-                "loss returned"
-            )
+            remedy = "give a fixed rule such as ALGORITHMS['fspo'], or none and add(..., output=) of your loss"
+            raise ValueError(f"rule= with drift={rule.drift!r}: an audit measures no band; {remedy}")
         if folder is not None and (problem := folder_problem(Path(folder))):
             raise NotADirectoryError(f"{folder}: {problem}")
         #: None where nothing is written, or nothing more after an error of the disk.
@@ -76,7 +71,7 @@ class Audit:
         self._said: set[str] = set()
         self._whose: dict[str, Any] = {"run": run or uuid.uuid4().hex[:12], "rank": rank, "ranks": ranks}
         self._writer: TableWriter | None = None
-        self._rule, self._meta = rule, {"loss": loss, "rule": "unknown", "precision": precision, **(meta or {})}
+        self._rule, self._meta = rule, {"loss": loss, "rule": "unknown", **(meta or {})}
         self._step = -1
         self._moves: list[bool] = []
         #: Columns of the micro-batches of the mini-batch in progress.
@@ -112,9 +107,9 @@ class Audit:
             mask_BT: Nonzero on the response tokens; a row without any is padding.
             advantages_BT: A, [B, T], whose mean over the tokens of a sequence counts; or [B] or [B, 1].
             output: The loss's own output, if it says what the loss accepts and removes.
-            truncated_B: True where the response was cut at the maximum length; None: not known.
-            row_B: Position of each response in the rollout batch; None: not known.
-            rollout_weight_BT: Weights of the rollout correction, [B, T]; None: there is none.
+            truncated_B: True where the response was cut at the maximum length.
+            row_B: Position of each response in the rollout batch.
+            rollout_weight_BT: Weights of the rollout correction, [B, T].
             kept: Share of each response that your own mask leaves, in [0, 1]: [B], [B, 1], or [B, T], whose mean over
                 the tokens counts. It takes the place of a rule. To audit a mask that compares pi_old with the engine,
                 pass log pi_old as log_prob_BT, the engine's log-probabilities as old_log_prob_BT, and read the audit
@@ -127,9 +122,8 @@ class Audit:
                 ``weight`` stands without ``kept``.
         """
         with torch.no_grad():
-            names = ("log_prob_BT", "old_log_prob_BT", "mask_BT", "advantages_BT")
-            given = (log_prob_BT, old_log_prob_BT, mask_BT, advantages_BT)
-            new_BT, old_BT, mask_BT, a_BT = (_tensor(*named) for named in zip(names, given, strict=True))
+            new_BT, old_BT = _tensor("log_prob_BT", log_prob_BT), _tensor("old_log_prob_BT", old_log_prob_BT)
+            mask_BT, a_BT = _tensor("mask_BT", mask_BT), _tensor("advantages_BT", advantages_BT)
             if new_BT.dim() == 2 and a_BT.shape in ((len(new_BT),), (len(new_BT), 1)):
                 a_BT = a_BT.view(-1, 1).expand(new_BT.shape)
             check_shapes(new_BT, old_BT, a_BT, mask_BT, None)
@@ -139,8 +133,7 @@ class Audit:
             if kept is not None and known:
                 raise ValueError("kept=: the rule of the audit or output= says already what is kept; leave one out")
             output = judge(new_BT, old_BT, a_BT, mask_BT, self._rule) if output is None else output
-            columns = {"S": torch.where(output.valid_B, output.log_ratio_B, torch.nan), "A": output.advantage_B}
-            columns["L"] = mask_BT.to(torch.bool).sum(-1)
+            columns = {"S": output.log_ratio_B, "A": output.advantage_B, "L": mask_BT.to(torch.bool).sum(-1)}
             if kept is not None:
                 self._meta["rule"] = "own"
                 columns["inside"] = columns["kept"] = _by_response("kept", kept, mask_BT)
@@ -148,8 +141,7 @@ class Audit:
                 columns["weight"] = _by_response("weight", weight, mask_BT)
             elif known:
                 self._meta["rule"] = "known"
-                columns |= {"inside": output.accepted_B, "weight": output.weight_B}
-                columns["kept"] = 1.0 - output.clipped_high_B.double() - output.clipped_low_B.double()
+                columns |= output.judgement()
             if rollout_weight_BT is not None:
                 columns["rollout_weight"] = _by_response("rollout_weight", rollout_weight_BT, mask_BT)
             judged = columns.keys() - {"L", "A"}
@@ -168,7 +160,7 @@ class Audit:
         """Write the mini-batch in progress, if there is a folder, and begin the next one.
 
         Args:
-            step: Of the rollout batch that it belongs to.
+            step: Of its rollout batch.
             moves: Whether its optimizer step moves the weights (not where the learning rate is 0).
 
         Returns:
@@ -180,7 +172,7 @@ class Audit:
         self._parts = []
         rows = join_rows([NO_ROWS, *parts])
         if left_out := int(np.isnan(rows["S"]).sum()):
-            self._say("left out", f"step {step}: {left_out_words(left_out)}")
+            self._say(step, "lacks responses", left_out_words(left_out))
         place = {"step": step, "update": len(self._moves) - 1, "minibatch": minibatch_numbers(self._moves)[-1]}
         if self._folder is not None:
             self._write(self._folder, {**place, **rows})
@@ -192,18 +184,16 @@ class Audit:
             self._writer = self._writer or TableWriter(folder, self._meta, **self._whose)
             if self._writer.append(rows):
                 remedy = "count rollout batches through all epochs, and give each start a run= of its own"
-                what = f"step {rows['step']} came twice: what was recorded from it on is replaced"
-                self._say("came twice", f"{what}; {remedy}")
+                self._say(rows["step"], "came twice", f"what was recorded from it on is replaced; {remedy}")
         except OSError as error:
-            says = f"step {rows['step']}: {error}; from here on nothing goes to {folder}, and training continues"
-            self._say("disk", f"{says}: make room, and audit again")
+            self._say(rows["step"], "ends the record", f"{error}; nothing more goes to {folder}; training goes on")
             self._folder = None
 
-    def _say(self, what: str, says: str) -> None:
+    def _say(self, step: int, what: str, says: str) -> None:
         """Print a line, the first time that there is one of its kind."""
         if what not in self._said:
             self._said.add(what)
-            print(f"fspo.audit: {says}", file=sys.stderr, flush=True)
+            print(f"fspo.audit: step {step} {what}: {says}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """End the record: all rows are on the disk already."""
@@ -238,9 +228,7 @@ def _by_response(name: str, values: Any, mask_BT: torch.Tensor) -> torch.Tensor:
     inside_BT = mask_BT.to(torch.bool)
     mean_B: torch.Tensor = values.double().masked_fill(~inside_BT, 0.0).sum(-1) / inside_BT.sum(-1).clamp(min=1)
     if name == "kept" and bool(((mean_B < 0) | (mean_B > 1)).any()):
-        raise ValueError(
-            f"kept= has a mean of {float(mean_B.min()):.4g} to {float(mean_B.max()):.4g}: must be in [0, 1]"
-        )
+        raise ValueError(f"kept= is from {mean_B.min():.4g} to {mean_B.max():.4g}: must be in [0, 1]")
     return mean_B
 
 
@@ -256,13 +244,11 @@ def from_packed(values: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
     Raises:
         ValueError: If the two do not belong together.
     """
-    ends, values_T = cu_seqlens.to(torch.int64), values.reshape(-1)
-    if ends.dim() != 1 or len(ends) == 0 or ends[0] != 0 or ends[-1] != len(values_T) or bool((ends.diff() < 0).any()):
-        raise ValueError(
-            f"cu_seqlens={ends.flatten()[:5].tolist()}... of {ends.numel()}: must rise from 0 to the number of values, "
-            f"{len(values_T)}; cut padding at the end of the pack off both"
-        )
-    sequences = torch.split(values_T, ends.diff().tolist())
+    values_T = values.reshape(-1)
+    if cu_seqlens.dim() != 1 or cu_seqlens[:1].any() or cu_seqlens[-1:].tolist() != [len(values_T)]:
+        remedy = "cut padding at the end of the pack off both"
+        raise ValueError(f"cu_seqlens must rise from 0 to the number of values, {len(values_T)}; {remedy}")
+    sequences = torch.split(values_T, cu_seqlens.diff().tolist())
     return pad_sequence(list(sequences), batch_first=True) if sequences else values_T.new_zeros(0, 0)
 
 

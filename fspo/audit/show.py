@@ -15,10 +15,8 @@ from fspo.losses import ALGORITHMS, BANDS
 from fspo.markdown import markdown_table
 from fspo.metrics import removed
 from fspo.responses import Responses
-from fspo.types import SequenceLossSettings, shape
+from fspo.types import NO_CLIP, SequenceLossSettings, shape
 
-#: Stands for no limit on one side of a band: clip values are finite.
-NO_LIMIT: Final = 1e9
 NOT_MOVED: Final = (
     "no mini-batch in which a weight had moved before: the audit needs two optimizer steps per rollout batch; if the "
     "old log-probabilities are the rollout engine's, --every-mini-batch counts all"
@@ -35,14 +33,7 @@ def by_length(
     """What clips do by length, the cells of each column: one for each of eight bins, and the LRE.
 
     The audited loss's own band, where it is known; those of FSPO, RLOO and GSPO at the clip values that accept one
-    common share; and ``bands`` at their own.
-
-    Args:
-        responses: Of mini-batches before which a weight had moved, at least one.
-        accept: The common share.
-        view: What a column counts against a response; of ``removed`` the rows are the responses with A other than 0.
-        bands: Other bands or masks on S and L.
-        own_mask: Whether the rows are of a mask or a correction.
+    common share; and ``bands`` at their own. ``own_mask`` says that the rows are of a mask or a correction.
     """
     counted = in_view(responses, view)
     if view == "removed":
@@ -72,7 +63,7 @@ def by_length(
         for name, loss in BANDS.items():
             add(f"{name} {1 - accept:.0%}", accepted_at(counted, ALGORITHMS[loss], accept))
     for band in bands:
-        low, high = ("inf" if c == NO_LIMIT else f"{c:.4g}" for c in (band.c_low, band.c_high))
+        low, high = ("inf" if c == NO_CLIP else f"{c:.4g}" for c in (band.c_low, band.c_high))
         add(f"{shape(band.exponent)}, -{low} to {high}", responses.judged_by(band).accepted_B(view))
     return table
 
@@ -97,12 +88,11 @@ def verdict(responses: Responses, view: str = "outside") -> str:
     return f"{even}: LRE {error.words}; {view} {1 - error.rate:.1%}, {short} and {long}"
 
 
-def what_follows(records: AuditRecords, accept: float | None = None, view: str = "outside") -> list[str]:
+def what_follows(records: AuditRecords, accept: float, view: str = "outside") -> list[str]:
     """:func:`fspo.conclusion.conclude` of all mini-batches in which the policy had moved; arguments of describe."""
-    if (wrong := records.wrong()) is not None:
-        return [f"no conclusion and no clip value: {wrong}"]
-    share = records.accept if accept is None else accept
-    return conclude(records.responses.moved(), records.loss, share, records.settings, view, records.own_mask)
+    if records.wrong():
+        return ["no conclusion and no clip value: old log-probabilities are not the policy's (see the note)"]
+    return conclude(records.responses.moved(), records.loss, accept, records.settings, view, records.own_mask)
 
 
 def describe(
@@ -120,12 +110,11 @@ def describe(
         view: A key of :data:`fspo.responses.VIEWS`.
     """
     moved, notes = records.responses.moved(), [f"note: {note}" for note in records.notes()]
-    if len(moved) == 0:
-        nothing_read = [] if len(records.responses) else records.problems
-        return "\n".join([*notes, *(nothing_read or [NOT_MOVED])])
-    if len(in_view(moved, view)) == 0:
-        return "\n".join([*notes, f"no response has an advantage, so nothing could be {view}"])
     share = records.accept if accept is None else accept
+    if not len(moved):
+        return "\n".join([*notes, *(records.problems or [NOT_MOVED])])
+    if not len(in_view(moved, view)):
+        return "\n".join([*notes, f"no response has an advantage, so nothing could be {view}"])
     table = by_length(moved, share, view, bands, records.own_mask)
     name = f"loss {records.loss or 'not named'}"
     head = f"{name}: {moved.batches} mini-batches, {len(moved)} responses"
@@ -135,6 +124,6 @@ def describe(
             "\n".join([head, *notes]),
             markdown_table(list(table), list(zip(*table.values(), strict=True))),
             f"{columns}.\n{name}: {verdict(moved, view)}.",
-            "\n".join(["What follows:", *(f"- {line}" for line in what_follows(records, accept, view))]),
+            "\n".join(["What follows:", *(f"- {line}" for line in what_follows(records, share, view))]),
         ]
     )

@@ -14,7 +14,7 @@ import torch
 
 from fspo.check_loss import by_length
 from fspo.check_loss.by_length import DISPERSIONS, LENGTHS, Clip
-from fspo.check_loss.call import Config, LossError, PolicyLoss
+from fspo.check_loss.call import TENSORS, Config, LossError, PolicyLoss
 from fspo.check_loss.checks import Check, checks
 from fspo.kept import UnclippedWeight
 from fspo.losses import ALGORITHMS, named_loss, resolve_settings, sequence_policy_loss
@@ -31,13 +31,9 @@ _ACTOR: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Results for one loss.
+    """Results for one loss: the checks, and what :mod:`fspo.check_loss.by_length` has measured.
 
-    Attributes:
-        checks: Of :func:`fspo.check_loss.checks.checks`.
-        per_token, exponent: Of :func:`~fspo.check_loss.by_length.normalisation`.
-        weight, bound: Of :func:`~fspo.check_loss.by_length.weight_and_bound`.
-        clips: What the clip keeps by length, at each of DISPERSIONS. It is measured against 1 if the weight is None.
+    ``clips`` is what the clip keeps by length, at each of DISPERSIONS, measured against 1 if the weight is None.
     """
 
     checks: list[Check]
@@ -102,8 +98,8 @@ def load(
     """The loss that a name stands for, with these settings; LossError if there is none.
 
     Args:
-        name: ``module:function``, or a loss of :data:`fspo.losses.LOSSES` by its key or its name in tables. The latter
-            has its settings at ``config.policy_loss``, and averages over the responses of the mini-batch.
+        name: ``module:function``, or a loss of :data:`fspo.losses.LOSSES` by its key or its name in tables, which has
+            its settings at ``config.policy_loss``, and averages over the responses of the mini-batch.
         settings: As in :func:`configured`.
         loss_agg_mode: verl's averaging, for losses that read it.
         actor: ``module:Class`` of the configuration, for losses that ask for one, as verl's do.
@@ -121,19 +117,11 @@ def load(
     return PolicyLoss(_of_the_library, config, loss_agg_mode or mode)
 
 
-def _of_the_library(
-    old_log_prob: Any,
-    log_prob: Any,
-    advantages: Any,
-    response_mask: Any,
-    config: Any,
-    rollout_is_weights: Any,
-    **_: Any,
-) -> torch.Tensor:
+def _of_the_library(config: Any, rollout_is_weights: Any, **given: Any) -> torch.Tensor:
     settings = resolve_settings(_values(config.policy_loss))
     assert settings is not None, f"policy_loss.loss_mode has to be one of {', '.join(ALGORITHMS)}"
-    tensors = log_prob, old_log_prob, advantages, response_mask
-    output = sequence_policy_loss(*tensors, settings, BandState(), rollout_is_weights)
+    old_BT, new_BT, a_BT, mask_BT = (given[name] for name in TENSORS)
+    output = sequence_policy_loss(new_BT, old_BT, a_BT, mask_BT, settings, BandState(), rollout_is_weights)
     info: dict[str, int] = config.global_batch_info
     return output.loss_B.sum() / info["global_batch_size"] * info["dp_size"]
 

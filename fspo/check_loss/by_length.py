@@ -76,10 +76,7 @@ def _weights(loss: PolicyLoss, advantage: float, step: float) -> list[UnclippedW
 
 
 def kept_by_clip(loss: PolicyLoss, batch: Batch, weight: UnclippedWeight) -> torch.Tensor:
-    """The share of its weight that the clip leaves to each response (:func:`fspo.kept.kept_share`), [B]; A is 1 or -1.
-
-    NaN without a gradient on policy.
-    """
+    """:func:`fspo.kept.kept_share` of each response under A of 1 or -1, [B]; NaN without a gradient on policy."""
     d_BT = batch.log_prob_BT - batch.old_log_prob_BT
     whole_BT = loss.gradient(batch.on_policy())[0].abs() * unclipped_weight(d_BT, batch.mask_BT, weight)
     return kept_share(-batch.advantages_BT.sign() * loss.gradient(batch)[0], whole_BT)
@@ -89,8 +86,7 @@ def sides(loss: PolicyLoss, weight: UnclippedWeight | None) -> dict[str, float]:
     """The log-ratio per token at which the clip acts: the smallest of MOVES that leaves a response less than half.
 
     If the weight is not known, it is the smallest without a gradient. There is one for each sign of A and side, such as
-    ``A > 0 above``. It is infinite if a response keeps half its weight at all MOVES, and NaN without a gradient on
-    policy.
+    ``A > 0 above``: infinite if a response keeps half its weight at all MOVES, NaN without a gradient on policy.
     """
     d_BT = torch.tensor([*MOVES, *(-d for d in MOVES)], dtype=torch.float64)[:, None].expand(-1, 4)
     old_BT, mask_BT = -0.3 - d_BT.clamp(min=0), torch.ones_like(d_BT, dtype=torch.bool)  # no probability exceeds 1

@@ -17,9 +17,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-_TENSORS: Final = ("old_log_prob", "log_prob", "advantages", "response_mask")
+#: The arguments that every loss has.
+TENSORS: Final = ("old_log_prob", "log_prob", "advantages", "response_mask")
 #: The keyword arguments with which verl calls a policy loss.
-ARGUMENTS: Final = (*_TENSORS, "loss_agg_mode", "config", "rollout_is_weights")
+ARGUMENTS: Final = (*TENSORS, "loss_agg_mode", "config", "rollout_is_weights")
 
 
 class LossError(Exception):
@@ -104,7 +105,7 @@ class PolicyLoss:
         self.names = ARGUMENTS if takes_all else tuple(x for x in ARGUMENTS if x in parameters)
         self.takes_mode = "loss_agg_mode" in parameters
         try:
-            inspect.signature(function).bind(**dict.fromkeys({*_TENSORS, *self.names}))
+            inspect.signature(function).bind(**dict.fromkeys({*TENSORS, *self.names}))
         except TypeError as error:
             names = f"a policy loss is called with the keyword arguments {', '.join(ARGUMENTS)}"
             remedy = "give them these names, and end its parameters with **_; or take the first four alone"
@@ -115,8 +116,8 @@ class PolicyLoss:
     ) -> torch.Tensor:
         """The scalar of one micro-batch of ``whole``, with ``weight_BT`` for rollout_is_weights.
 
-        A loss that draws from torch's CPU generator draws the same with the same ``seed``; the process's state stays.
-        LossError if the loss raises, or returns no scalar.
+        A loss that draws random numbers draws the same with the same ``seed``. LossError if the loss raises, or returns
+        no scalar.
         """
         mask_BT = (whole or batch).mask_BT
         sizes = {"batch_num_tokens": int(mask_BT.sum()), "global_batch_size": int(mask_BT.any(dim=1).sum())}

@@ -42,11 +42,6 @@ class Interval:
     high: float
     n: int
 
-    def to_json(self) -> dict[str, float | None]:
-        """``{value, low, high}``, with None in place of nan and infinity, which JSON does not have."""
-        ends = {"value": self.value, "low": self.low, "high": self.high}
-        return {name: end if math.isfinite(end) else None for name, end in ends.items()}
-
 
 def lre_in_words(value: float, low: float, high: float) -> str:
     """A debiased LRE with its interval; ``< high`` where the interval reaches 0, which excludes no even clip.
@@ -59,10 +54,9 @@ def lre_in_words(value: float, low: float, high: float) -> str:
 
 
 def wilson_interval(rate: npt.ArrayLike, n: npt.ArrayLike) -> tuple[Array, Array]:
-    """Wilson score interval (95%) of a binomial rate observed on ``n`` independent trials; nan at n = 0.
+    """Wilson score interval (95%) of a binomial rate of ``n`` independent trials; nan at n = 0.
 
-    The ends stay in [0, 1]. ``n`` need not be a whole number, which scipy's version requires. Source: E. B. Wilson,
-    JASA 22 (1927).
+    Unlike scipy's it takes arrays. Source: E. B. Wilson, JASA 22 (1927).
     """
     z = NormalDist().inv_cdf(0.975)
     p, trials = np.asarray(rate, dtype=np.float64), np.asarray(n, dtype=np.float64)
@@ -70,9 +64,6 @@ def wilson_interval(rate: npt.ArrayLike, n: npt.ArrayLike) -> tuple[Array, Array
         centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
         half = z / (1 + z * z / trials) * np.sqrt(p * (1 - p) / trials + z * z / (4 * trials**2))
     return np.clip(centre - half, 0.0, 1.0), np.clip(centre + half, 0.0, 1.0)
-
-
-# ---------------------------------------------------------------- the one bootstrap: whole clusters, a fixed seed
 
 
 def drawn_clusters(clusters: int, resamples: int = 1000) -> Array:
@@ -84,10 +75,9 @@ def drawn_clusters(clusters: int, resamples: int = 1000) -> Array:
 def percentile_ends(drawn_R: npt.ArrayLike, n: int) -> tuple[float, float]:
     """Ends of the 95% interval of a statistic, from its values over resamples of ``n`` independent units.
 
-    The expanded percentile interval: a bootstrap over n units understates the variance by (n - 1) / n and does not know
-    that the variance itself is estimated. So it takes the percentiles at ``Phi(sqrt(n / (n - 1)) t)``, t the quantile
-    of Student's distribution with n - 1 degrees of freedom. Values that are nan are left out; (nan, nan) if all are, or
-    of one unit. Source: T. Hesterberg, The American Statistician 69 (2015), section 3.6.
+    The expanded percentile interval: the percentiles at ``Phi(sqrt(n / (n - 1)) t)``, t the quantile of Student's
+    distribution with n - 1 degrees of freedom. Values that are nan are left out; (nan, nan) if all are, or of one unit.
+    Source: T. Hesterberg, The American Statistician 69 (2015), section 3.6.
     """
     # A quarter of a second, which the losses have no use for.
     from scipy.special import ndtr, stdtrit  # type: ignore[import-untyped]
@@ -112,24 +102,18 @@ def cluster_interval(statistic: Callable[..., float], sums: Sequence[Array]) -> 
     return Interval(of(flat_CX.sum(0)), *percentile_ends(drawn_R, clusters), clusters)
 
 
-# ---------------------------------------------------------------- bins of length
-
-
-def bins_of(length_B: npt.ArrayLike, bins: int = 8) -> npt.NDArray[np.int64]:
-    """Bin of each length, numbered from 0, of at most ``bins`` of nearly equal mass, int64 [B]. Defined here.
+def bins_of(length_B: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Bin of each length, numbered from 0, of at most eight of nearly equal mass, int64 [B]. Defined here.
 
     Bin j ends at the border (every length to 17, then eighths of an octave) before which the share of the responses is
-    nearest to j / bins, so that equal lengths stay together. Where many have one length there are fewer bins.
+    nearest to j / 8, so that equal lengths stay together. Where many have one length there are fewer bins.
     """
     cell_B = np.searchsorted(_BORDERS, length_B, side="right") - 1
     count = np.bincount(cell_B)
     used = np.flatnonzero(count)
     reached = np.concatenate([[0], np.cumsum(count[used])])
-    first = {int(np.abs(reached - reached[-1] * j / bins).argmin()) for j in range(bins)} - {len(used)}
+    first = {int(np.abs(reached - reached[-1] * j / 8).argmin()) for j in range(8)} - {len(used)}
     return np.searchsorted(used[sorted(first)], cell_B, side="right") - 1
-
-
-# ---------------------------------------------------------------- the error
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +128,7 @@ class LengthReweightingError:
         rate: Overall acceptance abar.
         rate_K: Acceptance by bin (nan in empty bins).
         rate_low_K, rate_high_K: Interval of the acceptance by bin: Wilson's, or the bootstrap's ends where they lie
-            further out. A bin in which all were accepted still gets an interval.
+            further out.
     """
 
     lre: float
@@ -189,13 +173,12 @@ def length_reweighting_error(
     * its interval: of the debiased value over resamples, which are drawn around deviations shrunk by the same factor.
       Otherwise the noise of the data would count twice.
 
+    Where nothing was accepted, or there is no response, LRE is undefined and nan.
+
     Args:
         accepted: Accepted responses by bin, [K], or by cluster and bin, [C, K].
         total: All responses, of the same shape.
         resamples: Number of resamples, and of simulated data sets behind the noise floor.
-
-    Returns:
-        The estimate. Where nothing was accepted, or there is no response, LRE is undefined and nan.
     """
     acc_CK, tot_CK = (np.atleast_2d(np.asarray(counts, dtype=np.float64)) for counts in (accepted, total))
     acc_K, tot_K, nan = acc_CK.sum(0), tot_CK.sum(0), float("nan")

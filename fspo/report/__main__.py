@@ -12,7 +12,7 @@ from pathlib import Path
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line. Exit status: 0, or 2 if not one run could be read or the report cannot be written."""
     try:
-        from fspo.report.build import NothingReadError, build_report
+        from fspo.report.build import build_report
     except ModuleNotFoundError as error:
         print(f"error: {error}: python -m fspo.report needs pip install 'fspo[report]'", file=sys.stderr)
         return 2
@@ -24,15 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--every-mini-batch", action="store_true", help=every)
     options = parser.parse_args(arguments)
     try:
-        report = build_report(options.runs, options.out, options.every_mini_batch)
+        page, runs, problems = build_report(options.runs, options.out, options.every_mini_batch)
     except OSError as error:
-        print(f"error: --out {options.out}: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
-    except NothingReadError as error:
-        print(f"{error}\nerror: no run could be read, and nothing is written", file=sys.stderr)
-        return 2
-    print(*report.problems, sep="\n", end="\n" * bool(report.problems), file=sys.stderr)
-    print(f"{report.runs} run{'s' * (report.runs != 1)}: {report.page}")
+    print(*problems, sep="\n", end="\n" * bool(problems), file=sys.stderr)
+    print(f"{runs} run{'s' * (runs != 1)}: {page}")
     return 0
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
@@ -20,11 +20,8 @@ from fspo.fairness.lre import Array, Interval, wilson_interval
 from fspo.report.runs import Group, Run
 from fspo.responses import VIEWS
 
-T = TypeVar("T")
-
 REWARDS: Final = ("critic/rewards/mean", "critic/score/mean")
 _FEWEST_SEEDS: Final = 3
-_ABSENT: Final = "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +32,8 @@ class Table:
     rows: list[tuple[str, str, list[str]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A number of several runs, nan where they have none: label, meaning, format, function of the runs.
-
-    ``view`` is that of an LRE, whose interval is that of all responses together (:meth:`Group.error`).
-    """
+class Measure(NamedTuple):
+    """A number of several runs, nan where they have none; ``view`` is that of an LRE of all responses together."""
 
     label: str
     meaning: str
@@ -49,19 +42,15 @@ class Measure:
     view: str = ""
 
 
-# ---------------------------------------------------------------- measures
-
-
 def measures(groups: Sequence[Group]) -> list[Measure]:
     """What a report has of runs: means over them, and the LREs of their responses together."""
     metrics = dict.fromkeys(name for group in groups for run in group.runs for name in run.validation_metrics())
-    rows = [_logged(f"held-out {_short(name)}", "last value", "{:.3f}", lambda x: x[-1], name) for name in metrics]
-    for name in [*metrics][:1]:
-        label = f"gain in {_short(name)}"
-        rows.append(_logged(label, "last minus first value", "{:.3f}", lambda x: x[-1] - x[0], name))
+    short = {name.removeprefix("val-core/"): name for name in metrics}
     last, length = "mean over the last tenth of the steps", "response_length/mean"
+    gained = "last minus first value"
     return [
-        *rows,
+        *(_logged(f"held-out {it}", "last value", "{:.3f}", lambda x: x[-1], name) for it, name in short.items()),
+        *(_logged(f"gain in {it}", gained, "{:.3f}", lambda x: x[-1] - x[0], short[it]) for it in [*short][:1]),
         _logged("reward in training", last, "{:.3f}", _tail, *REWARDS),
         _logged("largest reward drop", "from the best running mean so far", "{:.3f}", _drop, *REWARDS),
         _logged("response length", f"tokens, {last}", "{:.1f}", _tail, length),
@@ -74,10 +63,6 @@ def measures(groups: Sequence[Group]) -> list[Measure]:
         ),
         *(Measure(f"LRE, {view}", "of all runs together", "{:.3f}", partial(_lre, view=view), view) for view in VIEWS),
     ]
-
-
-def _short(metric: str) -> str:
-    return metric.removeprefix("val-core/")
 
 
 def _mean(label: str, meaning: str, form: str, of_run: Callable[[Run], float]) -> Measure:
@@ -134,24 +119,19 @@ def _drop(values: Array) -> Any:
     return (np.maximum.accumulate(means) - means).max()
 
 
-# ---------------------------------------------------------------- over seeds
-
-
-def over_seeds(statistic: Callable[[Sequence[T]], float], units: Sequence[T]) -> Interval | None:
+def over_seeds(statistic: Callable[[Sequence[Any]], float], units: Sequence[Any]) -> Interval | None:
     """A statistic of runs, or pairs of runs, of independent seeds with its interval by the jackknife.
 
-    Of a mean this is Student's interval. Of one seed there is none. None where no seed has the statistic, which is nan
-    of a seed without it.
+    Of a mean this is Student's interval. Of one seed there is none. None where no seed has the statistic.
     """
     units = [unit for unit in units if not math.isnan(statistic([unit]))]
     n = len(units)
     if n == 0:
         return None
-    value = statistic(units)
-    if n == 1:
-        return Interval(value, math.nan, math.nan, 1)
-    pseudo = [n * value - (n - 1) * statistic([*units[:i], *units[i + 1 :]]) for i in range(n)]
-    half = float(stats.t.ppf(0.975, n - 1) * np.std(pseudo, ddof=1) / math.sqrt(n))
+    value, half = statistic(units), math.nan
+    if n > 1:
+        pseudo = [n * value - (n - 1) * statistic([*units[:i], *units[i + 1 :]]) for i in range(n)]
+        half = float(stats.t.ppf(0.975, n - 1) * np.std(pseudo, ddof=1) / math.sqrt(n))
     return Interval(value, value - half, value + half, n)
 
 
@@ -175,23 +155,19 @@ def difference(first: Group, second: Group, measure: Measure) -> Interval | None
 def problems_interval(runs: Sequence[Run], name: str, value: float) -> tuple[int, float, float] | None:
     """Number of held-out problems behind an accuracy, and its Wilson interval over them.
 
-    It may be wider than needed where several runs or samples are averaged. None if a number is not recorded, or if the
-    value is no share.
+    None if a number is not recorded, or if the value is no share.
     """
-    known = [number for run in runs if (number := run.validation_problems(name)) is not None]
-    if len(known) < len(runs) or not known or not 0 <= value <= 1:
+    numbers = [run.validation_problems(name) or 0 for run in runs]
+    if not min(numbers) or not 0 <= value <= 1:
         return None
-    low, high = wilson_interval(value, min(known))
-    return min(known), float(low), float(high)
-
-
-# ---------------------------------------------------------------- tables and verdicts
+    low, high = wilson_interval(value, min(numbers))
+    return min(numbers), float(low), float(high)
 
 
 def show(interval: Interval | None, form: str) -> str:
     """``value [low, high]``; the value alone for one or two seeds, whose interval is 12.7 standard errors wide."""
     if interval is None:
-        return _ABSENT
+        return "-"
     value, low, high = (form.format(end) for end in (interval.value, interval.low, interval.high))
     return value if interval.n < _FEWEST_SEEDS else f"{value} [{low}, {high}]"
 
@@ -225,7 +201,7 @@ def paired_differences(groups: Sequence[Group]) -> Table:
 def _table(heads: list[str], groups: Sequence[Group], cells: Callable[[Measure], list[str]]) -> Table:
     """A row for each measure that has a number."""
     rows = [(measure.label, measure.meaning, cells(measure)) for measure in measures(groups)]
-    return Table(heads, [row for row in rows if not {*row[2]} <= {_ABSENT}])
+    return Table(heads, [row for row in rows if not {*row[2]} <= {"-"}])
 
 
 def verdicts(groups: Sequence[Group]) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from fspo.fairness.lre import Array, LengthReweightingError
 from fspo.report.compare import REWARDS
@@ -90,10 +90,6 @@ def _figure(height: float) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def _percent(share: float, _: object = None) -> str:
-    return f"{100 * share:.3g}%"
-
-
 def draw_curve(
     axes: Axes, groups: Sequence[Group], title: str, names: Sequence[str], looks: Mapping[str, Look]
 ) -> bool:
@@ -125,22 +121,18 @@ def draw_curve(
     return True
 
 
-def _bars(values: Array, low: Array, high: Array) -> Array:
-    """Lengths of error bars, down and up. An end that should be the value itself may miss it by rounding."""
-    return np.abs(np.stack([values - low, high - values]))
-
-
 def draw_clip_by_length(axes: Axes, profiles: Mapping[str, Profile], looks: Mapping[str, Look]) -> None:
     """Share that a clip refuses by length, of each algorithm, with 95% intervals, and its LRE in the legend."""
     for index, (algo, (length_K, error)) in enumerate(profiles.items()):
-        clip_K, low_K, high_K = 1 - error.rate_K, 1 - error.rate_high_K, 1 - error.rate_low_K
+        # An end that should be the value itself may miss it by rounding.
+        bars_2K = np.abs([error.rate_high_K - error.rate_K, error.rate_K - error.rate_low_K])
         beside_K = length_K * 1.05 ** (index - (len(profiles) - 1) / 2)
-        axes.errorbar(beside_K, clip_K, _bars(clip_K, low_K, high_K), label=f"{algo}: LRE {error.words}", **looks[algo])
+        axes.errorbar(beside_K, 1 - error.rate_K, bars_2K, label=f"{algo}: LRE {error.words}", **looks[algo])
     axes.set_xlabel("response length (tokens)")
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(_percent)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16))

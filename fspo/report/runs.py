@@ -36,7 +36,7 @@ class Run:
     Attributes:
         path: Its folder, or file.
         info: run.json, empty if missing or broken.
-        steps: Metrics by step, in order. Where a step was logged twice (after a resume), the later line counts.
+        steps: Metrics by step, in order.
         records: Its responses, and what an audit says of them.
         responses: Those of mini-batches before which a weight had moved.
         settings: Every setting by its key, of config.yaml.
@@ -80,8 +80,7 @@ class Run:
     def validation_problems(self, metric: str) -> int | None:
         """Number of held-out problems behind a metric, those of its data source; None if run.json does not say."""
         source = "/".join(metric.split("/")[1:-2])  # which may hold slashes
-        number: int | None = self.info.get("validation_problems", {}).get(source)
-        return number
+        return self.info.get("validation_problems", {}).get(source)  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True, eq=False)
@@ -106,11 +105,7 @@ class Group:
 
 
 def load_runs(path: Path, every_mini_batch: bool = False) -> list[Run]:
-    """Read a run's folder, a folder with runs below it, an audit's, or a parquet file of responses.
-
-    A file's responses are judged by each of the bands with a published clip value. ``every_mini_batch`` is that of
-    :func:`fspo.audit.read_audit`.
-    """
+    """Read a run's folder, a folder with runs below it, an audit's, or a parquet file, which each named band judges."""
     if any((path / name).is_file() for name in (INFO_FILE, METRICS_FILE)):
         return [_load_run(path)]
     records = read_audit(path, every_mini_batch=every_mini_batch)
@@ -130,11 +125,10 @@ def _load_run(path: Path) -> Run:
     run = Run(path)
     run.info = {"algo": path.name, **read_object(path / INFO_FILE, run.problems)}
     for line in read_steps(path / METRICS_FILE, run.problems):
-        step = line["step"]
         # Validation and training of one step may come on two lines; null means undefined.
         values = {name: float(value) for name, value in line["metrics"].items() if isinstance(value, int | float)}
-        run.steps[step] = run.steps.get(step, {}) | {name: x for name, x in values.items() if math.isfinite(x)}
-    run.steps = dict(sorted(run.steps.items()))
+        known = {name: value for name, value in values.items() if math.isfinite(value)}
+        run.steps[line["step"]] = run.steps.get(line["step"], {}) | known
     try:
         if (path / CONFIG_FILE).is_file():
             run.settings = dict(_leaves(yaml.safe_load((path / CONFIG_FILE).read_text(encoding="utf-8"))))
@@ -149,11 +143,8 @@ def _load_run(path: Path) -> Run:
 def _take_responses(run: Run) -> None:
     """The responses of the records that count, with what a reader has to know of them."""
     run.responses = run.records.responses.moved()
-    notes = run.records.notes()
-    if len(run.records.responses) and not len(run.responses):
-        notes.append(NOT_MOVED)
-    said = [*run.problems, *run.records.problems, *(f"{run.path}: {note}" for note in notes)]
-    run.problems = list(dict.fromkeys(said))
+    notes = run.records.notes() + [NOT_MOVED] * (len(run.records.responses) > len(run.responses) == 0)
+    run.problems += [*run.records.problems, *(f"{run.path}: {note}" for note in notes)]
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -167,7 +158,7 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def group_runs(runs: Sequence[Run], problems: list[str]) -> list[Group]:
     """By algorithm (and where clip values come from, if an algorithm has both): ours in their order, then the rest.
 
-    Two runs of one group with one seed are not two samples: the one given last counts, and the other is named.
+    Of two runs of one group with one seed the one given last counts, and the other is named.
     """
     origin = {run.path: run.info.get("clip_values", "published") for run in runs}
     named: dict[str, dict[object, Run]] = {}
@@ -176,8 +167,7 @@ def group_runs(runs: Sequence[Run], problems: list[str]) -> list[Group]:
         group = named.setdefault(f"{run.algo}, {origin[run.path]}" if both else run.algo, {})
         key = run.path if run.seed is None else run.seed
         if key in group:
-            what = f"{run.path} is a run of {run.algo} with the same seed {run.seed}"
-            problems.append(f"{group[key].path}: left out: {what}")
+            problems.append(f"{group[key].path}: left out: {run.path} is a run of {run.algo} with the same seed")
         group[key] = run
     rank = {loss.algo: place for place, loss in enumerate(LOSSES.values())}
     groups = [Group(name, list(of.values())) for name, of in named.items()]

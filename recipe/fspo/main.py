@@ -162,7 +162,7 @@ def _conclusion(config: DictConfig) -> str:
         from recipe.math.evaluation import conclude_evaluation
 
         return conclude_evaluation(folder)
-    from fspo.report.summary import summarise
+    from fspo.report.build import summarise
 
     return summarise(folder)
 

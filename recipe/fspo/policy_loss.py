@@ -56,9 +56,8 @@ def kept_by_gradient(
             )
         return torch.autograd.grad(value, leaf_BT)[0]
 
-    output = kept_output(gradient, log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT, UNCLIPPED_WEIGHTS[name])
-    kept_B = 1.0 - output.clipped_high_B.double() - output.clipped_low_B.double()
-    return {"inside": output.accepted_B, "kept": kept_B, "weight": output.weight_B}
+    tensors = (log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT)
+    return kept_output(gradient, *tensors, UNCLIPPED_WEIGHTS[name]).judgement()
 
 
 def band_of(actor: Any) -> SequenceLossSettings | None:
@@ -81,8 +80,5 @@ def band_of(actor: Any) -> SequenceLossSettings | None:
 def judged_rows(rows: Rows, settings: SequenceLossSettings, state: BandState | None = None) -> Rows:
     """Columns ``inside``, ``kept`` and ``weight`` of rows, by the band with which the loss has judged them."""
     s_B, length_B, advantage_B = (torch.from_numpy(rows[name]) for name in ("S", "L", "A"))
-    output = judged(s_B, length_B, advantage_B, settings, state)
-    removed_B = output.clipped_high_B | output.clipped_low_B
-    columns = {"inside": output.accepted_B, "kept": ~removed_B, "weight": output.weight_B}
-    known_B = ~s_B.isnan()
+    columns, known_B = judged(s_B, length_B, advantage_B, settings, state).judgement(), ~s_B.isnan()
     return {name: torch.where(known_B, column.float(), torch.nan).numpy() for name, column in columns.items()}

@@ -98,11 +98,13 @@ def share(sums: Sequence[float], counts: Sequence[float]) -> dict[str, float | N
     """
     with np.errstate(invalid="ignore"):  # 0 / 0 in a resample without any count, which is left out
         columns = [np.reshape(one, (-1, 1)) for one in (sums, counts)]
-        result = cluster_interval(lambda total, count: float(total[0] / count[0]), columns).to_json()
+        found = cluster_interval(lambda total, count: float(total[0] / count[0]), columns)
     values = [total / count for total, count in zip(sums, counts, strict=True) if count > 0]
+    low, high = found.low, found.high
     if len(values) > 1 and max(values) - min(values) < 1e-9:
-        result["low"], result["high"] = map(float, wilson_interval(values[0], len(values)))
-    return result
+        low, high = map(float, wilson_interval(values[0], len(values)))
+    ends = {"value": found.value, "low": low, "high": high}
+    return {name: end if math.isfinite(end) else None for name, end in ends.items()}  # JSON has no nan
 
 
 def _of_problems(problems: list[list[Record]]) -> dict[str, Any]:

@@ -106,5 +106,5 @@ def test_losses_are_compared_under_equal_conditions_and_once(
         assert not (folder / "data").exists(), "the demo's own task is not written"
     # GSPO's is a mean, and a loss of one's own is not scaled.
     assert "loss_divided_by" not in measured(gspo) | measured(power)
-    assert "fspo_power" in build_report([tmp_path / "grid"], tmp_path / "report").page.read_text()
+    assert "fspo_power" in build_report([tmp_path / "grid"], tmp_path / "report")[0].read_text()
     assert {path: path.read_bytes() for path in own} == own

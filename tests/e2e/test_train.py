@@ -128,7 +128,7 @@ def test_the_run_folder_tells_what_was_run(trained: Start) -> None:
     assert (trained.folder / "config.yaml").is_file()
     assert list(trained.folder.rglob("events.out.tfevents.*"))
     assert latest_step(trained.folder) == 4
-    assert build_report([trained.folder], trained.folder / "report").page.is_file()
+    assert build_report([trained.folder], trained.folder / "report")[0].is_file()
 
 
 def test_an_export_has_the_trained_weights(trained: Start, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def micro_batch(seed: int, moved: bool = True) -> Tensors:
 def train(folder: Path, run: str = "run", ranks: range = range(RANKS)) -> None:
     """A loop as anyone writes it."""
     for rank in ranks:
-        audit = Audit(folder, GSPO, loss="seq_gspo", rank=rank, ranks=RANKS, run=run, precision="fp32")
+        audit = Audit(folder, GSPO, loss="seq_gspo", rank=rank, ranks=RANKS, run=run)
         for step in range(STEPS):
             for mini_batch in range(MINI_BATCHES):
                 for micro in range(2):

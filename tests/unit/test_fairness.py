@@ -27,15 +27,14 @@ def test_the_estimate_is_bounded_and_its_own_again(total: np.ndarray) -> None:
     assume(accepted.sum() > 0)
     error = length_reweighting_error(accepted, total, resamples=50)
     assert 0 <= error.debiased.value <= error.lre <= 2 * (1 - error.rate) + 1e-12, "the largest LRE at a rate"
-    has_interval = (total.sum(1) > 0).sum() >= MIN_CLUSTERS
-    assert np.isfinite(error.debiased.low) == np.isfinite(error.debiased.high) == has_interval
-    if has_interval:
+    if (total.sum(1) > 0).sum() >= MIN_CLUSTERS:
         assert error.debiased.low <= error.debiased.value <= error.debiased.high
+    else:
+        assert np.isnan([error.debiased.low, error.debiased.high]).all()
     seen = total.sum(0) > 0
     assert (error.rate_low_K[seen] <= error.rate_K[seen] + 1e-12).all()
     assert (error.rate_high_K[seen] >= error.rate_K[seen] - 1e-12).all()
-    assert np.isnan(error.rate_K[~seen]).all()
-    assert str(length_reweighting_error(accepted, total, resamples=50)) == str(error)
+    assert str(length_reweighting_error(accepted, total, resamples=50)) == str(error), "the same draws"
 
 
 @pytest.mark.parametrize("counts", [([0, 0], [0, 0]), ([0, 0], [5, 5]), ([[0]] * 10, [[3]] * 10)])
@@ -58,11 +57,11 @@ def test_the_noise_is_taken_out_and_a_real_effect_stays() -> None:
 
 
 @FAST
-@given(hnp.arrays(np.int64, st.integers(0, 200), elements=st.integers(1, 3000)), st.integers(1, 12))
-def test_bins_hold_every_length_and_are_never_empty(length: np.ndarray, bins: int) -> None:
-    bin_B = bins_of(length, bins)
+@given(hnp.arrays(np.int64, st.integers(0, 200), elements=st.integers(1, 3000)))
+def test_bins_hold_every_length_and_are_never_empty(length: np.ndarray) -> None:
+    bin_B = bins_of(length)
     number = int(bin_B.max(initial=-1)) + 1
-    assert set(bin_B) == set(range(number)) and number <= bins
+    assert set(bin_B) == set(range(number)) and number <= 8
     assert (np.diff(bin_B[np.argsort(length, kind="stable")]) >= 0).all(), "longer ones are in later bins"
 
 
@@ -75,9 +74,7 @@ def test_bins_have_equal_mass_but_for_ties() -> None:
 
 
 def test_wilson_interval_known_values() -> None:
-    low, high = wilson_interval([0.5, 0.0], [100, 10])
-    np.testing.assert_allclose([low[0], high[0]], [0.40383, 0.59617], atol=1e-5)
-    assert low[1] == pytest.approx(0, abs=1e-12) and high[1] == pytest.approx(0.2775, abs=1e-4)
+    np.testing.assert_allclose(wilson_interval([0.5, 0], [100, 10]), [[0.40383, 0], [0.59617, 0.27753]], atol=1e-5)
 
 
 def test_an_interval_that_reaches_0_has_its_upper_end_alone() -> None:

@@ -26,7 +26,7 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     assert json.loads(target.read_text(encoding="utf-8")) == {"x": float("inf")}
 
 
-@pytest.mark.parametrize("line", ["[]", "{}", "3", '{"step": null, "metrics": {}}', '{"step": 2}'])
+@pytest.mark.parametrize("line", ["3", '{"step": null, "metrics": {}}', '{"step": 2}'])
 def test_a_line_that_is_no_step_s_is_named_and_costs_no_other(line: str, tmp_path: Path) -> None:
     path, problems = tmp_path / "metrics.jsonl", list[str]()
     path.write_text(f'{{"step": 1, "metrics": {{}}}}\n{line}\n{{"step": 2, "metrics": {{}}}}\n')

@@ -1,4 +1,4 @@
-"""The share of its weight that a sequence keeps."""
+"""The share of its weight that a sequence keeps; of a clip of tokens: tests/promises/test_rows.py."""
 
 from __future__ import annotations
 
@@ -37,21 +37,6 @@ def test_it_is_acceptance_where_a_loss_accepts_or_rejects(name: str) -> None:
     torch.testing.assert_close(actual.weight_B[actual.valid_B], expected.weight_B[actual.valid_B])
     assert torch.equal(actual.valid_B, expected.valid_B)
     assert expected.clipped_high_B.any() and expected.clipped_low_B.any()
-
-
-def test_a_clip_of_tokens_keeps_those_inside_weighted_by_their_ratio() -> None:
-    ratio = torch.tensor([[1.0, 1.3, 0.7], [1.3, 1.3, 0.5]], dtype=torch.float64)
-    old, mask = torch.zeros(2, 3, dtype=torch.float64), torch.ones(2, 3, dtype=torch.bool)
-    advantage = torch.tensor([[1.0], [-2.0]], dtype=torch.float64).expand(2, 3)
-
-    def loss(log_prob: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
-        r = log_prob.exp()
-        return torch.maximum(-advantages * r, -advantages * r.clamp(0.8, 1.2)) * 5  # any scale
-
-    output = kept_output(gradient_of(loss), ratio.log(), old, advantage, mask, "token")
-    torch.testing.assert_close(output.accepted_B, torch.tensor([1.0 / 3.0, 0.0], dtype=torch.float64))
-    torch.testing.assert_close(output.clipped_high_B, torch.tensor([1.3 / 3.0, 0.0], dtype=torch.float64))
-    torch.testing.assert_close(output.clipped_low_B, torch.tensor([0.0, 0.5 / 3.1], dtype=torch.float64))
 
 
 def test_what_is_raised_is_kept_and_what_turns_round_is_lost() -> None:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from composing import completed, composed
-from hydra.utils import instantiate
 from omegaconf import DictConfig, open_dict
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-from verl.workers.config import FSDPActorConfig
 
-import fspo.verl
+from fspo.verl import trained_settings
 from recipe.fspo.config import complete
 from recipe.fspo.measured_values import LossScale
-from recipe.fspo.recorder import Recorder
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
 LENGTH = torch.tensor([10, 30, 80])
@@ -39,9 +34,6 @@ def test_only_losses_that_sum_over_tokens_are_divided(overrides: tuple[str, ...]
     assert scale.factor == pytest.approx(factor)
 
 
-GIVEN = f"{LOSS}.grad_multiplier=0.025"
-
-
 def plain(*overrides: str) -> DictConfig:
     """The configuration that verl's own command hands to the trainer ``trainer.v1.trainer_mode=fspo``."""
     config = composed(*overrides)
@@ -54,36 +46,22 @@ def plain(*overrides: str) -> DictConfig:
     return config
 
 
-def gradient_norm(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Of the registered loss, with the factor that the trainer of this configuration sends to its workers."""
-    scale = LossScale(config)
-    scale.measure(LENGTH)
-    recorder = Recorder()
-    monkeypatch.setattr(fspo.verl, "recorder", recorder)
-    recorder.begin_update(None, step=1, loss_scale=scale.factor)
-    loss = instantiate(config.actor_rollout_ref.actor.policy_loss, _convert_="partial")
-    actor = FSDPActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=loss)
-    actor.global_batch_info.update(dp_size=1, batch_num_tokens=None, global_batch_size=3, loss_scale_factor=None)
-    mask = torch.arange(80) < LENGTH[:, None]
-    new = torch.zeros(3, 80, dtype=torch.float64, requires_grad=True)
-    tensors = {"old_log_prob": torch.zeros_like(new), "log_prob": new, "advantages": torch.ones_like(new)}
-    value, _ = POLICY_LOSS_REGISTRY[loss.loss_mode](**tensors, response_mask=mask, config=actor)
-    return float(torch.autograd.grad(value, new)[0].norm())
-
-
 @pytest.mark.parametrize("command", [completed, plain])
 def test_a_given_factor_on_the_gradient_is_the_only_one(
-    command: Callable[..., DictConfig], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: Callable[..., DictConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With old log-probabilities that are the policy's, each token's gradient is the factor over the sequences."""
-    whole = np.sqrt(10 + 30 + 80) / 3
-    assert gradient_norm(command(), monkeypatch) == pytest.approx(whole / 40)
+    def factor(*overrides: str) -> float:
+        config = command(*overrides)
+        scale = LossScale(config)
+        scale.measure(LENGTH)
+        assert (config.fspo.match_scale == "native") == bool(overrides)
+        return scale.factor * float(trained_settings(config.actor_rollout_ref.actor.policy_loss).grad_multiplier)
+
+    assert factor() == pytest.approx(1 / 40)
     assert "grad_multiplier" not in capsys.readouterr().out
-    given = command(GIVEN)
-    assert gradient_norm(given, monkeypatch) == pytest.approx(whole * 0.025)
-    assert given.fspo.match_scale == "native"
-    assert gradient_norm(command(f"{LOSS}.grad_multiplier=1.0"), monkeypatch) == pytest.approx(whole), "1 counts, too"
-    resumed = LossScale(given)
+    assert factor(f"{LOSS}.grad_multiplier=0.025") == 0.025
+    assert factor(f"{LOSS}.grad_multiplier=1.0") == 1, "1 counts, too"
+    resumed = LossScale(command(f"{LOSS}.grad_multiplier=0.025"))
     resumed.load_state_dict({"length": 40.0})
     assert resumed.factor == 1
 

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
-import torch
 from batches import loss_output, responses_of
 
-from fspo.responses import Responses, rows_of
-from fspo.types import SequenceLossOutput
-
-
-def of_output(output: SequenceLossOutput) -> Responses:
-    return Responses.of_rows(rows_of(output))
+from fspo.responses import Responses
 
 
 def test_rows_without_s_are_left_out_and_updates_are_mini_batches() -> None:
@@ -75,12 +67,3 @@ def test_sums_are_those_of_each_bin_and_cluster() -> None:
     error = responses.error("outside")
     np.testing.assert_allclose(error.rate_K, responses.means(responses.inside_B)[0])
     assert error.rate == pytest.approx(responses.inside_B.mean())
-
-
-def test_sigma_is_the_deviation_about_the_drift() -> None:
-    torch.manual_seed(0)
-    responses = of_output(loss_output(300, scale=0.03))
-    s, length = responses.s_B, responses.length_B
-    mu = s.sum() / length.sum()
-    assert responses.sigma() == pytest.approx(float(((s - mu * length) / np.sqrt(length)).std()))
-    assert math.isnan(Responses.join([]).sigma())

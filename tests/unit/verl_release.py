@@ -17,12 +17,13 @@ import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 RELEASES = ("0.5.0", "0.6.0", "0.6.1", "0.7.0", "0.7.1", "0.8.0", "0.9.0", "0.9.1")
 #: What these import of transformers is not in transformers 5 any more.
 BEFORE_TRANSFORMERS_5 = ("0.6.0", "0.6.1", "0.7.0")
+#: Of a release, what calls the loss; in later ones the engine alone.
+PATHS = {"0.5": ("actor",), "0.6": ("actor",), "0.7": ("actor", "engine")}
 CACHE = Path(os.environ.get("FSPO_VERL_RELEASES") or "~/.cache/fspo-verl").expanduser()
 _LOSS = "actor_rollout_ref.actor.policy_loss"
 #: By name: overrides below ``policy_loss``.
@@ -56,18 +57,12 @@ def measured(release: str) -> list[dict[str, Any]]:
     if release in BEFORE_TRANSFORMERS_5:
         beside = {"transformers": "4.57.3", "huggingface-hub": "0.36.0", "datasets": "4.0.0"}
         folders += [folder_of(*one) for one in beside.items()]
-    root = Path(__file__).resolve().parents[2]
-    path = os.pathsep.join(map(str, [*folders, root]))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, "--in-this-process", release],
-        env=os.environ | {"PYTHONPATH": path, "VERL_PLATFORM": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    path = os.pathsep.join(map(str, [*folders, Path(__file__).resolve().parents[2]]))
+    command = [sys.executable, "-W", "ignore", __file__, "--in-this-process", release]
+    environment = os.environ | {"PYTHONPATH": path, "VERL_PLATFORM": "cpu"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return rows
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
 # ---------------------------------------------------------------- in a process with that release
@@ -180,22 +175,16 @@ def of_library(loss: dict[str, Any]) -> list[Any]:
         names = ("old_log_probs", "advantages", "response_mask")
         output = sequence_policy_loss(table[rows], *(columns[name][rows] for name in names), settings)
         assert 0 < int((output.clipped_high_B | output.clipped_low_B).sum()) < 8
-        output.loss_B.mean().backward()
-        assert isinstance(table.grad, torch.Tensor)
-        gradients.append(table.grad)
+        gradients += torch.autograd.grad(output.loss_B.mean(), table)
     return gradients
 
 
 def paths() -> dict[str, Callable[[Any], list[Any]]]:
-    """The paths that this release has."""
+    """The paths of verl's that this release has."""
     import verl
 
-    workers = Path(verl.__file__).parent / "workers"
-    has = {
-        "actor": (workers / "actor/dp_actor.py").is_file(),
-        "engine": (workers / "utils/losses.py").is_file() and (workers / "engine_workers.py").is_file(),
-    }
-    return {name: path for name, path in (("actor", of_actor), ("engine", of_engine)) if has[name]}
+    every = {"actor": of_actor, "engine": of_engine}
+    return {name: every[name] for name in PATHS.get(verl.__version__[:3], ("engine",))}
 
 
 def rows_here() -> list[dict[str, Any]]:
@@ -210,11 +199,12 @@ def rows_here() -> list[dict[str, Any]]:
             largest = max(float(expected.abs().max()) for _, expected in pairs)
             difference = max(float((got - expected).abs().max()) for got, expected in pairs) / largest
             rows.append({"path": path, "loss": name, "difference": difference})
+        says = ""
         try:
             update(actor_config({"loss_mode": "fspo_v1"}))
-            rows.append({"path": path, "loss": "fspo_v1", "says": ""})
         except ValueError as error:
-            rows.append({"path": path, "loss": "fspo_v1", "says": str(error)})
+            says = str(error)
+        rows.append({"path": path, "loss": "fspo_v1", "says": says})
     return rows
 
 
@@ -228,8 +218,8 @@ def main(words: list[str]) -> None:
         return
     print("| verl | path | loss | largest difference |\n| --- | --- | --- | --- |")
     for release in words or RELEASES:
-        for row in map(lambda row: SimpleNamespace(**{"difference": "refused", **row}), measured(release)):
-            print(f"| {release} | {row.path} | {row.loss} | {row.difference} |", flush=True)
+        for row in measured(release):
+            print(f"| {release} | {row['path']} | {row['loss']} | {row.get('difference', 'refused')} |", flush=True)
 
 
 if __name__ == "__main__":
