@@ -53,9 +53,7 @@ def read_records(path: Path) -> list[Record]:
                 if missing := [key for key in Record._fields if row.get(key) is None]:
                     raise ValueError(f"the key {missing[0]!r} is missing or null")
                 if not 0 <= row["score"] <= 1:
-                    raise ValueError(
-                        f"score={row['score']} is no accuracy: let the reward return acc in [0, 1] beside it"
-                    )
+                    raise ValueError(f"score={row['score']} is no accuracy: let the reward return acc in [0, 1]")
                 records.append(Record(*(row[key] for key in Record._fields)))
             except (AttributeError, TypeError, ValueError) as error:
                 raise ValueError(f"{path}, line {number}: {error}") from error

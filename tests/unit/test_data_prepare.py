@@ -93,7 +93,6 @@ def test_what_is_left_out_is_counted_in_a_manifest(copies: Path, tmp_path: Path)
     ("name", "change"),
     [
         ("math500", {"problem": 3}),
-        ("math500", {"problem": " "}),
         ("math500", {"answer": None}),
         ("math_train", {"solution": "It is 7."}),
         ("dapo_math_17k", {"prompt": [{"role": "user", "content": "plain"}]}),
@@ -142,7 +141,6 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
         ("a.parquet", "expected", {"q": QUESTION, "expected": 2.0}),
         ("a.json", "solution", {"q": QUESTION, "solution": r"One by one, \boxed{1} and \boxed{2}."}),
         ("a.jsonl", "a", {"q": QUESTION, "a": "#### Sum\nIt is 2.\n#### 2"}),
-        ("a.jsonl", "reward_model.ground_truth", {"q": QUESTION, "reward_model": {"ground_truth": "2"}}),
         ("a.parquet", "a", {"q": MESSAGES, "a": "2"}),
         ("a.parquet", "a", {"q": f" {json.dumps(MESSAGES)}", "a": "2"}),
     ],

@@ -59,12 +59,6 @@ def test_problems_of_one_value_have_wilsons_interval(value: float) -> None:
     assert result["pass"]["1"] == result["avg"] and result["by_length"][0]["accuracy"] == result["avg"]
 
 
-def test_a_problem_weighs_by_its_responses_in_a_bin() -> None:
-    estimate = share([3.0, 0.0, 1.0], [3.0, 1.0, 0.0001])
-    assert estimate["value"] == pytest.approx(4.0 / 4.0001)
-    assert estimate["low"] <= estimate["value"] <= estimate["high"]
-
-
 GOOD = {"data_source": "s", "problem_id": "3", "response_length": 7, "score": 1, "more": "ignored"}
 
 

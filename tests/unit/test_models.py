@@ -1,11 +1,7 @@
-"""The model that the package carries, and SmolLM2's data (``python -m benchmarks.models``)."""
+"""The model that the package carries (``python -m benchmarks.models``)."""
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
-import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -48,12 +44,3 @@ def test_the_recipe_still_gives_a_like_model() -> None:
     # around the shipped model (0.355 and 0.475) and six other seeds; a machine that rounds otherwise is like another
     for temperature, (low, high) in ((1.0, (0.25, 0.6)), (0.0, (0.35, 0.65))):
         assert low < accuracy(model, tokenizer, distinct(200, 0, "test"), temperature) < high
-
-
-@pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="needs `make smollm2`")
-def test_no_problem_of_smollm2_is_there_twice(tmp_path: Path) -> None:
-    from benchmarks.models.smollm2 import write_data
-
-    write_data(tmp_path, n_train=8, n_test=4, seed=1)
-    train, test = (pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "test"))
-    assert len({row["prompt"][0]["content"] for row in train + test}) == 12
