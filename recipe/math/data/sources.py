@@ -45,8 +45,8 @@ class Source:
     path: Path | None = None  # of a set that is not published
 
     def problem(self, row: Mapping[str, Any]) -> Problem:
-        """The problem of a row. Raises ValueError for a value that is not as it should be."""
-        prompt, answer = _value(row, self.prompt), _value(row, self.answer)
+        """The problem of a flat row. Raises ValueError for a value that is not as it should be."""
+        prompt, answer = row.get(self.prompt), row.get(self.answer)
         if self.path is not None and any(value is None or not str(value).strip() for value in (prompt, answer)):
             return Problem("", "")
         text = _prompt_text(prompt, self.prompt)
@@ -55,13 +55,6 @@ class Source:
             raise ValueError(f"column {self.prompt!r} must be a problem between the published instructions")
         text = text.removeprefix(before).removesuffix(after).strip()
         return Problem(text, _answer(answer, self.answer, self.is_solution))
-
-
-def _value(row: Any, column: str) -> Any:
-    """The value of a column, or of `column.field` inside of it; None if there is none."""
-    for name in column.split("."):
-        row = row.get(name) if isinstance(row, Mapping) else None
-    return row
 
 
 def _prompt_text(value: Any, column: str) -> str:
@@ -166,7 +159,7 @@ def read_problems(source: Source, folder: Path | None) -> Iterator[Problem]:
     except Exception as error:  # of datasets, pyarrow or the network
         way = "" if source.path or folder else "; without network, copy it to DIR and give --source DIR"
         raise ValueError(f"{place} cannot be loaded: {error.__cause__ or error}{way}") from error
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(rows.flatten(), start=1):  # a field of a record is COLUMN.FIELD
         try:
             yield source.problem(row)
         except ValueError as error:
