@@ -45,7 +45,7 @@ def read_records(path: Path) -> list[Record]:
     """
     records, problems = list[Record](), list[str]()
     for row in read_lines(path, problems, data_source=str, response_length=int):
-        score = row.get("score") if row.get("acc") is None else row["acc"]
+        score: Any = row.get("score") if row.get("acc") is None else row["acc"]
         record = Record(row["data_source"], row.get("problem_id"), row["response_length"], score)
         if record.problem_id is None or not isinstance(score, int | float) or not 0 <= score <= 1:
             raise ValueError(f"{path}: {record} needs a problem_id, and acc or score in [0, 1]")

@@ -60,10 +60,7 @@ class Source:
 def _prompt_text(value: Any, column: str) -> str:
     """A prompt that is text, or the only message before the answer of an assistant; also if that is written as JSON."""
     if isinstance(value, str) and re.match(r"\s*\[\s*\{", value):
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise ValueError(f"column {column!r} has messages that are no JSON: {value!r:.60}") from error
+        value = json.loads(value)
     if isinstance(value, list):
         roles = [message.get("role") if isinstance(message, Mapping) else None for message in value]
         if roles not in (["user"], ["user", "assistant"]):
