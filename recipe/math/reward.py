@@ -1,8 +1,7 @@
 """verl's reward hook: routes a response to the verifier of its data source.
 
-Configure it with `reward.custom_reward_function.path=pkg://recipe.math.reward` (name `compute_score`). Every reward
-worker imports this module, so it imports nothing heavy; math-verify is only ever loaded in `recipe.math.answers`' own
-processes, and those only start when a mathematical answer has to be judged.
+Configure it with `reward.custom_reward_function.path=pkg://recipe.math.reward` (name `compute_score`). It is light:
+math-verify is loaded in processes of `recipe.math.answers`, when an answer has to be judged.
 """
 
 from __future__ import annotations

@@ -145,12 +145,15 @@ def _value(text: str, other: str, names: tuple[re.Pattern[str], ...]) -> str:
 
 
 def _as_set(text: str) -> Any:
-    """The set of numbers of an interval, or of inequalities that all hold, or of which any does; None of a number."""
+    """The numbers of an interval, or of inequalities that all hold, or of which any does; None of a number."""
     parts = [parsed(part) for part in split(text)]
     if not all(hasattr(part, "as_set") or isinstance(part, sympy.Set) for part in parts):
         return None
+    if len(parts) == 1 and len(parts[0].free_symbols) > 1:
+        return parts[0].canonical  # x + y > 2
     sets = [part if isinstance(part, sympy.Set) else part.as_set() for part in parts]
-    return sympy.Union(*sets) if ";" in text else sympy.Intersection(*sets)
+    both = sympy.Intersection(*sets)
+    return sympy.Union(*sets) if ";" in text or both is sympy.S.EmptySet else both
 
 
 def _same_leaf(truth: str, answer: str) -> bool:

@@ -64,7 +64,6 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
         },
         "counts": counts,
         "overlap_with_tests": overlaps,
-        "prompt_template": "{problem}" + REQUEST,
     }
     write_json(description, manifest)
     return manifest
