@@ -38,8 +38,7 @@ def compute_score(
 ) -> dict[str, Any]:
     """Score of one response, and what verl should log of it.
 
-    `score = acc + overlong_weight * soft_overlong_penalty`; with the defaults it is `acc`, 1.0 for a correct answer and
-    0.0 otherwise.
+    `score = acc + overlong_weight * soft_overlong_penalty`, where `acc` is 1.0 for a correct answer and else 0.0.
 
     Args:
         data_source, solution_str, ground_truth, extra_info: of verl. The offline task has its own verifier.
