@@ -22,15 +22,14 @@ from fspo.audit import read_audit
 from fspo.clip_value import ACCEPT, needed_scale, scale_for, scaled
 from fspo.conclusion import even_band, exponent_of, within_mini_batches
 from fspo.fairness.lre import Array
-from fspo.losses import ALGORITHMS
+from fspo.losses import ALGORITHMS, BANDS
 from fspo.metrics import band_edges, removed
 from fspo.report.figures import STYLE, algo_looks, draw_clip_by_length
 from fspo.responses import Responses
 
 IMAGES: Final = Path(__file__).resolve().parents[1] / "docs/images"
-BANDS: Final = {"fspo": "FSPO, c sqrt(L)", "rloo": "RLOO, constant", "gspo": "GSPO, linear in L"}
-ALGORITHM_OF: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
-LOOKS: Final = {BANDS[name]: look for name, look in algo_looks([*BANDS]).items()}
+TITLES: Final = {"fspo": "FSPO, c sqrt(L)", "rloo": "RLOO, constant", "gspo": "GSPO, linear in L"}
+LOOKS: Final = {TITLES[name]: look for name, look in algo_looks([*TITLES]).items()}
 #: Recorded responses in each of the four settings: file of benchmarks/study.
 SPREADS: Final = {
     "demo": "demo",
@@ -56,12 +55,12 @@ def clip_by_length(axes: Axes, responses: Responses) -> None:
     band = even_band(responses)
     assert band is not None, "85% of S are 0"
     (length_J,) = responses.means(responses.length_B)
-    profiles = {BANDS[name]: (length_J, band.errors[ALGORITHMS[loss].exponent]) for name, loss in ALGORITHM_OF.items()}
+    profiles = {TITLES[name]: (length_J, band.errors[ALGORITHMS[loss].exponent]) for name, loss in BANDS.items()}
     draw_clip_by_length(axes, profiles, LOOKS)
     even = {"color": rcParams["text.color"]}
     axes.axhline(1 - ACCEPT, linewidth=1.2, linestyle=":", **even)
     axes.annotate("even", (1, 1 - ACCEPT), (-2, 3), axes.get_yaxis_transform(), "offset points", ha="right", **even)
-    axes.legend(axes.containers, [*BANDS.values()], loc="upper left", bbox_to_anchor=(0, -0.16))
+    axes.legend(axes.containers, [*TITLES.values()], loc="upper left", bbox_to_anchor=(0, -0.16))
     axes.set_ylabel("share of responses clipped")
     axes.set_title(f"Responses clipped, by length: {1 - ACCEPT:.0%} of all by each band")
 
@@ -69,9 +68,9 @@ def clip_by_length(axes: Axes, responses: Responses) -> None:
 def bands_of(responses: Responses, length_N: Array) -> dict[str, tuple[Array, Array]]:
     """Lower and upper edge of each band by length, at the clip value with which 85% of the responses lie inside."""
     edges = {}
-    for name, loss in ALGORITHM_OF.items():
+    for name, loss in BANDS.items():
         needed_B = needed_scale(responses.s_B, responses.length_B, ALGORITHMS[loss])
-        edges[BANDS[name]] = band_edges(length_N, scaled(ALGORITHMS[loss], scale_for(needed_B)))
+        edges[TITLES[name]] = band_edges(length_N, scaled(ALGORITHMS[loss], scale_for(needed_B)))
     return edges
 
 
@@ -136,12 +135,12 @@ def removed_by_sign(figure: Figure, responses: Responses) -> None:
     """Share of the gradients that a band removes, by length and sign of A, at the clip values of :func:`bands_of`."""
     (length_J,) = responses.means(responses.length_B)
     for above, axes in zip((False, True), figure.subplots(1, 2, sharey=True), strict=True):
-        for name, loss in ALGORITHM_OF.items():
+        for name, loss in BANDS.items():
             needed_B = needed_scale(responses.s_B, responses.length_B, ALGORITHMS[loss])
             under_band = responses.judged_by(scaled(ALGORITHMS[loss], scale_for(needed_B)))
             sign_B = (responses.advantage_B > 0 if above else responses.advantage_B < 0).astype(float)
             removed_J = responses.by_bin(removed(under_band)[0 if above else 1])
-            axes.plot(length_J, removed_J / responses.by_bin(sign_B), label=BANDS[name], **LOOKS[BANDS[name]])
+            axes.plot(length_J, removed_J / responses.by_bin(sign_B), label=TITLES[name], **LOOKS[TITLES[name]])
         axes.set(xscale="log", xlabel="response length L (tokens)", ylim=(0, None))
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.set_title("A > 0: right responses" if above else "A < 0: wrong responses")

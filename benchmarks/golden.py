@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from benchmarks.losses import of_verl
 from fspo.check_loss.call import Batch, PolicyLoss
 from fspo.kept import UnclippedWeight, kept_output
 from fspo.losses import ALGORITHMS, sequence_policy_loss
@@ -79,21 +80,8 @@ def _log_prob(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return table[tokens[:, :-1], tokens[:, 1:]]
 
 
-def of_library(
-    loss: Callable[..., SequenceLossOutput], settings: object, controller: DriftMeasurement | None = None
-) -> Loss:
-    """A loss of the library, with the state of its band if it has one."""
-
-    def both(*batch: torch.Tensor, mini_batch: int) -> tuple[torch.Tensor, SequenceLossOutput]:
-        state = () if controller is None else (controller.state.at_mini_batch(mini_batch),)
-        output = loss(*batch, settings, *state)
-        return output.loss_B.mean(), output
-
-    return both
-
-
-def of_verl(loss: PolicyLoss, weight: UnclippedWeight) -> Loss:
-    """A loss of verl's registry, with what it keeps."""
+def with_kept(loss: PolicyLoss, weight: UnclippedWeight) -> Loss:
+    """A loss of verl's, with what it keeps."""
 
     def both(
         new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, **_: object
@@ -110,7 +98,13 @@ def of_verl(loss: PolicyLoss, weight: UnclippedWeight) -> Loss:
 def trajectory(settings: SequenceLossSettings) -> Trajectory:
     """What is recorded of a member of the family, by mini-batch."""
     controller = DriftMeasurement() if settings.needs_state else None
-    return trajectory_of(of_library(sequence_policy_loss, settings, controller), controller)
+
+    def both(*batch: torch.Tensor, mini_batch: int) -> tuple[torch.Tensor, SequenceLossOutput]:
+        state = () if controller is None else (controller.state.at_mini_batch(mini_batch),)
+        output = sequence_policy_loss(*batch, settings, *state)
+        return output.loss_B.mean(), output
+
+    return trajectory_of(both, controller)
 
 
 def trajectory_of(both: Loss, controller: DriftMeasurement | None = None) -> Trajectory:
@@ -152,38 +146,22 @@ def trajectory_of(both: Loss, controller: DriftMeasurement | None = None) -> Tra
 
 def trajectories() -> dict[str, Trajectory]:
     """Those of all variants, then of the losses that are not of the family."""
-    from verl.trainer.ppo.core_algos import get_policy_loss_fn
-    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
-
     recorded = {name: trajectory(settings) for name, settings in VARIANTS.items()}
     for name, (mode, weight, aggregation, clips) in VERLS.items():
-        actor = FSDPActorConfig(
-            strategy="fsdp2",
-            rollout_n=2,
-            ppo_micro_batch_size_per_gpu=1,
-            loss_agg_mode=aggregation,
-            policy_loss=PolicyLossConfig(loss_mode=mode),
-            **clips,
-        )
-        recorded[name] = trajectory_of(of_verl(PolicyLoss(get_policy_loss_fn(mode), actor, aggregation), weight))
+        recorded[name] = trajectory_of(with_kept(of_verl(mode, loss_agg_mode=aggregation, **clips), weight))
     return recorded
 
 
 def differences(before: dict[str, Trajectory], after: dict[str, Trajectory]) -> list[list[str]]:
     """Algorithm and name of each recorded quantity that has changed, where, from what to what, and by how much."""
     rows = []
-    for variant in sorted(before.keys() | after.keys()):
-        if variant not in before or variant not in after:
-            rows.append([variant, "all", "", *(("recorded", "") if variant in before else ("", "new")), ""])
-            continue
-        for name, old in before[variant].items():
-            new = after[variant][name]
-            gaps = np.abs(np.subtract(old, new)) / np.maximum(np.maximum(np.abs(old), np.abs(new)), 1e-12)
-            changed = np.flatnonzero(gaps > TOLERANCE)
-            if len(changed):
-                first = int(changed[0])
-                values = (f"{old[first]:.6g}", f"{new[first]:.6g}", f"{gaps.max():.2g}")
-                rows.append([variant, name, str(first), *values])
+    names = {(variant, name) for one in (before, after) for variant in one for name in one[variant]}
+    for algorithm, name in sorted(names):
+        old, new = (one.get(algorithm, {}).get(name, [np.nan]) for one in (before, after))  # nan: not there
+        gaps = np.abs(np.subtract(old, new)) / np.maximum(np.maximum(np.abs(old), np.abs(new)), 1e-12)
+        if len(changed := np.flatnonzero(~(gaps <= TOLERANCE))):
+            k = int(changed[0])
+            rows.append([algorithm, name, str(k), f"{old[k]:.6g}", f"{new[k]:.6g}", f"{gaps.max():.2g}"])
     return rows
 
 

@@ -120,8 +120,8 @@ def responses_of(kind: Kind, truth: str, seed: int, batches: int = BATCHES) -> R
     """One set."""
     draws = Draws(seed, batches)
     s_B = kind(draws, truth != "rounding")
-    columns = {"S": s_B, "L": draws.length_B, "minibatch": draws.batch_B + 1}
-    return Responses.of_rows(columns if draws.group_B is None else columns | {"prompt": draws.group_B})
+    columns = {"S": s_B, "L": draws.length_B, "minibatch": draws.batch_B + 1, "prompt": draws.group_B}
+    return Responses.of_rows(columns)
 
 
 def row(name: str, kind: Kind, truth: str, sets: int) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -22,15 +21,8 @@ def read_table(name: str) -> Table:
         return list(csv.reader(file))
 
 
-def as_csv(table: Table) -> str:
-    """The text of a table's file."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(table)
-    return text.getvalue()
-
-
 def write_tables(tables: Mapping[str, Table]) -> None:
     """Replace docs/tables/NAME.csv by each of these."""
     for name, table in tables.items():
-        with atomic_path(TABLES / f"{name}.csv") as temporary:
-            temporary.write_text(as_csv(table), encoding="utf-8")
+        with atomic_path(TABLES / f"{name}.csv") as path, path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(table)

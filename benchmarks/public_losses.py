@@ -107,8 +107,8 @@ def main() -> None:
     parser.add_argument("--trl", type=Path, metavar="FOLDER", help="of pip install --no-deps --target FOLDER trl")
     torch.set_num_threads(1)  # small tensors
     heads, *rows = table(parser.parse_args().trl)
-    made = {(row[0], row[3]) for row in rows}
-    others = [row for row in read_table("public-losses")[1:] if (row[0], row[3]) not in made]
+    made = {(row[0], *row[2:4]) for row in rows}
+    others = [row for row in read_table("public-losses")[1:] if (row[0], *row[2:4]) not in made]
     write_tables({"public-losses": [heads, *rows, *others]})
 
 

@@ -36,7 +36,7 @@ def methods_of(file: Path, owner: str, names: Sequence[str], space: Mapping[str,
 
 
 def trl(site: Path) -> Iterator[tuple[str, Loss]]:
-    """``_compute_loss`` of four trainers, with as many accumulation steps as micro-batches of the size.
+    """``_compute_loss`` of three trainers, with as many accumulation steps as micro-batches of the size.
 
     TRL's micro-batches have one size, so the number of steps is right there and a stand-in for others. Its means count
     responses whose tokens are all masked; the wrapper cannot show that.
@@ -45,14 +45,12 @@ def trl(site: Path) -> Iterator[tuple[str, Loss]]:
     space = {"nanmin": torch.min, "nanmax": torch.max}
     methods = methods_of(site / "trl/trainer/grpo_trainer.py", "GRPOTrainer", names, space)
     others = {
-        "sequence_token": ("trl/experimental/gspo_token/grpo_trainer.py", "GRPOTrainer"),
         "gmpo": ("trl/experimental/gmpo/gmpo_trainer.py", "GMPOTrainer"),
         "rloo": ("trl/trainer/rloo_trainer.py", "RLOOTrainer"),
     }
     computes = {
         name: methods_of(site / path, owner, ("_compute_loss",), space)._compute_loss
         for name, (path, owner) in others.items()
-        if (site / path).is_file()
     }
 
     def known(name: str, level: str, low: float, high: float, delta: Any = None, **more: Any) -> tuple[str, Loss]:
@@ -87,7 +85,7 @@ def trl(site: Path) -> Iterator[tuple[str, Loss]]:
             batch |= {"completion_mask": mask.to(log_prob.dtype), "old_per_token_logps": old_log_prob}
             batch |= {"num_items_in_batch": torch.tensor(info["batch_num_tokens"])}
             batch |= {"old_logps": (old_log_prob * mask).sum(-1)}
-            compute = computes.get(name) or computes.get(level) or methods._compute_loss
+            compute = computes.get(name, methods._compute_loss)
             unscaled = steps if name == "rloo" else 1.0  # transformers divides
             return compute(trainer, None, batch) / unscaled
 
@@ -95,8 +93,6 @@ def trl(site: Path) -> Iterator[tuple[str, Loss]]:
         return f"{name}, {level}{f', delta {delta:g}' if delta else ''}{masked}", loss
 
     yield known("grpo", "sequence", *GSPO)
-    if "sequence_token" in computes:  # not in TRL 1.16 any more
-        yield known("grpo", "sequence_token", *GSPO)
     for name in ("grpo", "bnpo", "dr_grpo", "dapo", "sapo", "luspo"):
         yield known(name, "token", *PPO)
     yield known("luspo", "sequence", *GSPO)

@@ -1,8 +1,7 @@
 """Plain verl and this recipe side by side: start-up, step time and memory of the demo.
 
-``python -m benchmarks.versus_verl`` starts both in turn, watches all their processes from outside, adds a line to
-``--out`` for each finished start, and prints the table with the recipe's share of plain verl's medians. Interrupted, it
-goes on; ``--runs 0`` only prints. docs/clusters.md has the record.
+``python -m benchmarks.versus_verl`` starts both in turn, watches all their processes from outside, and prints the table
+with the recipe's share of plain verl's medians. docs/clusters.md has the record.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -139,38 +137,28 @@ def measure(variant: str) -> dict[str, Any]:
                 start.process.wait(60)
         finally:
             start.stop()
-    date = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-    return {"variant": variant, "date": date, "load": os.getloadavg()[0], **times, "peak_pss_mib": round(peak_mib)}
+    return {"variant": variant, **times, "peak_pss_mib": round(peak_mib)}
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Median and range of every figure, and the recipe's median as a share of plain verl's."""
     lines = []
     for title, name in _FIGURES.items():
-        values = {variant: [row[name] for row in rows if row["variant"] == variant] for variant in ALGOS}
-        cells = [f"{median(v):.1f} ({min(v):.1f} to {max(v):.1f})" if v else "`not run`" for v in values.values()]
-        both = all(values.values())
-        lines.append([title, *cells, f"{median(values['recipe']) / median(values['verl']):.2f}" if both else ""])
+        verl, recipe = ([row[name] for row in rows if row["variant"] == variant] for variant in ALGOS)
+        cells = [f"{median(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in (verl, recipe)]
+        lines.append([title, *cells, f"{median(recipe) / median(verl):.2f}"])
     return markdown_table(["", "plain verl", "this recipe", "recipe / verl"], lines)
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3, help="finished starts wanted of each (3)")
-    parser.add_argument("--out", type=Path, default=Path("runs/versus_verl.jsonl"), help="a line for each start")
-    arguments = parser.parse_args()
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        count = {v: sum(row["variant"] == v for row in read_lines(arguments.out)) for v in ALGOS}
-        variant = min(ALGOS, key=count.__getitem__)
-        if count[variant] >= arguments.runs:
-            break
-        row = measure(variant)
-        with arguments.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        print(row, flush=True)
-    print(table(read_lines(arguments.out)))
+    parser.add_argument("--runs", type=int, default=3, help="starts of each (3)")
+    rows = []
+    for variant in [*ALGOS] * parser.parse_args().runs:
+        rows.append(measure(variant))
+        print(rows[-1], flush=True)
+    print(table(rows))
 
 
 if __name__ == "__main__":

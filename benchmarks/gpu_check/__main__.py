@@ -1,8 +1,8 @@
 """The first steps on one or two GPUs, in order: ``python -m benchmarks.gpu_check``.
 
 Each step runs in a process of its own, with a log, a time and a verdict; one that fails does not stop the others. What
-has passed on this machine with this torch is not repeated unless ``--again`` names it. The first two need torch,
-transformers and psutil alone. ``--device cpu`` runs the same steps in sizes that two CPU cores manage.
+has passed on this machine with this torch is not repeated. The first two need torch, transformers and psutil alone.
+``--device cpu`` runs the same steps in sizes that two CPU cores manage.
 
 Results are one file, OUT/results.json. ``--write`` runs nothing: it takes this file, of whatever machine, into
 ``benchmarks/gpu_check/results.json``, from which the documentation's table is made; steps that such a machine ran
@@ -12,8 +12,8 @@ before, and not this time, stay there.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import math
 import os
 import shutil
 import signal
@@ -39,11 +39,6 @@ STEPS = {
     "learn": "the demo's task, learned",
 }
 LIMIT_S = 1800
-#: Steps that write weights, up to 28 GB at 8B's width; they go when it ends, however it ends.
-WEIGHTS: Final = ("smoke", "preemption")
-#: Packages may lie in folders of their own.
-PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-NOT_RUN: Final = "not run"
 #: What the documentation's table is made from: the results of a machine without a GPU, and of one with.
 RECORD: Final = Path(__file__).with_name("results.json")
 DEVICES: Final = {"cpu": "on CPUs", "cuda": "on a GPU"}
@@ -53,7 +48,7 @@ def measure(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
     """Run one step in this process; returns its verdict, what it has measured, and the reason if it has not passed."""
     import torch
 
-    from benchmarks.gpu_check import stack, steps
+    from benchmarks.gpu_check import steps
 
     try:
         if device == "cpu":
@@ -63,6 +58,8 @@ def measure(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
         if step in ("versions", "noise"):
             numbers = getattr(steps, step)(steps.SIZES[device], device)
         else:
+            from benchmarks.gpu_check import stack
+
             numbers = getattr(stack, step)(folder, device, gpus)
         return {"verdict": "passed", "numbers": numbers}
     except Exception as error:  # whatever went wrong is this step's result, and the next one is tried
@@ -76,22 +73,22 @@ def run(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
     for old in (folder / f"{step}.log", answer):
         old.unlink(missing_ok=True)
     options = ["--device", device, "--gpus", str(gpus), "--out", str(folder), "--in-this-process", step]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # packages may lie in folders of their own
     begin = time.monotonic()
-    start = Start(folder, "benchmarks.gpu_check", *options, log=f"{step}.log", PYTHONPATH=PATH)
-    status = f"killed after {LIMIT_S} s"
+    start = Start(folder, "benchmarks.gpu_check", *options, log=f"{step}.log", PYTHONPATH=path)
     try:
-        status = f"status {start.process.wait(LIMIT_S)}"
-    except subprocess.TimeoutExpired:
-        pass
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            start.process.wait(LIMIT_S)
     finally:
         start.stop()  # after Ctrl-C, too: nothing may be left on the GPU
-    row = {"verdict": "failed", "reason": f"the process gave no result ({status})", "numbers": {}}
+    row = {"verdict": "failed", "reason": f"the process gave no result within {LIMIT_S} s", "numbers": {}}
     if answer.is_file():
         row = json.loads(answer.read_text(encoding="utf-8"))
     return {"seconds": round(time.monotonic() - begin, 1), "log": start.log.name, **row}
 
 
 def machine(device: str, gpus: int) -> str:
+    """What results are of."""
     import torch
 
     has_gpu = device == "cuda" and torch.cuda.is_available()
@@ -107,11 +104,11 @@ def shown(value: float | str) -> str:
 
 def table(record: dict[str, Any]) -> Table:
     """Every number of every step by device; a device without a result says so, at each step's verdict."""
-    results = [record.get(device, {"steps": {}}) for device in DEVICES]
-    cells = [["", "machine", *(result.get("machine", NOT_RUN) for result in results)]]
+    results = [record[device] for device in DEVICES]
+    cells = [["", "machine", *(result["machine"] for result in results)]]
     for step, title in STEPS.items():
         columns: list[dict[str, str]] = []
-        for row in (result["steps"].get(step, {"verdict": NOT_RUN, "numbers": {}}) for result in results):
+        for row in (result["steps"].get(step, {"verdict": "not run", "numbers": {}}) for result in results):
             told = {name: row[name] for name in ("verdict", "seconds", "commit", "reason") if name in row}
             columns.append({name: shown(value) for name, value in (told | row["numbers"]).items()})
         names = dict.fromkeys(name for column in columns for name in column)
@@ -123,21 +120,19 @@ def write(results: Path) -> None:
     """Take the results of one machine into the record and the documentation's table."""
     result = json.loads(results.read_text(encoding="utf-8"))
     record = json.loads(RECORD.read_text(encoding="utf-8"))
-    before = record.get(result["device"], {})
-    if before.get("machine") == result["machine"]:  # another hour of such a machine: what it did not run stays
+    before = record[result["device"]]
+    if before["machine"] == result["machine"]:  # another hour of such a machine: what it did not run stays
         result["steps"] = before["steps"] | result["steps"]
     record[result["device"]] = result
-    write_json(RECORD, {device: record[device] for device in DEVICES if device in record})
+    write_json(RECORD, record, allow_nan=True)
     write_tables({"gpu-check": table(record)})
-    print(f"wrote {RECORD.relative_to(ROOT)} and docs/tables/gpu-check.csv")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--gpus", type=int, choices=(1, 2), help="default: those that torch sees, at most two")
-    parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS), help="only these")
-    parser.add_argument("--again", nargs="*", choices=STEPS, default=[], help="repeat these although they have passed")
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS, help="only these")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu_check"), help="results.json and logs")
     parser.add_argument("--commit", help="of a copy without git's folder")
     parser.add_argument("--write", action="store_true", help="OUT/results.json into the documentation; runs nothing")
@@ -146,9 +141,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = chosen.out.absolute()
     if step := chosen.in_this_process:
         row = measure(step, chosen.device, chosen.gpus, folder)
-        for name, value in row["numbers"].items():
-            if not isinstance(value, str) and not math.isfinite(value):  # which JSON lacks
-                row["numbers"][name] = str(value)
         (folder / f"{step}.json").write_text(json.dumps(row), encoding="utf-8")
         return int(row["verdict"] == "failed")
     results = folder / "results.json"
@@ -165,22 +157,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record = json.loads(results.read_text(encoding="utf-8"))
         if record["machine"] != where:
             parser.error(f"--out {folder} has results of {record['machine']}, and this is {where}: give a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(results, record)
     print(where, flush=True)
     commit = chosen.commit or subprocess.getoutput(f"git -C '{ROOT}' rev-parse --short=12 HEAD")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for step in chosen.steps:
-        if record["steps"].get(step, {}).get("verdict") == "passed" and step not in chosen.again:
-            print(f"{step}: passed before, not repeated (--again {step})", flush=True)
+        if record["steps"].get(step, {}).get("verdict") == "passed":
+            print(f"{step}: passed before, not repeated", flush=True)
             continue
         try:
-            row = run(step, chosen.device, gpus, folder)
-            row |= {"date": time.strftime("%Y-%m-%d"), "commit": commit}
+            row = run(step, chosen.device, gpus, folder) | {"date": time.strftime("%Y-%m-%d"), "commit": commit}
             record["steps"][step] = row
-            write_json(results, record)  # before its weights go: an end of the loan in these seconds would cost the row
+            write_json(results, record, allow_nan=True)  # before the weights go, during which the loan may end
         finally:
-            for weights in folder.glob(f"{step}/global_step_*") if step in WEIGHTS else ():
+            for weights in folder.glob(f"{step}/global_step_*"):  # up to 28 GB at 8B's width
                 shutil.rmtree(weights, ignore_errors=True)
         said = [row.get("reason"), *(f"{name}: {shown(value)}" for name, value in row["numbers"].items())]
         print(f"{step}: {row['verdict']} ({row['seconds']:.0f} s): {'; '.join(filter(None, said))}", flush=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import math
-import os
 import re
 import shutil
 import statistics
@@ -15,14 +13,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.gpu_check.steps import SIZES, Failed, Numbers, Size, over_noise, random_model
+from benchmarks.gpu_check.steps import SIZES, Failed, Numbers, Size, has_flash_attention, over_noise, random_model
 from benchmarks.models.char_tokenizer import build_tokenizer
-from benchmarks.starts import SMALL, Start
+from benchmarks.starts import SMALL
 from fspo.audit import read_audit
 from fspo.conclusion import exponent_of, within_mini_batches
 from fspo.fairness.lre import wilson_interval
@@ -33,18 +30,27 @@ from recipe.runner.faults.preemption import PREEMPTED, ask_to_stop
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _FSDP = f"{_ACTOR}.fsdp_config"
 _REWARD = "+reward.custom_reward_function.reward_kwargs"
+_SDPA = "actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+ATTENTION = () if has_flash_attention() else (_SDPA,)
+_PARAM_DTYPES = [f"++actor_rollout_ref.{part}.fsdp_config.mixed_precision.param_dtype" for part in ("actor", "ref")]
+#: flash-attn has no fp32.
+PRECISIONS = {
+    "fp32": (*(f"{key}=fp32" for key in _PARAM_DTYPES), f"{_ROLLOUT}.dtype=float32", _SDPA),
+    "bf16": (*(f"{key}=bf16" for key in _PARAM_DTYPES), f"{_ROLLOUT}.dtype=bfloat16"),
+}
 ON_A_CPU = (*SMALL, "trainer.test_freq=2", "trainer.save_freq=2")
 #: What of the smoke test a CPU can do.
 SHAPED_ON_A_CPU = (
-    *ON_A_CPU, f"{_ROLLOUT}.dtype=bfloat16", "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=bf16",
-    "actor_rollout_ref.model.enable_gradient_checkpointing=true", f"{_FSDP}.mixed_precision.param_dtype=bf16",
-    f"{_FSDP}.param_offload=true", f"{_FSDP}.optimizer_offload=true", f"{_REWARD}.overlong_buffer=64",
-    f"{_REWARD}.max_response_length=64",
+    *ON_A_CPU, *PRECISIONS["bf16"], "actor_rollout_ref.model.enable_gradient_checkpointing=true",
+    f"{_FSDP}.param_offload=true", f"{_FSDP}.optimizer_offload=true",
+    f"{_REWARD}.overlong_buffer=64", f"{_REWARD}.max_response_length=64",
 )  # fmt: skip
 #: The 8B job on the demo's task and a small model: short sequences, one worker for each of Ray's services.
 SMALL_JOB = (
-    "experiment=qwen3_8b", "data.train_files=${trainer.default_local_dir}/data/train.parquet",
-    "data.val_files=${trainer.default_local_dir}/data/test.parquet", "data.max_prompt_length=16",
+    "experiment=qwen3_8b",
+    '+data.offline_task={folder: "${trainer.default_local_dir}/data", n_train: 4096, n_test: 256, seed: 0}',
+    "data.train_files=${data.offline_task.folder}/train.parquet",
+    "data.val_files=${data.offline_task.folder}/test.parquet", "data.max_prompt_length=16",
     "data.max_response_length=256", f"{_ACTOR}.optim.lr_warmup_steps=0", f"{_ROLLOUT}.n=8",
     f"{_ROLLOUT}.gpu_memory_utilization=0.3", f"{_ROLLOUT}.max_model_len=512", f"{_ROLLOUT}.max_num_seqs=256",
     f"{_ROLLOUT}.val_kwargs.n=1", f"{_ROLLOUT}.agent.num_workers=1", "reward.num_workers=1",
@@ -53,8 +59,7 @@ SMALL_JOB = (
 #: Two steps of about 38,000 tokens a mini-batch, two packs on one GPU, and a save of 24 GB. Random weights never earn a
 #: reward; without differences within a group nothing would move.
 SMOKE = (
-    *SMALL_JOB, '+data.offline_task={folder: "${trainer.default_local_dir}/data", n_train: 256, n_test: 64, seed: 0}',
-    "data.train_batch_size=256", f"{_ACTOR}.ppo_mini_batch_size=64",
+    *SMALL_JOB, "data.train_batch_size=256", f"{_ACTOR}.ppo_mini_batch_size=64",
     f"{_ACTOR}.ulysses_sequence_parallel_size=${{trainer.n_gpus_per_node}}",
     f"{_ROLLOUT}.tensor_model_parallel_size=${{trainer.n_gpus_per_node}}",
     f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes=512",  # the embeddings are larger
@@ -64,83 +69,46 @@ SMOKE = (
 )  # fmt: skip
 #: The demo's run (conf/experiment/demo.yaml) on a GPU. Without compilation vLLM starts in half the time.
 LEARN = (
-    *SMALL_JOB,
-    '+data.offline_task={folder: "${trainer.default_local_dir}/data", n_train: 4096, n_test: 256, seed: 0}',
-    "data.train_batch_size=32", "actor_rollout_ref.model.path=pkg://recipe.math.data/assets/demo_model",
+    *SMALL_JOB, "data.train_batch_size=32", "actor_rollout_ref.model.path=pkg://recipe.math.data/assets/demo_model",
     "actor_rollout_ref.model.enable_gradient_checkpointing=false", f"{_ACTOR}.ppo_mini_batch_size=8",
     f"{_ACTOR}.ppo_max_token_len_per_gpu=8192", f"{_ACTOR}.optim.lr=1e-4", f"{_ACTOR}.optim.weight_decay=0.01",
     f"{_FSDP}.param_offload=false", f"{_FSDP}.optimizer_offload=false", f"{_ROLLOUT}.tensor_model_parallel_size=1",
     f"{_ROLLOUT}.enforce_eager=true", "trainer.experiment_name=gpu_learn", "trainer.n_gpus_per_node=1",
     "trainer.total_training_steps=20", "trainer.test_freq=20", "trainer.save_freq=-1",
 )  # fmt: skip
-_SDPA = "actor_rollout_ref.model.override_config.attn_implementation=sdpa"
-#: flash-attn has no fp32.
-PRECISIONS = {
-    "fp32": (
-        *(
-            f"+actor_rollout_ref.{part}.fsdp_config.mixed_precision.{kind}_dtype=fp32"
-            for part in ("actor", "ref")
-            for kind in ("param", "reduce", "buffer")
-        ),
-        f"{_ROLLOUT}.dtype=float32",
-        _SDPA,
-    ),
-    "bf16": (),
-}
-#: The demo as it is computes in fp32.
-PRECISIONS_ON_A_CPU = {
-    "fp32": (),
-    "bf16": (
-        f"{_ROLLOUT}.dtype=bfloat16",
-        "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=bf16",
-        f"{_FSDP}.mixed_precision.param_dtype=bf16",
-    ),
-}
 #: vLLM's and the trainer's probabilities of a token differ by about 1e-3 in bf16; above this they are not one policy.
 LARGEST_DIFFERENCE = 0.05
 #: Qwen3-8B's widths, so that its kernels run, in four layers: two steps with the job's packs take about 70 GiB.
 WIDE = (151_936, 4096, 12_288, 4, 32, 8, 128)
 
 
-def write_model(folder: Path, size: Size, device: str, mean_length: int) -> None:
-    """A model of :func:`ending_model` in bf16, and its tokenizer, in a folder."""
-    model, tokenizer = ending_model(size, device, torch.float32, mean_length)
-    shutil.rmtree(folder, ignore_errors=True)
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    del model
-    gc.collect()
-    if device == "cuda":  # this process lives on, and what comes next takes all of the GPU: a run, or vLLM here
-        torch.cuda.empty_cache()
-
-
 @torch.no_grad()
-def ending_model(size: Size, device: str, dtype: torch.dtype, mean_length: int) -> tuple[Any, Any]:
-    """A model with random weights, untied; a token is the last with a probability of 1 over ``mean_length``.
+def write_model(folder: Path, size: Size, device: str, mean_length: int) -> None:
+    """Random weights in bf16, untied, with a tokenizer; a token is the last with probability 1 over ``mean_length``.
 
     Every token of the vocabulary is a character of its own. The row of the end's logits points along the mean of the
     last hidden states, so that a response may end at any token; random weights would always use the whole length. Its
     length is fitted on other tokens than its direction: a mean over T tokens holds 1/T of each of them, which in a wide
     model is more than what they have in common, and responses would hardly end.
-    Returns the model and its tokenizer.
     """
     vocabulary = size.shape[0]
     characters = "0123456789%-=" + "".join(chr(code) for code in range(0x10000, 0x10000 + vocabulary))
     tokenizer = build_tokenizer(characters[: vocabulary - 3], max_length=4096)
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
-    model = random_model(size, device, dtype, **ends)
+    model = random_model(size, device, torch.float32, **ends)
 
     def hidden_states(sequences: int, seed: int) -> torch.Tensor:
         tokens = torch.randint(vocabulary, (sequences, 32), generator=torch.Generator().manual_seed(seed))
-        return model.model(tokens.to(device)).last_hidden_state.flatten(0, 1).float()
+        return model.model(tokens.to(device)).last_hidden_state.flatten(0, 1)
 
     mean, hidden = hidden_states(1024, seed=0).mean(0), hidden_states(128, seed=1)
-    total = (hidden @ model.lm_head.weight.float().T).logsumexp(-1)
+    total = (hidden @ model.lm_head.weight.T).logsumexp(-1)
     along = hidden @ mean / mean.dot(mean)
     scales = torch.linspace(0, 20, 201).tolist()
     scale = min(scales, key=lambda one: abs((one * along - total).sigmoid().mean().item() - 1 / mean_length))
-    model.lm_head.weight[tokenizer.eos_token_id] = (scale * mean / mean.dot(mean)).to(dtype)
-    return model, tokenizer
+    model.lm_head.weight[tokenizer.eos_token_id] = scale * mean / mean.dot(mean)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def train(folder: Path, overrides: tuple[str, ...], steps: int) -> list[dict[str, float]]:
@@ -179,23 +147,8 @@ def verdict(steps: Sequence[Mapping[str, float]]) -> Numbers:
     if not any(name.startswith(floor) for metrics in steps for name in metrics):
         raise Failed(f"no step has measured the noise floor ({floor}*)", numbers)
     if margin < SAFE_MARGIN:
-        raise Failed(
-            f"rounding between the two passes is within {margin:.1f} of the band's edge ({floor}margin below "
-            f"{SAFE_MARGIN:.0f}): compute in fp16 or fp32 (docs/results.md#numerical-noise-floor)",
-            numbers,
-        )
+        raise Failed("rounding between the two passes is near the band's edge: compute in fp16 or fp32", numbers)
     return numbers
-
-
-def attention() -> tuple[str, ...]:
-    """sdpa where flash-attn's kernels are not installed; a package of its Triton cross-entropy alone may be."""
-    has_kernels = importlib.util.find_spec("flash_attn_2_cuda") is not None
-    return () if has_kernels else (_SDPA,)
-
-
-def smoke_on(gpus: int, tokens: int = 20_480) -> tuple[str, ...]:
-    """The smoke test on one or two GPUs, with packs of at most so many tokens on each."""
-    return (*SMOKE, f"trainer.n_gpus_per_node={gpus}", f"{_ACTOR}.ppo_max_token_len_per_gpu={tokens}")
 
 
 def smoke_job(folder: Path, device: str, gpus: int) -> tuple[tuple[str, ...], Numbers]:
@@ -207,11 +160,15 @@ def smoke_job(folder: Path, device: str, gpus: int) -> tuple[tuple[str, ...], Nu
     size = SIZES[device]
     if device == "cuda":
         # sdpa computes all scores of a pack, so that it gets shorter ones.
-        size = replace(size, shape=WIDE, pack=8192 if attention() else 20_480)
-        overrides = (*smoke_on(gpus, size.pack), *attention())
+        size = replace(size, shape=WIDE, pack=20_480 if has_flash_attention() else 8192)
+        words = (f"trainer.n_gpus_per_node={gpus}", f"{_ACTOR}.ppo_max_token_len_per_gpu={size.pack}")
+        overrides = (*SMOKE, *words, *ATTENTION)
         numbers = {"tokens of a pack": size.pack}
     if not (model / "tokenizer.json").is_file():  # which is written last
         write_model(model, size, device, mean_length=64 if device == "cuda" else 24)
+        gc.collect()
+        if device == "cuda":  # this process lives on, and the run takes all of the GPU
+            torch.cuda.empty_cache()
     return (*overrides, f"actor_rollout_ref.model.path={model}"), {"width": size.shape[1]} | numbers
 
 
@@ -226,25 +183,20 @@ def preemption(folder: Path, device: str, gpus: int) -> Numbers:
     overrides, _ = smoke_job(folder, device, gpus)
     run = folder / "preemption"
     shutil.rmtree(run, ignore_errors=True)
-    never = ("trainer.save_freq=-1", "trainer.test_freq=-1")
-    steps = ("trainer.total_training_steps=3", f"trainer.default_local_dir={run}")
-    words = ("recipe.fspo.main", *overrides, *steps, *never)
-    start = Start(folder, *words, log="preemption-run.log", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
-    try:
-        while start.process.poll() is None and not (run / "metrics.jsonl").exists():
-            time.sleep(0.2)
-        if (ended := start.process.poll()) is not None:
-            raise Failed(f"the run ended with status {ended} before its first step, without a warning: {start.log}")
+    settings = ("trainer.total_training_steps=3", "trainer.save_freq=-1", "trainer.test_freq=-1")
+    command = [sys.executable, "-m", "recipe.fspo.main", *overrides, *settings, f"trainer.default_local_dir={run}"]
+    process = subprocess.Popen(command)
+    while process.poll() is None and not (run / "metrics.jsonl").exists():
+        time.sleep(0.2)
+    if process.poll() is None:
         ask_to_stop(run)
-        begin = time.monotonic()
-        status = start.process.wait()
-    finally:
-        start.stop()
+    begin = time.monotonic()
+    status = process.wait()
     seconds, saved = time.monotonic() - begin, sorted(path.name for path in run.glob("global_step_*"))
     numbers: Numbers = {"status": status, "from warning to end, s": seconds, "saved": ", ".join(saved) or "nothing"}
     if status != PREEMPTED or not saved:
         raise Failed(f"a warning should end the run with status {PREEMPTED} and a checkpoint", numbers)
-    done = subprocess.run([sys.executable, "-m", *words]).returncode
+    done = subprocess.run(command).returncode
     steps_done = [
         line["step"] for line in read_lines(run / "metrics.jsonl") if "timing_s/update_actor" in line["metrics"]
     ]
@@ -259,12 +211,11 @@ def learn(folder: Path, device: str, gpus: int) -> Numbers:
 
     Fails on a GPU if the intervals of the held-out accuracy before and after a run overlap.
     """
-    job, steps, problems, precisions = (*LEARN, *attention()), 20, 256, PRECISIONS
+    job, steps, problems = (*LEARN, *ATTENTION), 20, 256
     if device == "cpu":
-        job, steps, problems, precisions = (*ON_A_CPU, "trainer.val_before_train=true"), 2, 8, PRECISIONS_ON_A_CPU
-    numbers: Numbers = {}
-    same = []
-    for name, precision in precisions.items():
+        job, steps, problems = (*ON_A_CPU, "trainer.val_before_train=true"), 2, 8
+    numbers, same = Numbers(), []
+    for name, precision in PRECISIONS.items():
         run = folder / f"learn-{name}"
         try:
             metrics = train(run, (*job, *precision), steps)

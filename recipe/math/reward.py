@@ -1,8 +1,7 @@
 """verl's reward hook: routes a response to the verifier of its data source.
 
-Configure it with `reward.custom_reward_function.path=pkg://recipe.math.reward` (name `compute_score`). Every reward
-worker imports this module, so it imports nothing heavy; math-verify is only ever loaded in `recipe.math.answers`' own
-processes, and those only start when a mathematical answer has to be judged.
+Configure it with `reward.custom_reward_function.path=pkg://recipe.math.reward` (name `compute_score`). It is light:
+math-verify is loaded in processes of `recipe.math.answers`, when an answer has to be judged.
 """
 
 from __future__ import annotations
@@ -36,20 +35,16 @@ def compute_score(
     max_response_length: int | None = None,
     n_workers: int | None = None,
     time_limit_s: float = 3.0,
-    reward_router_address: str | None = None,
-    reward_model_tokenizer: Any = None,
 ) -> dict[str, Any]:
     """Score of one response, and what verl should log of it.
 
-    `score = acc + overlong_weight * soft_overlong_penalty`; with the defaults it is `acc`, 1.0 for a correct answer and
-    0.0 otherwise.
+    `score = acc + overlong_weight * soft_overlong_penalty`, where `acc` is 1.0 for a correct answer and else 0.0.
 
     Args:
         data_source, solution_str, ground_truth, extra_info: of verl. The offline task has its own verifier.
         overlong_buffer: tokens of DAPO's soft overlong penalty; 0 or None turns it off. Needs `max_response_length` and
             the reward manager of `recipe.runner.reward_manager`, which tells the length of the response in tokens.
         n_workers, time_limit_s: see `recipe.math.answers.MathScorer`; per reward worker of verl.
-        reward_router_address, reward_model_tokenizer: passed by verl beside a reward model, not used.
 
     Returns:
         The same keys for every data source: `score`; `acc` (what validation reports); `timeout`, `parse_failed` and
@@ -57,12 +52,9 @@ def compute_score(
         `response_length` in tokens, None without our reward manager.
 
     Raises:
-        ValueError: a ground truth that is not text; the overlong penalty is on, but a length is not known or the
-            buffer is longer than the longest response.
+        ValueError: the overlong penalty is on, but a length is not known or the buffer is longer than the longest
+            response.
     """
-    if not isinstance(ground_truth, str):
-        kind = type(ground_truth).__name__
-        raise ValueError(f"reward_model.ground_truth={ground_truth!r} ({kind}) of {data_source}: write it as text")
     info = extra_info or {}
     if data_source == offline_task.DATA_SOURCE:
         status = Status.CORRECT if offline_task.score_answer(solution_str, ground_truth) else Status.WRONG

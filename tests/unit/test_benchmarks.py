@@ -20,7 +20,7 @@ def test_the_figure_of_the_readme_has_its_audits_lres() -> None:
     shown = [bars.get_label() for bars in axes.containers]
     (line,) = re.findall(r"^\| LRE .*", (ROOT / "docs/audit.md").read_text(encoding="utf-8"), re.M)
     found = re.findall(r"\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\]", line)
-    assert shown == [f"{name}: LRE {lre}" for lre, name in zip(found, figures.BANDS.values(), strict=True)]
+    assert shown == [f"{name}: LRE {lre}" for lre, name in zip(found, figures.TITLES.values(), strict=True)]
 
 
 def test_the_table_of_losses_has_every_loss() -> None:

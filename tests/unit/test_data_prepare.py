@@ -93,7 +93,6 @@ def test_what_is_left_out_is_counted_in_a_manifest(copies: Path, tmp_path: Path)
     ("name", "change"),
     [
         ("math500", {"problem": 3}),
-        ("math500", {"problem": " "}),
         ("math500", {"answer": None}),
         ("math_train", {"solution": "It is 7."}),
         ("dapo_math_17k", {"prompt": [{"role": "user", "content": "plain"}]}),
@@ -142,7 +141,6 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
         ("a.parquet", "expected", {"q": QUESTION, "expected": 2.0}),
         ("a.json", "solution", {"q": QUESTION, "solution": r"One by one, \boxed{1} and \boxed{2}."}),
         ("a.jsonl", "a", {"q": QUESTION, "a": "#### Sum\nIt is 2.\n#### 2"}),
-        ("a.jsonl", "reward_model.ground_truth", {"q": QUESTION, "reward_model": {"ground_truth": "2"}}),
         ("a.parquet", "a", {"q": MESSAGES, "a": "2"}),
         ("a.parquet", "a", {"q": f" {json.dumps(MESSAGES)}", "a": "2"}),
     ],
@@ -165,7 +163,7 @@ def test_answers_of_a_table_stay_as_written_or_are_left_out(tmp_path: Path) -> N
     ("content", "says"),
     [
         (b'{"q": "a", "b": "1"}\n', ("no problem is left", "'without_answer': 1", "'a'")),
-        (b'{"q": "a", "a": {"b": 1}}\n', ("row 1", "'a'", "'b': 1")),
+        (b'{"q": "a", "a": [1]}\n', ("row 1", "'a'", "[1]")),
         (b'{"q": [{"role": "system"}], "a": "1"}\n', ("row 1", "'q'", "system")),
         (b"version https://git-lfs.github.com/spec/v1\n", ("mine.jsonl",)),
     ],
@@ -185,7 +183,6 @@ def test_what_is_wrong_with_anybodys_file_is_named(
         ("gsm8k_test.jsonl", ()),
         ("a.jsonl", ("--name", "aime24")),
         ("a.jsonl", ("--name", "../up")),
-        ("out/a.parquet", ()),
     ],
 )
 def test_a_name_that_would_be_anothers_file_is_refused(tmp_path: Path, file: str, more: tuple[str, ...]) -> None:
@@ -200,10 +197,8 @@ def test_a_prepared_file_asks_once(tmp_path: Path) -> None:
     own = "How many? Write it in \\boxed{your answer}."
     write(tmp_path / "mine.jsonl", [{"q": QUESTION, "a": "2"}, {"q": own, "a": "3"}])
     assert of_columns(tmp_path / "mine.jsonl", tmp_path) == 0
-    assert (
-        of_columns(tmp_path / "mine.parquet", tmp_path / "again", prompt="prompt", answer="reward_model.ground_truth")
-        == 0
-    )
+    columns = {"prompt": "prompt", "answer": "reward_model.ground_truth"}
+    assert of_columns(tmp_path / "mine.parquet", tmp_path / "again", **columns) == 0
     for out in (tmp_path, tmp_path / "again"):
         assert [row["prompt"][0]["content"] for row in read(out, "mine")] == [QUESTION + REQUEST, own]
 

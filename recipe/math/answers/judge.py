@@ -17,8 +17,8 @@ from math_verify import LatexExtractionConfig, parse, verify
 from recipe.math.answers.spelling import closing, folded, has_words, spelled, split, stripped, without_unit
 from recipe.math.answers.verdict import Status
 
-#: An answer beyond them is refused, and a list beyond them unequal, before anything is evaluated.
-MAX_CHARS, MAX_NESTING, MAX_ITEMS = 400, 8, 24
+#: An answer beyond them is refused before anything is evaluated.
+MAX_CHARS, MAX_NESTING = 400, 8
 #: Powers of powers, exponents of five digits, factorials of four, factorials of factorials, large binomials.
 _HUGE: Final = re.compile(
     r"\^[\s{(]*-?\w+[\s})]*\^[\s{(]*-?\w{2}|\d{2}\}?[\s)]+\^[\s{(]*\d{3}|\^[\s{(]*-?\d{5}|\d{4}[\s)}]*!|!\s*\)*\s*!"
@@ -97,16 +97,14 @@ def same(truth: str, answer: str) -> bool:
     truth, answer = _value(truth, answer, (_NAME,)), _value(answer, truth, (_NAME, _SUM))
     if not answer or _compact(truth) == _compact(answer):
         return bool(answer)
+    if (_REGION.search(truth) or _REGION.search(answer)) and not has_words(truth + answer):
+        one, two = _as_set(truth), _as_set(answer)
+        return one is not None and (one == two or (type(one) is type(two) and _verified(one, two)))
     (shape, ours), (other, theirs) = _cells(truth), _cells(answer)
-    if _REGION.search(truth) or _REGION.search(answer):
-        is_region = [kind != "one" or bool(_REGION.search(side)) for kind, side in ((shape, truth), (other, answer))]
-        return all(is_region) and not has_words(truth + answer) and _same_region(truth, answer)
     if shape != other and not ("()" in (shape, other) and "1" in (shape + other).strip("()").split("x")):
         return False  # but a vector may be a tuple
     if shape == "one":
         return _same_leaf(truth, answer)
-    if max(len(ours), len(theirs)) > MAX_ITEMS:
-        return False
     if shape == "set":
         equal = [[same(one, two) for two in theirs] for one in ours]
         return all(map(any, equal)) and all(map(any, zip(*equal, strict=True)))
@@ -146,25 +144,16 @@ def _value(text: str, other: str, names: tuple[re.Pattern[str], ...]) -> str:
     return values[-1]
 
 
-def _same_region(truth: str, answer: str) -> bool:
-    """Whether two inequalities, intervals or sets of numbers are one."""
-    gold, value = ([parsed(part) for part in split(side)] for side in (truth, answer))
-    names, others = ({name for part in parts for name in part.free_symbols} for parts in (gold, value))
-    if names and others and names != others:
-        return False
-    if max(len(names), len(others)) > 1:
-        return len(gold) == len(value) == 1 and _verified(*gold, *value)
-    one, two = _as_set(gold, ";" in truth), _as_set(value, ";" in answer)
-    return one is not None and two is not None and (one == two or (type(one) is type(two) and _verified(one, two)))
-
-
-def _as_set(parts: list[Any], is_any: bool) -> Any:
-    """The set of numbers of inequalities in one name or of an interval: of all parts, or of any; None of a number."""
+def _as_set(text: str) -> Any:
+    """The numbers of an interval, or of inequalities that all hold, or of which any does; None of a number."""
+    parts = [parsed(part) for part in split(text)]
     if not all(hasattr(part, "as_set") or isinstance(part, sympy.Set) for part in parts):
         return None
+    if len(parts) == 1 and len(parts[0].free_symbols) > 1:
+        return parts[0].canonical  # x + y > 2
     sets = [part if isinstance(part, sympy.Set) else part.as_set() for part in parts]
     both = sympy.Intersection(*sets)
-    return sympy.Union(*sets) if is_any or both is sympy.S.EmptySet else both
+    return sympy.Union(*sets) if ";" in text or both is sympy.S.EmptySet else both
 
 
 def _same_leaf(truth: str, answer: str) -> bool:
@@ -173,7 +162,7 @@ def _same_leaf(truth: str, answer: str) -> bool:
     if unit and other and (unit[0] != other[0] or re.sub(r"\D", "", unit) != re.sub(r"\D", "", other)):
         return False
     percents = [side.endswith("%") for side in (truth, answer)]
-    truth, answer = (re.sub(r"%\Z|\^\{?\\circ\s*\}?\Z", "", side).strip() for side in (truth, answer))
+    truth, answer = (side.removesuffix("%").strip() for side in (truth, answer))
     if has_words(truth) or has_words(answer):
         return folded(truth) == folded(answer) != ""
     if re.search(r"\d\s*[)}]?\s*_|\d\s*:", truth + answer):  # of another base, or a ratio
@@ -208,11 +197,9 @@ def _equal(gold: Any, value: Any) -> bool:
     """Closed expressions by their exact values, equations by their ratio, others by math-verify."""
     equations = [side for side in (gold, value) if isinstance(side, sympy.Eq)]
     if len(equations) == 2:
-        zeros = [sympy.together(side.lhs - side.rhs).as_numer_denom()[0] for side in equations]
+        zeros = [side.lhs - side.rhs for side in equations]
         ratio = sympy.simplify(zeros[0] / zeros[1])
         return bool(ratio.is_number and ratio.is_finite and ratio != 0)
-    if equations:
-        return False
     if not all(isinstance(side, sympy.Expr) and not side.free_symbols for side in (gold, value)):
         return _verified(gold, value)
     gold, value = gold.doit(), value.doit()

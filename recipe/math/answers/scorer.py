@@ -90,7 +90,7 @@ class _Worker:
 
     def ask(self, answer: str, truth: str) -> Status:
         """The worker's verdict; TIMEOUT if none comes in time, CRASHED if the worker dies."""
-        process = self._process = self._process or self._started()
+        process = self._process or self._started()
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(OSError, ValueError):  # it is dead, or closed by another thread
             process.stdin.write(json.dumps([answer, truth]) + "\n")
@@ -105,7 +105,7 @@ class _Worker:
 
     def _started(self) -> subprocess.Popen[str]:
         paths = str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH")
-        process = subprocess.Popen(  # -P: no module from the current folder; a session: Ctrl-C is the caller's
+        process = self._process = subprocess.Popen(  # -P: not the current folder; its session: Ctrl-C is the caller's
             [sys.executable, "-P", "-m", "recipe.math.answers.worker", str(self._time_limit_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -114,10 +114,8 @@ class _Worker:
             start_new_session=True,
         )
         assert process.stdout is not None
-        if not process.stdout.readline():
-            process.communicate()
-            if process.returncode == 1:
-                raise RuntimeError(f"`{sys.executable} -c 'import math_verify'` must work: see its message above")
+        if not process.stdout.readline() and process.wait() == 1:
+            raise RuntimeError(f"`{sys.executable} -c 'import math_verify'` must work: see its message above")
         return process
 
     def close(self) -> None:

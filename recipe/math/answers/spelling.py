@@ -28,9 +28,8 @@ class Spelling(NamedTuple):
 #: Applied in this order.
 SPELLINGS: Final = (
     Spelling(r"(?<=\d)(?:,|\{,\}|\s)*(?:\\!|\{,\})\s*(?=\d)", ",", r"32{,}348,\!000", "32,348,000"),
-    Spelling(r"\\(?:displaystyle|textstyle|limits|left|right|[bB]igg?[lr]?|bf|rm)(?![a-zA-Z])", "",
-             r"\left(3, 4\right)", "(3, 4)"),
-    Spelling(r"\\!|(?<!\\)\\[()\[\]]|\\?\$|[€£¥₹]", "", r"$\$3\!$", "3"),
+    Spelling(r"\\(?:displaystyle|textstyle|limits|left|right|[bB]igg?[lr]?|bf|rm)(?![a-zA-Z])"
+             r"|\\!|(?<!\\)\\[()\[\]]|\\?\$|[€£¥₹]", "", r"$\left(\$3, 4\right)$", "(3, 4)"),
     Spelling(r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-z])", " ", r"5\,\quad", "5  "),
     Spelling(r"\A((?:(?!\\[lg]e|[<>]).)*?),?\s*\(?\s*[a-z]\s*\\in\s*\\mathbb\s*\{?Z\}?\s*\)?", r"\1",
              r"2n, n \in \mathbb{Z}", "2n"),
@@ -48,9 +47,7 @@ SPELLINGS: Final = (
     Spelling(r"\\varnothing(?![a-z])|∅", r"\\emptyset ", r"\varnothing", r"\emptyset "),
     Spelling(r"\A[a-zA-Z]?\s*\\approx(?![a-z])|(?<=[\w})])\s*\(?\s*\\approx(?![a-z]).*\Z", "",
              r"50/3 \approx 16.67", "50/3"),
-    Spelling(r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\text\{\s*degrees?\s*\}|\bdegrees?\b", r"^\\circ ",
-             "90 degrees", r"90 ^\circ "),
-    Spelling(r"(?<=\\circ)\s+[CF](?![a-zA-Z])", "", r"-4^\circ C", r"-4^\circ"),
+    Spelling(r"(\\circ\}?)\s+[CF](?![a-zA-Z])", r"\1", r"-4^\circ C", r"-4^\circ"),
     Spelling(r"\\text\{\s*percent\s*\}|\bper\s?cent\b|\\%", "%", r"50\%", "50%"),
     Spelling(r"(?<![\w.])(\d+)\s+(\d+)/(\d+)(?![\d/])", r"\1\\frac{\2}{\3}", "1 3/4", r"1\frac{3}{4}"),
     Spelling(r"(?<=\d)\s*[eE]\s*\+?(-?)0*(\d+)(?!\.?\d)", r" \\cdot 10^{\1\2}", "6.02e+23", r"6.02 \cdot 10^{23}"),

@@ -64,7 +64,6 @@ def prepare(source: Source, out: Path, folder: Path | None = None, against: Sequ
         },
         "counts": counts,
         "overlap_with_tests": overlaps,
-        "prompt_template": "{problem}" + REQUEST,
     }
     write_json(description, manifest)
     return manifest
@@ -88,10 +87,9 @@ def _row(source: Source, index: int, problem: Problem) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Exit status: 0; 1 if a set is left out, with why; 2 after a wrong command."""
-    parser = argparse.ArgumentParser(prog="python -m recipe.math.data", description="Data sets for training and tests.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    command = commands.add_parser("prepare", help=__doc__, description=__doc__)
-    add = command.add_argument
+    parser = argparse.ArgumentParser(prog="python -m recipe.math.data", description=__doc__)
+    add = parser.add_argument
+    add("command", choices=("prepare",))
     published = ", ".join((*SOURCES, *GROUPS))
     add("names", nargs="+", metavar="NAME", help=f"of {published}; or a file of yours, with --prompt and --answer")
     add("--out", type=Path, required=True, metavar="DIR", help="folder for NAME.parquet and NAME.manifest.json")
@@ -107,14 +105,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = Path(args.names[0])
         name = args.name or path.name.partition(".")[0]
         if not re.fullmatch(r"[\w.-]+", name) or name in SOURCES:
-            command.error(f"{path}: {name!r} is a published set's name or no file's name: give another by --name")
-        if (args.out / f"{name}.parquet").resolve() == path.resolve():
-            command.error(f"{path} would be written over while it is read: give another --out or --name")
+            parser.error(f"{path}: {name!r} is a published set's name or no file's name: give another by --name")
         sources = [Source(name, args.role, args.prompt, args.answer, path=path)]
     else:
         names = list(dict.fromkeys(name for group in args.names for name in GROUPS.get(group, (group,))))
         if args.prompt or args.answer or not SOURCES.keys() >= set(names):
-            command.error(f"{' '.join(names)}: give published sets, or one file with both of --prompt and --answer")
+            parser.error(f"{' '.join(names)}: give published sets, or one file with both of --prompt and --answer")
         sources = [SOURCES[name] for name in names]
     for source in sources:
         try:

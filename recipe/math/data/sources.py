@@ -45,8 +45,8 @@ class Source:
     path: Path | None = None  # of a set that is not published
 
     def problem(self, row: Mapping[str, Any]) -> Problem:
-        """The problem of a row. Raises ValueError for a value that is not as it should be."""
-        prompt, answer = _value(row, self.prompt), _value(row, self.answer)
+        """The problem of a flat row. Raises ValueError for a value that is not as it should be."""
+        prompt, answer = row.get(self.prompt), row.get(self.answer)
         if self.path is not None and any(value is None or not str(value).strip() for value in (prompt, answer)):
             return Problem("", "")
         text = _prompt_text(prompt, self.prompt)
@@ -57,20 +57,10 @@ class Source:
         return Problem(text, _answer(answer, self.answer, self.is_solution))
 
 
-def _value(row: Any, column: str) -> Any:
-    """The value of a column, or of `column.field` inside of it; None if there is none."""
-    for name in column.split("."):
-        row = row.get(name) if isinstance(row, Mapping) else None
-    return row
-
-
 def _prompt_text(value: Any, column: str) -> str:
     """A prompt that is text, or the only message before the answer of an assistant; also if that is written as JSON."""
     if isinstance(value, str) and re.match(r"\s*\[\s*\{", value):
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise ValueError(f"column {column!r} has messages that are no JSON: {value!r:.60}") from error
+        value = json.loads(value)
     if isinstance(value, list):
         roles = [message.get("role") if isinstance(message, Mapping) else None for message in value]
         if roles not in (["user"], ["user", "assistant"]):
@@ -166,7 +156,7 @@ def read_problems(source: Source, folder: Path | None) -> Iterator[Problem]:
     except Exception as error:  # of datasets, pyarrow or the network
         way = "" if source.path or folder else "; without network, copy it to DIR and give --source DIR"
         raise ValueError(f"{place} cannot be loaded: {error.__cause__ or error}{way}") from error
-    for number, row in enumerate(rows, start=1):
+    for number, row in enumerate(rows.flatten(), start=1):  # a field of a record is COLUMN.FIELD
         try:
             yield source.problem(row)
         except ValueError as error:
