@@ -1,4 +1,4 @@
-"""Each departure of recipe.runner.cpu.patches is still needed; what two of them compute in verl's place is the same.
+"""Each departure of recipe.runner.cpu.patches is still needed.
 
 A failure of what is "still" so is good news: the package underneath has changed, and the patch can go. That the patches
 mend it the starts of tests/e2e show, each of which has all of them.
@@ -69,15 +69,6 @@ patches.log_probs_of_many_tokens_at_once()
 assert calls_after == 5
 assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 assert functional.logprobs_from_logits_v2(logits_TV.bfloat16(), labels_T).shape == (50,)
-""",
-    "an agent loop is made as Hydra makes it": """
-import hydra, verl.experimental.agent_loop.agent_loop as module, recipe.runner.cpu.patches as patches
-patches.make_agent_loops_without_hydra()
-calls, hydra.utils.instantiate = [], None
-made = module.hydra.utils.instantiate({"_target_": "types.SimpleNamespace"}, tokenizer=calls)
-assert made.tokenizer is calls
-by_hydra = module.hydra.utils.instantiate({"_target_": "types.SimpleNamespace", "own": {"turns": 3}}, tokenizer=1)
-assert by_hydra.own["turns"] == 3 and by_hydra.tokenizer == 1
 """,
     "vLLM still replaces packed weights": """
 import torch

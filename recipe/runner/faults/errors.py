@@ -17,8 +17,7 @@ _LINES_OF_AN_ERROR = 12
 #: The setting to lower when this process runs out of host memory.
 _LOWER = {
     "FSDP worker": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu (or ppo_micro_batch_size_per_gpu)",
-    "vLLM engine": "actor_rollout_ref.rollout.max_num_seqs (on CPUs also the environment variable "
-    "VLLM_CPU_KVCACHE_SPACE)",
+    "vLLM engine": "actor_rollout_ref.rollout.max_num_seqs (on CPUs also the variable VLLM_CPU_KVCACHE_SPACE)",
     "reward worker": "reward.num_workers",
 }
 
