@@ -49,7 +49,7 @@ def archive_damage(path: Path, whole: bool = False) -> str | None:
             with zipfile.ZipFile(file) as archive:
                 bad = archive.testzip()
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
-        return f"is damaged ({error})"  # RuntimeError: a compression or a cipher that torch does not write
+        return f"cannot be read ({error})"  # RuntimeError: a compression or a cipher that torch does not write
     return f"is damaged (wrong checksum of {bad})" if bad else None
 
 

@@ -75,7 +75,8 @@ class HangLimit:
         lines = self._folder / PROGRESS_FILE
         seen = replace(phase, queue=""), lines.stat().st_size if lines.exists() else 0
         moved, self._seen = seen != self._seen, seen
-        finished = int((re.match(r"\d+", phase.queue) or "0")[0])
+        begin = re.match(r"\d+", phase.queue)
+        finished = int(begin[0]) if begin else 0
         more = finished > self._finished
         self._finished = finished if moved else max(finished, self._finished)
         return moved or more

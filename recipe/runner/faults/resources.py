@@ -1,4 +1,4 @@
-"""Waits, for a bounded time, for Ray's nodes, GPUs and CPUs, for which verl would wait for ever, and prints nothing.
+"""Waits, for a bounded time, for Ray's nodes, GPUs and CPUs: verl would wait for ever, and print nothing.
 
 ``python -m recipe.runner.faults.resources SECONDS NODE...`` waits for nodes (``slurm/launch.sh``): the names are those
 given to ``ray start --node-name``; the head writes its address to the file ``ray_address`` in FSPO_LOG_DIR.
