@@ -128,7 +128,7 @@ def test_a_pointer_to_nothing_is_refused_and_a_new_run_begins(tmp_path: Path) ->
     assert tracker_repair(config(tmp_path).trainer, KINDS) is None
     assert problems_of(config(tmp_path)) == []
     (problem,) = problems_of(config(tmp_path, mode="resume_path", path=tmp_path))
-    assert "global_step_N" in problem
+    assert "global_step_N" in problem and Checkpoint(tmp_path).step == 0
     tmp_path.joinpath(TRACKER_FILE).write_text("30")  # verl would begin again without a word
     (problem,) = problems_of(config(tmp_path))
     assert str(tmp_path / "global_step_30") in problem

@@ -82,7 +82,9 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        return int(self.folder.name.removeprefix("global_step_"))
+        """0 of a folder with another name, which :func:`resume_problems` refuses."""
+        match = _FOLDER.fullmatch(self.folder.name)
+        return int(match[1]) if match else 0
 
     @property
     def size(self) -> int:
