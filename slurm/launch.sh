@@ -10,10 +10,8 @@ fail() { say "error: $*" >&2; exit 1; }
 is_running() { kill -0 "$@" 2>/dev/null; } # PROCESS-ID...: one of them
 steps=() command='' lost='' cancelled=no # process ids of srun, Ray's first; which node was lost
 
-[[ -n ${SLURM_JOB_ID:-} ]] || fail "this is not a SLURM job: submit one of slurm/*.sh with sbatch"
 job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}" job="${job:-$SLURM_JOB_ID}" # as scontrol takes it
 export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
-[[ -f $FSPO_ROOT/slurm/node.sh ]] || fail "run sbatch in the repository's root, or export FSPO_ROOT=/path/to/it"
 FSPO_RUN_DIR="$(realpath -ms -- "${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}")" # absolute: it is mounted
 again="submit the job again with FSPO_RUN_DIR=$FSPO_RUN_DIR: it goes on from its last checkpoint"
 export FSPO_RUN_DIR FSPO_LOG_DIR="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restart-$restart"
@@ -21,8 +19,8 @@ export FSPO_RUN_DIR FSPO_LOG_DIR="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restart-$res
 export FSPO_STOP="$FSPO_LOG_DIR/stop" FSPO_UNSAVED="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-unsaved"
 mkdir -p "$FSPO_LOG_DIR" || fail "the log folder cannot be made; set FSPO_RUN_DIR to a folder that every node can write"
 ask_to_save() { # WHY
-    touch "$FSPO_STOP" && say "$1: the run is asked to save after the step in progress ($FSPO_STOP)" ||
-        say "error: $1, but the run cannot be asked to save: $FSPO_STOP cannot be written" >&2
+    say "$1: the run is asked to save after the step in progress ($FSPO_STOP)"
+    touch "$FSPO_STOP" || true # it says why it cannot
 }
 trap 'ask_to_save "warning signal"' USR1 USR2 XCPU
 # scancel, or a preemption: SLURM kills the job after a while, and requeues by itself what it preempts.
@@ -69,32 +67,26 @@ stop_steps() {
 }
 
 pause() { sleep 1 & wait $! || true; } # a signal's trap runs at once
+# The node on which Ray's step has ended first. Its step itself ends later: the others do not take the TERM that they get.
+lost_node() { sed -n '/^srun: error: [^:]*: task/{s/srun: error: //;s/:.*//p;q}' "$FSPO_LOG_DIR/srun-ray.log" 2>/dev/null || true; }
+has_ray() { is_running "${steps[0]}" && [[ -z $(lost_node) ]]; }
 # Waits for a step. Its exit status is in $status; if Ray ends before it, $lost names the node, and the log that says why.
 watch_step() { # PROCESS-ID
     local node log
-    while is_running "$1" && is_running "${steps[0]}"; do pause; done
+    while is_running "$1" && has_ray; do pause; done
     status=1
     is_running "$1" || { wait "$1" && status=0 || status=$?; }
     ((status > 0)) || return 0
     pause # Ray's step may end for the same reason, which it says better
-    ! is_running "${steps[0]}" || return 0
-    node="$(sed -n '/^srun: error: [^:]*: task/{s/srun: error: //;s/:.*//p;q}' "$FSPO_LOG_DIR/srun-ray.log" || true)"
+    ! has_ray || return 0
+    node="$(lost_node)"
     for log in "$FSPO_LOG_DIR"/{"ray-$node",ray,srun-ray}.log; do [[ ! -s $log ]] || break; done
     lost="Ray ended on node ${node:-(one of ${nodes[*]})}; see $log$(sed -n '/^error: /{s/error//p;q}' "$log" || true)"
-}
-
-# Ends the job if three requeues in a row have brought no new checkpoint: one more would come no farther.
-may_go_on() {
-    local starts
-    starts="$(wc -l 2>/dev/null <"$FSPO_UNSAVED")" || starts=0
-    ((starts <= 3)) || fail "$starts starts in a row have saved no checkpoint, so job $job is not requeued again:$(<"$FSPO_UNSAVED")
-Raise --time, or save sooner (trainer.save_freq, --signal=B:USR1@SECONDS for one step and one save), and $again"
 }
 
 requeue() { # WHY
     say "this start ends: $1"
     [[ ! -e $FSPO_UNSAVED ]] || printf ' to %(%T)T: %s' -1 "$1" >>"$FSPO_UNSAVED" || true
-    may_go_on
     stop_steps
     trap - EXIT
     [[ $cancelled == no ]] || exit 143
@@ -103,9 +95,11 @@ requeue() { # WHY
     exit "$PREEMPTED"
 }
 
-trap stop_steps EXIT
-may_go_on # SLURM requeues a job without a warning, too
+starts="$(wc -l 2>/dev/null <"$FSPO_UNSAVED")" || starts=0
+((starts < 3)) || fail "$starts starts in a row have saved no checkpoint, so job $job ends:$(<"$FSPO_UNSAVED")
+Raise --time, or save sooner (trainer.save_freq, --signal=B:USR1@SECONDS for one step and one save), and $again"
 printf '\n  restart %s: %(%F %T)T' "$restart" -1 >>"$FSPO_UNSAVED"
+trap stop_steps EXIT
 # A token of this job's own: only who can read the file can use this Ray. Never on a command line, never printed.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$FSPO_LOG_DIR/.ray_token"
 unset RAY_AUTH_TOKEN RAY_ADDRESS

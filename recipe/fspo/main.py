@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from recipe.runner.faults.preemption import ENDING, FAILED, NOT_BEGUN, take_signals
+from recipe.runner.faults.preemption import ENDING, FAILED, take_signals
 
 #: The sweep that is going on.
 _SWEEP: Sweep | None = None
@@ -115,7 +115,6 @@ def run(arm: Arm) -> int:
         print("\n".join(said(prepared(arm, elsewhere=True))), flush=True)
         return 0
     own_run_id()  # before anything is started: whatever is, inherits it
-    ENDING.how_far = lambda: NOT_BEGUN
     own = (config.trainer, config.ray_kwargs.ray_init)
     with machine.private_run(*own) as private, machine.forked_workers(*own, _MODULES):
         start = prepared(arm)

@@ -40,7 +40,7 @@ class GuardedWorker(SamePacksWorker):
     """``SamePacksWorker`` that ends the run at a mini-batch without a finite update."""
 
     #: Where a bad mini-batch is saved.
-    folder: Path | None = None
+    folder: Path
     _skipped = 0
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

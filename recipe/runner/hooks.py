@@ -30,7 +30,7 @@ from recipe.runner.checkpoints import integrity
 from recipe.runner.checkpoints.disk import room_for_save
 from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, write_phase
-from recipe.runner.faults.preemption import NOTHING_SAVED, Preempted, stop_request, tell_of_save, time_left_s
+from recipe.runner.faults.preemption import NOTHING_SAVED, UNSAVED_VARIABLE, Preempted, stop_request, time_left_s
 from recipe.runner.faults.resources import wait_for_resources
 from recipe.runner.launch.end_of_turn import REMEDY
 from recipe.runner.progress import PROGRESS, RunLog, note
@@ -91,23 +91,19 @@ class RunnerHooks(PPOTrainer):
 
     # ---------------------------------------------------------------- what it is doing
 
-    def _tell(self, phase: Phase) -> None:
-        self._phase = phase
-        write_phase(self.folder, phase)
-
     def _enter(self, phase: str) -> None:
         self._look_for_end()
-        self._tell(Phase(self.global_steps, phase))
+        self._phase = write_phase(self.folder, Phase(self.global_steps, phase))
 
     def _moved(self, queue: str) -> None:
         """Note progress within a phase, once a second at most; look whether the run shall end."""
         self._look_for_end()
         if queue != self._phase.queue and time.monotonic() - self._moved_s > 1:
             self._moved_s = time.monotonic()
-            self._tell(replace(self._phase, queue=queue))
+            self._phase = write_phase(self.folder, replace(self._phase, queue=queue))
 
     def _ending(self) -> None:
-        self._tell(replace(self._phase, step=self.global_steps, ending=True))
+        self._phase = write_phase(self.folder, replace(self._phase, step=self.global_steps, ending=True))
 
     def on_sample_begin(self) -> None:
         self._enter("generation")  # for every mini-batch in separate_async
@@ -343,7 +339,8 @@ class RunnerHooks(PPOTrainer):
         with room_for_save(self.folder, self.global_steps):
             super()._save_checkpoint()
         self._saved_step = self.global_steps
-        tell_of_save()
+        with contextlib.suppress(OSError):  # without a job script, which counts the starts that have saved nothing
+            os.unlink(os.environ.get(UNSAVED_VARIABLE, ""))
         seconds = time.monotonic() - started
         self._longest_s["save"] = max(self._longest_s["save"], seconds)
         PROGRESS.say(f"saved {integrity.step_folder(self.folder, self.global_steps)} in {seconds:.1f} s")

@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any, Final
 
 from recipe.runner.faults import node
-from recipe.runner.faults.preemption import job_variables, keep_blocked
+from recipe.runner.faults.preemption import JOB_VARIABLES, keep_blocked
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.verl_patches.frames import sign_messages
 
@@ -47,7 +47,7 @@ def have_workers_begin(constants: Any) -> None:
     def with_hook(config: Any = None, *args: Any, **kwargs: Any) -> Any:
         runtime_env = environment(config, *args, **kwargs)
         if run_id := os.environ.get(RUN_ID_VARIABLE):
-            own = {RUN_ID_VARIABLE: run_id, **job_variables()}
+            own = {RUN_ID_VARIABLE: run_id, **{name: os.environ.get(name, "") for name in JOB_VARIABLES}}
             runtime_env = {**runtime_env, HOOK: BEGIN, "env_vars": {**runtime_env.get("env_vars", {}), **own}}
         return runtime_env
 

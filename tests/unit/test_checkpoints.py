@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner.checkpoints.integrity import (
     TRACKER_FILE,
+    Checkpoint,
     damage_of_rank,
     name_latest,
     remove_old,
@@ -48,14 +49,6 @@ def config(root: Path, ranks: int = 2, mode: str = "auto", path: Path | None = N
     trainer = {"default_local_dir": str(root), "resume_mode": mode, "resume_from_path": path and str(path)}
     trainer |= {"nnodes": 1, "n_gpus_per_node": ranks, "v1": {"trainer_mode": of}}
     return OmegaConf.create({"trainer": trainer})
-
-
-def repair_tracker(trainer: DictConfig, contents: tuple[str, ...]) -> str | None:
-    """What a start says, after it has let the tracker name the checkpoint."""
-    why, newest = tracker_repair(trainer, contents) or (None, None)
-    if newest is not None:
-        name_latest(newest)
-    return why
 
 
 def cut(path: Path) -> None:
@@ -102,36 +95,16 @@ def test_a_changed_byte_is_seen_by_the_rank_that_loads_it(tmp_path: Path, name: 
 
 @pytest.mark.parametrize("left", [b"", b"\xff\xfe", None])
 def test_an_unreadable_tracker_names_the_newest_whole_again(tmp_path: Path, left: bytes | None) -> None:
-    write_checkpoint(tmp_path, 9)
-    write_checkpoint(tmp_path, 10)
-    killed_in_its_save = write_checkpoint(tmp_path, 11)
-    cut(killed_in_its_save / "actor" / "model_world_size_2_rank_1.pt")
-    tracker = tmp_path / TRACKER_FILE
+    for step in (9, 10, 11):
+        write_checkpoint(tmp_path, step)
+    cut(tmp_path / "global_step_11/actor/model_world_size_2_rank_1.pt")  # the save of step 11 was killed
+    tracker, trainer = tmp_path / TRACKER_FILE, config(tmp_path).trainer
     tracker.write_bytes(left) if left is not None else tracker.unlink()
-    note = repair_tracker(config(tmp_path).trainer, KINDS)
-    assert note is not None and str(tracker) in note and "global_step_10" in note
-    assert tracker.read_text() == "10"
-    assert problems_of(config(tmp_path)) == []
-    assert repair_tracker(config(tmp_path).trainer, KINDS) is None
-
-
-@pytest.mark.parametrize(("mode", "left", "begins_again"), [
-    ("fspo", "a cut file", True),
-    ("fspo_separate_async", "no prompts under way", True),  # they are saved last
-    ("fspo_separate_async", "all", False),
-])  # fmt: skip
-def test_a_first_save_that_was_killed_begins_again_and_says_so(
-    tmp_path: Path, mode: str, left: str, begins_again: bool
-) -> None:
-    folder, run = write_checkpoint(tmp_path, 1, track=False), config(tmp_path, of=mode)
-    if left == "a cut file":
-        cut(folder / "data.pt")
-    elif left == "all":
-        write_queue(folder)
-    note = repair_tracker(run.trainer, KINDS)
-    assert note is not None and ("starting as the run began" if begins_again else "global_step_1") in note
-    assert (tmp_path / TRACKER_FILE).exists() is not begins_again
-    assert problems_of(run) == []
+    note, newest = tracker_repair(trainer, KINDS) or ("", None)
+    assert str(tracker) in note and newest == Checkpoint(tmp_path / "global_step_10")
+    name_latest(newest)
+    assert tracker.read_text() == "10" and problems_of(config(tmp_path)) == []
+    assert tracker_repair(trainer, KINDS) is None
 
 
 def write_queue(checkpoint: Path) -> None:
@@ -145,17 +118,17 @@ def test_an_unreadable_tracker_with_nothing_whole_is_refused(tmp_path: Path, ran
     damaged = write_checkpoint(tmp_path, 1, ranks=2) / "data.pt"
     cut(damaged)
     (tmp_path / TRACKER_FILE).write_text("")
-    assert repair_tracker(config(tmp_path, ranks).trainer, KINDS) is None
+    assert tracker_repair(config(tmp_path, ranks).trainer, KINDS) is None
     (problem,) = problems_of(config(tmp_path, ranks))
     assert str(tmp_path / TRACKER_FILE) in problem
-    assert (str(damaged) if ranks == 2 else " 2 ") in problem
+    assert (str(damaged) if ranks == 2 else "_world_size_2_") in problem
 
 
 def test_a_pointer_to_nothing_is_refused_and_a_new_run_begins(tmp_path: Path) -> None:
-    assert repair_tracker(config(tmp_path).trainer, KINDS) is None
+    assert tracker_repair(config(tmp_path).trainer, KINDS) is None
     assert problems_of(config(tmp_path)) == []
     (problem,) = problems_of(config(tmp_path, mode="resume_path", path=tmp_path))
-    assert "global_step_N" in problem
+    assert "global_step_N" in problem and Checkpoint(tmp_path).step == 0
     tmp_path.joinpath(TRACKER_FILE).write_text("30")  # verl would begin again without a word
     (problem,) = problems_of(config(tmp_path))
     assert str(tmp_path / "global_step_30") in problem

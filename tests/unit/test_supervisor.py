@@ -114,7 +114,7 @@ def test_a_run_that_ends_by_itself_is_left_alone(begin: Begin, watch: Callable[.
     watched.start({"TransferQueue's storage", "FSDP worker"})
     storage.kill()  # the trainer closes it at its end
     time.sleep(0.5)
-    watched.supervisor.stand_down()
+    watched.supervisor.over.set()
     worker.kill()
     time.sleep(0.8)
     assert watched.supervisor.failure is None and watched.called == []

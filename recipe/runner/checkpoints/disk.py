@@ -1,7 +1,4 @@
-"""A save on a disk without room for it, or that cannot be written: said beforehand, by the size of the last one.
-
-A save that fails half-way is removed, so that the last good checkpoint stays the one to resume.
-"""
+"""A save on a disk without room for it, or that cannot be written: the last good checkpoint stays the one to resume."""
 
 from __future__ import annotations
 
@@ -27,16 +24,14 @@ _FAILED = (
 
 @contextlib.contextmanager
 def room_for_save(root: Path, step: int) -> Iterator[None]:
-    """Around a save of ``root/global_step_N``: room is checked before it, and a half-written one removed after.
-
-    Raises ExplainedError if there is no room, or the file system fails.
+    """Around a save of ``root/global_step_N``: room, as the last one took, is checked before it, and a half-written one
+    removed after it. Raises ExplainedError if there is none, or the file system fails.
     """
 
     def refusal(why: str) -> ExplainedError:
-        kept = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
         return ExplainedError(
             f"the checkpoint of step {step} cannot be written ({why}): {shutil.disk_usage(root).free / 2**20:.1f} MiB "
-            f"are free in {root}; {kept}. Make room, or mend the file system, before you continue"
+            f"are free in {root}; the last good checkpoint: {good}. Make room, or mend the file system, before going on"
         )
 
     root.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,9 @@
 """Looks at the checkpoint that a run is about to resume, before Ray starts.
 
 verl writes a checkpoint's files first and its tracker file last. It does not handle an empty tracker (a crash), one
-that names a missing folder (a silent start from the beginning), and damaged files (an error minutes later in one rank,
-or a wrong weight).
-
-A checkpoint is torn if a file lacks the directory at its end. Bytes that have changed within a file are found by the
-rank that loads it (:func:`damage_of_rank`), which reads it whole anyway.
+that names a missing folder (a silent start from the beginning), and damaged files (an error in one rank, or a wrong
+weight). A checkpoint is torn if a file lacks the directory at its end. Bytes that have changed within a file are found
+by the rank that loads it (:func:`damage_of_rank`).
 """
 
 from __future__ import annotations
@@ -50,10 +48,8 @@ def archive_damage(path: Path, whole: bool = False) -> str | None:
                 return None
             with zipfile.ZipFile(file) as archive:
                 bad = archive.testzip()
-    except OSError as error:
-        return f"cannot be read ({error})"
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
-        return f"is damaged ({error})"  # RuntimeError: also a compression or a cipher that torch does not write
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
+        return f"cannot be read ({error})"  # RuntimeError: a compression or a cipher that torch does not write
     return f"is damaged (wrong checksum of {bad})" if bad else None
 
 
@@ -86,25 +82,22 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        return int(self.folder.name.removeprefix("global_step_"))
+        """0 of a folder with another name, which :func:`resume_problems` refuses."""
+        match = _FOLDER.fullmatch(self.folder.name)
+        return int(match[1]) if match else 0
 
     @property
     def size(self) -> int:
         """Bytes of all its files."""
         return sum(path.lstat().st_size for path in self.folder.rglob("*"))
 
-    @property
-    def ranks(self) -> list[int]:
-        """Numbers of FSDP ranks that have saved it; several if saves are mixed."""
-        matches = (re.search(r"_world_size_(\d+)_rank_", path.name) for path in (self.folder / "actor").glob("*.pt"))
-        return sorted({int(match[1]) for match in matches if match})
-
     def problems(self, ranks: int, contents: Sequence[str]) -> list[str]:
         """What keeps a run of so many FSDP ranks, with these contents, from resuming it, a sentence each."""
-        if self.ranks and ranks not in self.ranks:
+        shards = [path.name for path in (self.folder / "actor").glob("*_world_size_*_rank_*.pt")]
+        if shards and not any(f"_world_size_{ranks}_rank_" in name for name in shards):
             return [
-                f"{self} was saved by {', '.join(map(str, self.ranks))} FSDP rank(s) and this run has {ranks}: use as "
-                "many (trainer.nnodes * trainer.n_gpus_per_node)"
+                f"{self} was saved by another number of FSDP ranks ({shards[0]}), this run has {ranks}: use as many "
+                "(trainer.nnodes * trainer.n_gpus_per_node)"
             ]
         names = [prefix for kind, prefix in _PREFIXES.items() if kind in contents]
         needed = [self.folder / f"actor/{n}_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks) for n in names]
@@ -178,23 +171,18 @@ def name_latest(checkpoint: Checkpoint) -> None:
         temporary.write_text(str(checkpoint.step), encoding="utf-8")
 
 
-def tracker_repair(trainer: DictConfig, contents: Sequence[str] | None) -> tuple[str, Checkpoint | None] | None:
-    """What a start does about a tracker that is missing or unreadable; None if there is nothing to do.
+def tracker_repair(trainer: DictConfig, contents: Sequence[str] | None) -> tuple[str, Checkpoint] | None:
+    """What a start does about a tracker that is missing or unreadable: a sentence, and the newest complete checkpoint,
+    which the start lets the tracker name (:func:`name_latest`); None if there is nothing to do, or nothing complete.
 
-    A sentence, and the newest complete checkpoint, which the start lets the tracker name (:func:`name_latest`; None:
-    the run starts as it began). ``contents``: verl's ``actor.checkpoint.load_contents``, None for all.
+    ``contents``: verl's ``actor.checkpoint.load_contents``, None for all.
     """
     root = Path(trainer.default_local_dir)
-    tracker = root / TRACKER_FILE
     if trainer.resume_mode != "auto" or tracked_step(root) is not None:
         return None
-    why = f"{tracker} {'names no step' if tracker.exists() else 'is missing'} (a save was interrupted)"
-    newest = newest_complete(root, *_needs(trainer, contents))
-    if newest is not None:
-        return f"{why}: {tracker.name} names {newest.folder.name} again, the newest complete checkpoint", newest
-    if tracker.exists() or not checkpoints(root):
-        return None  # with a tracker something was complete once: not for us to begin again, see resume_problems
-    return f"{why}, and {root} holds no complete checkpoint: starting as the run began", None
+    if (newest := newest_complete(root, *_needs(trainer, contents))) is None:
+        return None  # where a tracker is, something was complete once: see resume_problems
+    return f"{root / TRACKER_FILE} names no step (a save was interrupted): it names {newest.folder.name} again", newest
 
 
 def resume_problems(
@@ -202,22 +190,14 @@ def resume_problems(
 ) -> Iterator[str]:
     """Why ``checkpoint``, which the run would resume (:func:`resumed_from`), cannot be, a sentence each."""
     root, problems = Path(trainer.default_local_dir), list[str]()
-    remedy = "begin again with another trainer.default_local_dir"
+    remedy = "begin again with another trainer.default_local_dir, or correct trainer.resume_from_path"
     needs = _needs(trainer, contents, own=checkpoint is None or is_checkpoint_of(trainer, checkpoint.folder))
-    if checkpoint is not None and not _FOLDER.fullmatch(checkpoint.folder.name):
-        yield (
-            f"trainer.resume_from_path={trainer.resume_from_path!r} does not end in global_step_N: give the "
-            "folder of one checkpoint"
-        )
-        return
     if checkpoint is not None:
         problems = checkpoint.problems(*needs) if checkpoint.folder.is_dir() else [f"{checkpoint} does not exist"]
-        if problems and (other := newest_complete(checkpoint.folder.parent, *needs)):
-            remedy = (
-                f"resume the newest complete one with trainer.resume_mode=resume_path trainer.resume_from_path={other}"
-            )
-        elif trainer.resume_mode == "resume_path":
-            remedy = "correct trainer.resume_from_path"
+        if not _FOLDER.fullmatch(checkpoint.folder.name):
+            problems = [f"{checkpoint} does not end in global_step_N"]
+        elif problems and (other := newest_complete(checkpoint.folder.parent, *needs)):
+            remedy = f"resume the newest whole one: trainer.resume_mode=resume_path trainer.resume_from_path={other}"
     elif trainer.resume_mode == "auto" and (root / TRACKER_FILE).exists() and not newest_complete(root, *needs):
         damage = [text for saved in checkpoints(root) for text in saved.problems(*needs)]
         problems = [f"{root / TRACKER_FILE} names no step ({'; '.join(damage[:3])})"]

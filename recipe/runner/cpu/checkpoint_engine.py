@@ -1,7 +1,4 @@
-"""Weights from the training ranks to vLLM's through a file in shared memory: verl's own engines need CUDA or RDMA.
-
-Registered as ``checkpoint_engine.backend=shared_memory``; verl imports it where ``custom_backend_module`` names it.
-"""
+"""Weights from the training ranks to vLLM's through a file in shared memory: verl's own engines need CUDA or RDMA."""
 
 from __future__ import annotations
 
@@ -19,9 +16,6 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 
 from fspo.files import atomic_path
 
-_SHARED_MEMORY = Path("/dev/shm")
-_POLL_S = 0.01
-
 
 @CheckpointEngineRegistry.register("shared_memory")
 class SharedMemoryCheckpointEngine(CheckpointEngine):
@@ -34,8 +28,7 @@ class SharedMemoryCheckpointEngine(CheckpointEngine):
     def prepare(self) -> str | None:
         if not self._is_master:
             return None
-        folder = tempfile.mkdtemp(prefix="weights-", dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
-        return str(Path(folder) / "weights.safetensors")
+        return str(Path(tempfile.mkdtemp(prefix="weights-", dir="/dev/shm"), "weights.safetensors"))
 
     @classmethod
     def build_topology(
@@ -65,7 +58,7 @@ class SharedMemoryCheckpointEngine(CheckpointEngine):
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
         # Without a time limit: a training rank that dies ends the run, and this process with it.
         while not self._file.exists():
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(0.01)
         with safe_open(self._file, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  (not a dictionary)
                 yield name, file.get_tensor(name)

@@ -20,7 +20,6 @@ import shlex
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -32,14 +31,8 @@ import psutil
 
 #: What does not import Ray: at once, while the launcher does its own imports and starts Ray.
 MODULES = (
-    "torch",
-    "tensordict",
-    "torchdata.stateful_dataloader",
-    "transformers.models.qwen3.modeling_qwen3",
-    "datasets",
-    "torch.distributed.fsdp",
-    "torch.utils.tensorboard",
-    "vllm.engine.arg_utils",
+    *("torch", "tensordict", "torchdata.stateful_dataloader", "transformers.models.qwen3.modeling_qwen3", "datasets"),
+    *("torch.distributed.fsdp", "torch.utils.tensorboard", "vllm.engine.arg_utils"),
     "vllm.entrypoints.openai.chat_completion.serving",
     "vllm.v1.worker.gpu_model_runner",  # the CPU's is made of it
 )
@@ -96,9 +89,7 @@ class _Client:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        (pid,) = struct.unpack_from(
-            "i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        )
+        pid = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED)  # the first of its three numbers
         process = psutil.Process(pid)
         self.environment, self.folder, self.group = process.environ(), process.cwd(), os.getpgid(pid)
         command = process.cmdline()

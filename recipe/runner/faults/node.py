@@ -24,8 +24,7 @@ _PARENTS: Final = ("FSPO_RAY_TMP", "RAY_TMPDIR", "TMPDIR")
 #: Names the private folder to every process that is started with it.
 PRIVATE_VARIABLE: Final = "FSPO_PRIVATE"
 #: Where compiled kernels are kept: by variable, a folder in the private one. The defaults lie in the home folder, where
-#: all nodes would write the same files, and Inductor's in a folder in /tmp that it also takes from somebody else, who
-#: could then write what the run executes.
+#: all nodes would write the same files, and Inductor's in a folder in /tmp that it also takes from somebody else.
 _KERNELS: Final = {
     "VLLM_CACHE_ROOT": "vllm",
     "TRITON_CACHE_DIR": "triton",
@@ -66,32 +65,19 @@ def private_folder(parent: Path, setting: str) -> Path:
         status = folder.lstat()
     except OSError as error:
         raise NotPrivateError(f"{setting}: give a folder that can be written to ({error})") from error
-    mode = stat.S_IMODE(status.st_mode) & 0o777
-    if not stat.S_ISDIR(status.st_mode):
-        why = "is no folder, or a link to one"
-    elif status.st_uid != os.getuid():
-        why = f"belongs to the user {status.st_uid}"
-    elif mode != 0o700:
-        why = f"is open to others (mode {mode:o})"
-    else:
+    mode, owner = status.st_mode, status.st_uid
+    if stat.S_ISDIR(mode) and mode & 0o777 == 0o700 and owner == os.getuid():
         return folder
-    raise NotPrivateError(f"{setting}: {folder} {why}, and a run executes what lies there: give another folder")
+    raise NotPrivateError(
+        f"{setting}: {folder} ({stat.filemode(mode)}, of user {owner}) is not a folder that only you may enter, and "
+        "a run executes what lies there: give another one"
+    )
 
 
 def cache_environment(private: Path) -> dict[str, str]:
     """Variables for compiled kernels in the private folder; a value that the user has set wins."""
     variables = {name: str(private / folder) for name, folder in _KERNELS.items()} | _NO_HEADERS
     return {name: os.environ.get(name) or value for name, value in variables.items()}
-
-
-def socket_problems(folder: Path, socket: str, setting: str) -> Iterator[str]:
-    """Whether sockets (``RAY`` or ``VLLM``) in a folder, given by ``setting``, would have paths that are too long."""
-    room = _SOCKET_BYTES - len(f"/{socket}")
-    if (length := len(os.fsencode(folder))) > room:
-        yield (
-            f"{setting}: give a shorter path. {folder} has {length} bytes, and a socket of "
-            f"{'Ray' if socket == RAY else 'vLLM'} in it leaves {room} of the {_SOCKET_BYTES} that Linux allows"
-        )
 
 
 def gpu_problems() -> Iterator[str]:
@@ -115,8 +101,9 @@ def gpu_problems() -> Iterator[str]:
 def problems(ray_folder: Path, parent: Path, setting: str, has_gpus: bool = True) -> Iterator[str]:
     """What keeps a run from starting here: paths of sockets, in ``ray_folder`` and the temporary one, and GPUs."""
     temporary = Path(tempfile.gettempdir())
-    yield from socket_problems(ray_folder, RAY, setting)
-    yield from socket_problems(temporary, VLLM, f"TMPDIR={temporary}")
+    for folder, socket, given_by in ((ray_folder, RAY, setting), (temporary, VLLM, f"TMPDIR={temporary}")):
+        if (length := len(os.fsencode(folder / socket))) > _SOCKET_BYTES:
+            yield f"{given_by}: give a shorter path. A socket in it has {length} bytes, Linux allows {_SOCKET_BYTES}"
     if has_gpus:
         yield from gpu_problems()
 

@@ -16,8 +16,6 @@ import torch
 from fspo.files import atomic_path
 from recipe.runner.faults.errors import ExplainedError
 
-_GO_ON = " The weights have not been touched; look at rewards and learning rate before you continue"
-
 
 class UpdateRefused(ExplainedError):
     """A mini-batch would have spoiled the weights; the message says why and where the batch has been saved."""
@@ -25,45 +23,36 @@ class UpdateRefused(ExplainedError):
 
 @contextmanager
 def guarded_update(
-    data: Any, folder: Path | None, rank: int, refused: type[Exception], may_skip: bool = False
+    data: Any, folder: Path, rank: int, refused: type[Exception], may_skip: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Around the processing of one mini-batch; the caller puts verl's metrics of it into the yielded dictionary.
 
-    Args:
-        data: The mini-batch of this rank.
-        folder: Where to save it if it is bad; None: it is not saved.
-        rank: Of this process.
-        refused: What a loss raises for rows that it cannot use.
-        may_skip: Whether a gradient that is not finite only skips the step, as a gradient scaler means it to.
-
-    Raises:
-        UpdateRefused: if the loss refuses the mini-batch, or if ``grad_norm``, over all ranks, is not finite.
+    A bad one is saved in ``folder``. ``refused`` is what a loss raises for rows that it cannot use; with ``may_skip`` a
+    gradient that is not finite only skips the step, as a gradient scaler means it to. Raises UpdateRefused if the loss
+    refuses the mini-batch, or if ``grad_norm``, over all ranks, is not finite.
     """
     metrics: dict[str, Any] = {}
     try:
         yield metrics
     except refused as error:
-        saved = _save(data, folder, rank)
-        raise UpdateRefused(f"the loss refuses a mini-batch: {error}.{saved}{_GO_ON}") from error
+        raise UpdateRefused(f"the loss refuses a mini-batch: {error}. {_save(data, folder, rank)}") from error
     grad_norm = metrics.get("grad_norm")
     if grad_norm is None or math.isfinite(grad_norm) or may_skip:
         return
     suspects = sorted(key for key, value in data.items() if isinstance(value, torch.Tensor) and not _finite(value))
-    why = (
-        f"not finite in it: {', '.join(suspects)}" if suspects else "its inputs are all finite, so the loss overflowed"
-    )
-    saved = _save(data, folder, rank)
-    raise UpdateRefused(f"the gradient norm of a mini-batch is {grad_norm}: {why}.{saved}{_GO_ON}")
+    why = f"not finite in it: {', '.join(suspects)}" if suspects else "its inputs are all finite"
+    raise UpdateRefused(f"the gradient norm of a mini-batch is {grad_norm}: {why}. {_save(data, folder, rank)}")
 
 
-def _save(data: Any, folder: Path | None, rank: int) -> str:
-    """Save the tensors of a mini-batch, and say where."""
-    if folder is None:
-        return ""
+def _save(data: Any, folder: Path, rank: int) -> str:
+    """Save the tensors of a mini-batch, and say where, and what to do."""
     path = folder / f"bad_batch_rank{rank}.pt"
     with atomic_path(path) as temporary:
         torch.save({key: value for key, value in data.items() if isinstance(value, torch.Tensor)}, temporary)
-    return f" The mini-batch is saved as {path} (torch.load)."
+    return (
+        f"The mini-batch is saved as {path} (torch.load). The weights have not been touched; look at rewards and "
+        "learning rate before you continue"
+    )
 
 
 def _finite(value: torch.Tensor) -> bool:

@@ -24,8 +24,8 @@ class Phase:
     """What a run is doing."""
 
     step: int  #: 0 during start-up.
-    #: ``start-up`` until the first step or validation, with the first weight sync in it; then generation,
-    #: log-probabilities, update, save, weight sync or validation.
+    #: ``start-up``, in it the first weight sync; then generation, log-probabilities, update, save, weight sync or
+    #: validation.
     phase: str
     since: float = field(default_factory=time.time)  #: Unix time, in seconds.
     ending: bool = False  #: Whether the trainer has stopped, with or without an error, and is closing its processes.
@@ -33,7 +33,7 @@ class Phase:
 
     @property
     def is_start_up(self) -> bool:
-        """Whether this start has not begun a step yet. (A resumed run's first validation has the step before it.)"""
+        """Whether this start has not begun a step yet."""
         return self.step == 0 or self.phase in _OF_THE_START
 
     def words(self) -> str:
@@ -46,10 +46,11 @@ def during(phase: Phase | None) -> str:
     return f" {phase.words()}" if phase else ""
 
 
-def write_phase(run_dir: str | Path, phase: Phase) -> None:
-    """Replace ``phase.json``."""
+def write_phase(run_dir: str | Path, phase: Phase) -> Phase:
+    """Replace ``phase.json``; the phase."""
     with contextlib.suppress(OSError):  # a full disk must not end the run here
         write_json(Path(run_dir) / PHASE_FILE, asdict(phase), durable=False)
+    return phase
 
 
 def read_phase(run_dir: str | Path) -> Phase | None:

@@ -44,14 +44,16 @@ STOP_VARIABLE: Final = "FSPO_STOP"
 UNSAVED_VARIABLE: Final = "FSPO_UNSAVED"
 #: SLURM's: when the job's time limit ends, seconds since 1970.
 _END_VARIABLE: Final = "SLURM_JOB_END_TIME"
+#: What the environment says of a job, for a trainer whose Ray another may have started.
+JOB_VARIABLES: Final = (STOP_VARIABLE, UNSAVED_VARIABLE, _END_VARIABLE)
+
+
+#: What there is to say of a run that ended so early.
+NOTHING_SAVED: Final = "before the end of the first step: nothing saved"
 
 
 class Preempted(Exception):
     """The run ended early because it was asked to, and can be continued."""
-
-
-NOTHING_SAVED: Final = "before the end of the first step: nothing saved"
-NOT_BEGUN: Final = "before the run began: nothing saved"
 
 
 def ask_to_stop(run_dir: str | Path) -> None:
@@ -63,17 +65,6 @@ def stop_request(run_dir: str | Path) -> Path | None:
     """The file that asks the run in this folder to save and end; None if nobody asks."""
     files = (Path(run_dir, STOP_FILE), os.environ.get(STOP_VARIABLE, ""))
     return next((Path(file) for file in files if os.path.isfile(file)), None)
-
-
-def job_variables() -> dict[str, str]:
-    """What this process's environment says of its job, for the trainer, whose Ray another may have started."""
-    return {name: os.environ.get(name, "") for name in (STOP_VARIABLE, UNSAVED_VARIABLE, _END_VARIABLE)}
-
-
-def tell_of_save() -> None:
-    """Tell the job script that there is a new checkpoint."""
-    with contextlib.suppress(OSError):  # the script then counts a start too many
-        os.unlink(os.environ.get(UNSAVED_VARIABLE, ""))
 
 
 def remove_old_request(run_dir: str | Path) -> bool:
@@ -138,7 +129,7 @@ class Ending:
         self.signals: list[signal.Signals] = []  #: Those that came.
         self.run_dir: str | None = None  #: Of the run, once its phase.json is of this start.
         self.folder: Path | None = None  #: Of the run's private files, which go with it.
-        self.how_far: Callable[[], str] = lambda: NOT_BEGUN  #: What the run has done, the end of the last words.
+        self.how_far: Callable[[], str] = lambda: NOTHING_SAVED  #: What the run has done, the end of the last words.
         self.let_go: Callable[[], None] = self._end_children  #: Called before the end at once.
 
     def take(self, signum: signal.Signals) -> None:

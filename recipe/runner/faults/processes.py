@@ -57,7 +57,7 @@ def own_run_id() -> str:
 
 def is_alive(pid: int) -> bool:
     """Whether the process is there, and no zombie."""
-    return _status(pid) not in (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return _status(pid) not in ("", psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 def is_stopped(pid: int) -> bool:
@@ -65,16 +65,17 @@ def is_stopped(pid: int) -> bool:
     return _status(pid) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
-def _status(pid: int) -> str | None:
-    with contextlib.suppress(psutil.Error):
+def _status(pid: int) -> str:
+    try:
         return str(psutil.Process(pid).status())
-    return None
+    except psutil.Error:
+        return ""
 
 
 def processes_of(run_id: str, foreign: set[int] | None = None) -> list[int]:
     """Living processes with this run id in their environment, except the calling one.
 
-    ``foreign``: those known not to belong to the run, which are not read again; brought up to date in place.
+    ``foreign``: those known not to belong to the run, which are not read again; updated in place.
     """
     foreign = set() if foreign is None else foreign
     pids = set(psutil.pids()) - {os.getpid()}
@@ -104,13 +105,12 @@ def _role(process: psutil.Process) -> str | None:
 
 def role_of(pid: int) -> str | None:
     """What the process is for the run; None for one that may come and go."""
-    try:
+    with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         role, parent = _role(process), process.parent()
         # Between fork and exec a child has its parent's title: any program that a worker calls would count as a worker.
         return None if parent is not None and _role(parent) == role else role
-    except psutil.Error:
-        return None
+    return None
 
 
 def log_of(pid: int) -> str | None:
@@ -157,8 +157,8 @@ class Processes:
     def __iter__(self) -> Iterator[Process]:
         return iter(list(self._by_descriptor.values()))
 
-    def first_end(self, expected: Callable[[], Sequence[str]] = tuple, seconds: float = 0.2) -> Ended | None:
-        """Wait ``seconds`` at most; of several that end, return the one that took the others along: the last in ROLES.
+    def first_end(self, expected: Callable[[], Sequence[str]] = tuple) -> Ended | None:
+        """Wait 0.2 s at most; of several that end, return the one that took the others along: the last in ROLES.
 
         None if none ends but those with a role in ``expected()``.
         """
@@ -168,16 +168,14 @@ class Processes:
         for descriptor in self._by_descriptor:
             poll.register(descriptor, select.POLLIN)
         ended = []
-        for descriptor, _ in poll.poll(1000 * seconds):
+        for descriptor, _ in poll.poll(200):
             os.close(descriptor)
             ended.append(self._by_descriptor.pop(descriptor))
         may_end = expected() if ended else ()
         causes = [process for process in ended if process.role not in may_end]
-        if not causes:
-            return None
         order = list(ROLES.values())
-        cause = max(causes, key=lambda process: order.index(process.role))
-        return Ended(cause, kills_for_memory() > earlier)
+        cause = max(causes, key=lambda process: order.index(process.role), default=None)
+        return None if cause is None else Ended(cause, kills_for_memory() > earlier)
 
     def _take_in_new_ones(self) -> None:
         known = {process.pid for process in self}

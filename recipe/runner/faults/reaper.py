@@ -11,14 +11,14 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from recipe.runner.faults.phase import during, read_phase
 from recipe.runner.faults.processes import RUN_ID_VARIABLE, is_alive, kill, processes_of
 
 #: How long processes may take to end by themselves once the launching process has ended, and are killed after that.
 _PATIENCE_S, _KILL_S = 6.0, 10.0
-_BYE = "bye"
+#: Told at last, with the folder that goes, too: the launching process ends by itself, and has said why.
+BYE = "bye"
 
 
 class Reaper:
@@ -30,12 +30,8 @@ class Reaper:
         apart = {"stdout": subprocess.DEVNULL, "env": environment, "cwd": "/", "start_new_session": True}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, **apart)
 
-    def bye(self, folder: Path | None = None) -> None:
-        """This process ends by itself, and has said why; ``folder``, of a Ray that it leaves behind, goes with that."""
-        self.tell(f"{_BYE} {folder or ''}")
-
     def tell(self, sentence: str) -> None:
-        """What to print as the reason if this process ends before it has said :meth:`bye`."""
+        """What to print as the reason if this process ends before it has said ``BYE``."""
         with contextlib.suppress(OSError):  # the reaper was killed; the run goes on without it
             self._process.stdin.write(sentence + "\n")
             self._process.stdin.flush()
@@ -45,11 +41,9 @@ def main(run_id: str, run_dir: str, launcher: str) -> None:
     """Wait for the end of the launching process (the end of the input), then see to what it has left."""
     *_, reason = ["", *sys.stdin.read().splitlines()]
     word, _, folder = reason.partition(" ")
-    if word != _BYE:
-        log = Path(run_dir) / "launcher.log"
-        when = during(read_phase(run_dir))
-        reason = reason or f"the launching process (process {launcher}) died{when}; its log: {log}"
-        print(f"error: {reason}", file=sys.stderr, flush=True)
+    if word != BYE:
+        died = f"the launching process (process {launcher}) died{during(read_phase(run_dir))}"
+        print(f"error: {reason or f'{died}; its log: {run_dir}/launcher.log'}", file=sys.stderr, flush=True)
     limit = time.monotonic() + _PATIENCE_S
     while is_alive(int(launcher)):
         if time.monotonic() > limit:
@@ -62,7 +56,7 @@ def main(run_id: str, run_dir: str, launcher: str) -> None:
     while (left := processes_of(run_id)) and time.monotonic() < limit:
         kill(left)
         time.sleep(0.2)
-    if word == _BYE and folder:
+    if word == BYE and folder:
         shutil.rmtree(folder, ignore_errors=True)
 
 

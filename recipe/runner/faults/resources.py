@@ -1,7 +1,4 @@
-"""Waits, for a bounded time, for Ray's nodes, GPUs and CPUs, and says what is missing if they never come.
-
-verl asks Ray for placement groups and actors without a time limit: a run that asks for one CPU too many would print
-nothing and wait for ever.
+"""Waits, for a bounded time, for Ray's nodes, GPUs and CPUs: verl would wait for ever, and print nothing.
 
 ``python -m recipe.runner.faults.resources SECONDS NODE...`` waits for nodes (``slurm/launch.sh``): the names are those
 given to ``ray start --node-name``; the head writes its address to the file ``ray_address`` in FSPO_LOG_DIR.
@@ -49,10 +46,7 @@ def wait_while(lacking: Callable[[], str | None], limit_s: float, say: Callable[
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run asks of Ray: nodes with so many GPUs each, and CPUs and GPUs over all nodes.
-
-    On CPUs the GPUs are logical, one for each FSDP rank. ``gpus`` has those that only generate among them.
-    """
+    """What a run asks of Ray: nodes with so many GPUs each (on CPUs logical ones), and CPUs and GPUs over all nodes."""
 
     nodes: int
     gpus_per_node: int
@@ -73,16 +67,12 @@ def needs_of(config: DictConfig) -> Needs:
 def missing(needs: Needs, nodes: list[Mapping[str, float]]) -> str | None:
     """What ``nodes`` (the resources of each live node) lack; None if they suffice."""
     gpus, cpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("GPU", "CPU"))
-    if sum(node.get("GPU", 0) >= needs.gpus_per_node for node in nodes) < needs.nodes:
+    able = sum(node.get("GPU", 0) >= needs.gpus_per_node for node in nodes)
+    if able < needs.nodes or gpus < needs.gpus:
         have = ", ".join(f"{node.get('GPU', 0):g}" for node in nodes) or "none"
         return (
-            f"{needs.nodes} node(s) with {needs.gpus_per_node} GPU(s) each are needed (trainer.nnodes, "
-            f"trainer.n_gpus_per_node), but the {len(nodes)} node(s) in Ray have: {have}"
-        )
-    if gpus < needs.gpus:
-        return (
-            f"{needs.gpus} GPUs are needed (trainer.nnodes * trainer.n_gpus_per_node to train, rollout.nnodes * "
-            f"rollout.n_gpus_per_node to generate), Ray has {gpus:g}"
+            f"{needs.nodes} node(s) with {needs.gpus_per_node} GPU(s) each (trainer.nnodes, trainer.n_gpus_per_node), "
+            f"with those of rollout.nnodes {needs.gpus} GPUs, are needed; the {len(nodes)} node(s) in Ray have: {have}"
         )
     if cpus < needs.cpus:
         return (

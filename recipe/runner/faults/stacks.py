@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 #: Used by nobody else: not by Python, Ray, vLLM or SLURM.
-SIGNAL: Final = getattr(signal, "SIGRTMIN", 0) + 9
+SIGNAL: Final = signal.SIGRTMIN + 9
 
 
 def write_when_asked() -> None:

@@ -21,16 +21,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from recipe.runner.faults.errors import Failure, TrainingFailed, death, explained
 from recipe.runner.faults.hang import HangLimit, stopped_of
 from recipe.runner.faults.phase import Phase, during, read_phase
-from recipe.runner.faults.processes import (
-    CLOSED_BY_TRAINER,
-    Ended,
-    Process,
-    Processes,
-    is_stopped,
-    kill,
-    processes_of,
-)
-from recipe.runner.faults.reaper import Reaper
+from recipe.runner.faults.processes import CLOSED_BY_TRAINER, Ended, Process, Processes, is_stopped, kill
+from recipe.runner.faults.reaper import BYE, Reaper
 
 #: How often new nodes, and answers from the nodes, are looked for.
 _LOOK_AT_NODES_EVERY_S = 2.0
@@ -51,12 +43,9 @@ def _may_end(phase: Phase | None) -> tuple[str, ...]:
 class Supervisor(threading.Thread):
     """A thread of the launching process, and what else that process does to end the run with this id and folder.
 
-    Args:
-        stop: Should make the launcher's call to Ray return; called if the run goes on ``GRACE_S`` after a failure.
-        record: Notes the sentence of a failure and returns the exit status; this process ends with it ``LEAVE_S`` later
-            if the run still goes on.
-        hang: The limit on the time without progress, if there is one.
-        other_nodes: Whether the run may have processes on other nodes.
+    If the run goes on ``GRACE_S`` after a failure, ``stop`` is called, which should make the launcher's call to Ray
+    return; if it still does after ``LEAVE_S``, this process ends with the exit status that ``record`` returns, which
+    notes the failure's sentence. ``other_nodes``: whether the run may have processes there.
     """
 
     def __init__(
@@ -71,14 +60,12 @@ class Supervisor(threading.Thread):
         super().__init__(daemon=True, name="supervisor")
         self.failure: Failure | None = None  #: The first one.
         self.over = threading.Event()  #: Set once processes of the run are expected to end.
-        self._run_id, self._run_dir, self._stop_run, self._record = run_id, Path(run_dir), stop, record
-        self._hang = hang
         self.processes = Processes(run_id)
-        self._nodes = OtherNodes(run_id, self._phase, self.report, self.over) if other_nodes else None
+        self._run_dir, self._stop_run, self._record, self._hang = Path(run_dir), stop, record, hang
+        self._nodes = OtherNodes(run_id, self._phase, self._report, self.over) if other_nodes else None
         self._reaper = Reaper(run_id, str(run_dir))
 
-    def report(self, failure: Failure) -> None:
-        """Take a failure for the first, unless there was one."""
+    def _report(self, failure: Failure) -> None:
         self.failure = self.failure or failure
 
     def run(self) -> None:
@@ -87,9 +74,9 @@ class Supervisor(threading.Thread):
         while self.failure is None and not self.over.is_set():
             ended = self.processes.first_end(lambda: _may_end(self._phase()))
             if ended is not None and not self.over.is_set():
-                self.report(death(ended, self._phase()))
+                self._report(death(ended, self._phase()))
             if self._hang is not None and (hang := self._hang.look(self._stopped)) is not None:
-                self.report(hang)
+                self._report(hang)
         self.processes.close()
         if self.failure is not None:
             self._end(self.failure)
@@ -115,27 +102,23 @@ class Supervisor(threading.Thread):
             if self.failure is None:
                 time.sleep(0.1)
         if stopped := next((process for process in self.processes if is_stopped(process.pid)), None):
-            self.report(Failure(f"{stopped} is stopped, so that the run failed{during(phase)}"))
+            self._report(Failure(f"{stopped} is stopped, so that the run failed{during(phase)}"))
         return explained(error, log, self.failure, phase)
-
-    def stand_down(self) -> None:
-        """Stop taking the end of a process for a failure; nothing after one, whose run still ends within LEAVE_S."""
-        if self.failure is None:
-            self.over.set()
 
     def let_go(self, folder: Path | None) -> None:
         """Leave the run, and the folder of its Ray, to the reaper: this process ends now."""
-        self.stand_down()
-        self._reaper.bye(folder)
+        self.over.set()
+        self._reaper.tell(f"{BYE} {folder or ''}")
 
     def close(self) -> None:
         """End what there is of the run; it may have ended by itself."""
-        self.stand_down()
+        if self.failure is None:  # else the thread ends this process within LEAVE_S
+            self.over.set()
         # A stopped Ray node never answers ray.shutdown(), which keeps Python's lock meanwhile.
-        kill([pid for pid in processes_of(self._run_id) if is_stopped(pid)])
-        ray.shutdown()  # may not return where a part of Ray has died; the thread ends this process then
+        kill([process.pid for process in self.processes if is_stopped(process.pid)])
+        ray.shutdown()  # may not return where a part of Ray has died
         self.over.set()
-        self._reaper.bye()
+        self._reaper.tell(BYE)
 
 
 @ray.remote(num_cpus=0, max_concurrency=2)
@@ -155,9 +138,7 @@ class _NodeWatcher:
 class OtherNodes(threading.Thread):
     """A thread of the launching process that reports the first death on each other node, until the run is ``over``."""
 
-    def __init__(
-        self, run_id: str, phase: Callable[[], Phase | None], report: Callable[[Failure], None], over: threading.Event
-    ) -> None:
+    def __init__(self, run_id: str, phase: Callable[[], Phase | None], report: Any, over: threading.Event) -> None:
         super().__init__(daemon=True, name="supervisor of other nodes")
         self._run_id, self._phase, self._report, self._over = run_id, phase, report, over
         self._watchers: dict[str, tuple[str, Any, Any]] = {}  # by node: its name, the actor, its answer to come

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from omegaconf import OmegaConf
 
-from fspo.files import CONFIG_FILE, INFO_FILE, atomic_path, write_json
+from fspo.files import CONFIG_FILE, INFO_FILE, atomic_path, read_object, write_json
 from recipe.runner.faults.phase import read_phase
 from recipe.runner.launch import end_of_turn
 from recipe.runner.launch.problems import Refused
@@ -118,7 +118,8 @@ def end(folder: str | Path, status: str, error: str | None = None) -> None:
     Raises OSError or ValueError if ``run.json`` cannot be read or written.
     """
     folder = Path(folder)
-    if not (info := run_info(folder)) or not info.get("starts"):
+    info = read_object(folder / INFO_FILE)
+    if not info.get("starts"):
         raise FileNotFoundError(f"{folder / INFO_FILE} is not that of a run any more")
     why = {"error": error.splitlines()[0]} if error else {}
     info["starts"][-1] |= {"ended": _now(), "status": status} | why

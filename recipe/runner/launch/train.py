@@ -106,10 +106,9 @@ def train(config: DictConfig) -> int:
             code = status_after_failure(folder) if failed.of_process else FAILED
             why, last_words = str(failed), f"error: {failed}"
     finally:
-        supervisor.stand_down()  # while the follower still asks the trainer
         over.set()
-        follower.join(timeout=30)
         supervisor.close()
+        follower.join(timeout=30)
         try:
             run_folder.end(folder, status, why)
         except (OSError, ValueError) as error:  # whoever requeues the run looks at its exit status

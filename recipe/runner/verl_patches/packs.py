@@ -21,13 +21,8 @@ def rows_of_ranks(lengths: Sequence[int], mini_batch: int, ranks: int) -> list[l
     verl balances the rollout batch as a whole, and each rank cuts its part into mini-batches, whose members depend on
     the number of ranks. Here mini-batch m consists of the rows from m * ``mini_batch`` on, whatever that number.
 
-    Args:
-        lengths: Tokens of each sequence; as many as a multiple of ``ranks``.
-        mini_batch: Sequences of a mini-batch over all ranks, a multiple of ``ranks``.
-        ranks: Ranks that get data of their own.
-
-    Returns:
-        The rows of each rank, in the order of its mini-batches; within one they keep their order.
+    ``lengths``: tokens of each sequence; their number and ``mini_batch``, the sequences of one over all ranks, are
+    multiples of ``ranks``. Returns the rows of each rank in the order of its mini-batches, within one in their order.
     """
     parts: list[list[int]] = [[] for _ in range(ranks)]
     for start in range(0, len(lengths), mini_batch):
