@@ -12,6 +12,7 @@ import pytest
 import yaml
 from commands import Ended, files_of, main, verl
 
+pytestmark = pytest.mark.promise(11, 12, 13, 16, 17, 26)
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 LOSS, CORRECTION = f"{ACTOR}.policy_loss", "algorithm.rollout_correction"
 REWARD, PENALTY = "reward.custom_reward_function.path", "+reward.reward_kwargs.overlong_buffer_cfg"
@@ -114,7 +115,6 @@ WRONG = {
 }
 
 
-@pytest.mark.promise(11)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_command_is_refused_and_writes_nothing(name: str, place: Path) -> None:
     words, keys = WRONG[name]
@@ -135,28 +135,25 @@ RIGHT = {
 }
 
 
-@pytest.mark.promise(11)
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_command_is_taken_and_writes_nothing(name: str, place: Path) -> None:
     ended = tried(place, RIGHT[name])
     assert ended.status == 0, ended.error
 
 
-@pytest.mark.promise(11)
 def test_a_reward_that_raises_is_told_before_a_run(place: Path) -> None:
     """By its own words; a dry run may be on another machine than the run."""
     ended = tried(place, f"data.train_files=rows.parquet data.val_files=rows.parquet {REWARD}=raises.py")
     assert "of mine" in ended.said
 
 
-@pytest.mark.promise(11)
 def test_what_is_no_setting_is_hydra_s_to_name(place: Path) -> None:
     for word in ("trainer.nothing_like_it=8", "algo=nosuch"):
         ended = tried(place, word)
         assert ended.status == 1 and re.split("[.=]", word)[1] in ended.error
 
 
-# ---------------------------------------------------------------- verl's own command
+# ---------------------------------------------------------------- 11 and 13: verl's own command
 
 PLAIN = (
     f"{LOSS}.loss_mode=fspo trainer.v1.trainer_mode=fspo algorithm.adv_estimator=grpo {ROLLOUT}.n=4 "
@@ -195,7 +192,6 @@ WRONG_IN_VERL = {
 }
 
 
-@pytest.mark.promise(11)
 @pytest.mark.parametrize("name", WRONG_IN_VERL)
 def test_verl_s_own_command_is_refused_before_ray(name: str, place: Path) -> None:
     words, keys = WRONG_IN_VERL[name]
@@ -203,7 +199,6 @@ def test_verl_s_own_command_is_refused_before_ray(name: str, place: Path) -> Non
     assert refused(ended, keys) and AT_RAY not in ended.error
 
 
-@pytest.mark.promise(13)
 @pytest.mark.parametrize(
     "words",
     ["", f"trainer.v1.trainer_mode=sync {LOSS}.loss_mode=vanilla {ROLLOUT}.top_p=0.9"],
@@ -214,7 +209,7 @@ def test_verl_s_own_command_gets_as_far_as_ray(words: str, place: Path) -> None:
     assert AT_RAY in ended.error, ended.error
 
 
-# ---------------------------------------------------------------- configurations
+# ---------------------------------------------------------------- 12, 16, 17: configurations
 
 CONF = Path(__file__).parents[2] / "conf"
 ALGOS = sorted(path.stem for path in (CONF / "algo").glob("*.yaml"))
@@ -245,7 +240,6 @@ OF_AN_ALGO = re.compile(
 )
 
 
-@pytest.mark.promise(12)
 @pytest.mark.parametrize("algo", ALGOS)
 def test_swapping_algo_changes_nothing_but_the_loss(algo: str) -> None:
     first, second = composed("algo=fspo"), composed(f"algo={algo}")
@@ -255,14 +249,12 @@ def test_swapping_algo_changes_nothing_but_the_loss(algo: str) -> None:
     assert bool(changed) == (algo != "fspo")
 
 
-@pytest.mark.promise(12)
 @pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_experiment_composes(path: Path) -> None:
     leaves = composed(f"experiment={path.stem}")
     assert leaves[f"{LOSS}.loss_mode"] == "fspo" and leaves["trainer.experiment_name"]
 
 
-@pytest.mark.promise(12)
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
 def test_every_mode_composes(mode: str) -> None:
     first, second = composed("algo=fspo"), composed(f"mode={mode}")
@@ -270,7 +262,6 @@ def test_every_mode_composes(mode: str) -> None:
     assert second[f"{CORRECTION}.rollout_rs"], "stale responses are corrected"
 
 
-@pytest.mark.promise(16)
 @pytest.mark.slow  # each arm is a fresh process, which imports verl
 def test_a_sweep_checks_every_arm_first(place: Path) -> None:
     arms = ("-m", "algo=fspo,rloo", "algorithm.adv_estimator=grpo", "dry_run=true")
@@ -278,7 +269,6 @@ def test_a_sweep_checks_every_arm_first(place: Path) -> None:
     assert main(*arms, folder=place).status == 0 and files_of(place) == before
 
 
-@pytest.mark.promise(17)
 def test_a_loss_of_one_s_own_is_taken_by_verl_s_two_keys(place: Path) -> None:
     settings = "_target_=verl.workers.config.PolicyLossConfig"
     words = f"algo=grpo {MODEL}.external_lib=my_loss {LOSS}.loss_mode=mine {LOSS}.{settings}"
@@ -286,12 +276,11 @@ def test_a_loss_of_one_s_own_is_taken_by_verl_s_two_keys(place: Path) -> None:
     assert ended.status == 0, ended.error
 
 
-# ---------------------------------------------------------------- secrets
+# ---------------------------------------------------------------- 26: secrets
 
 SECRET = "hf_Q7xZ0vB3nM9kL2pT"
 
 
-@pytest.mark.promise(26)
 @pytest.mark.parametrize("last", ["dry_run=true", "dry_run=maybe"])
 def test_a_secret_in_a_command_is_printed_nowhere(last: str, place: Path) -> None:
     keys = ("trainer.hub_token", "reward.custom_reward_function.reward_kwargs.api_key", "data.password")
@@ -300,7 +289,6 @@ def test_a_secret_in_a_command_is_printed_nowhere(last: str, place: Path) -> Non
     assert SECRET not in ended.said and all(SECRET.encode() not in content for content in files_of(place).values())
 
 
-@pytest.mark.promise(26)
 def test_a_reference_to_a_secret_stays_a_reference(place: Path) -> None:
     word = "+ray_kwargs.ray_init.runtime_env.env_vars.WANDB_API_KEY=${oc.env:MY_SECRET}"
     for last in (["--cfg", "job"], ["dry_run=true"]):
