@@ -15,6 +15,7 @@ import os
 import re
 import runpy
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -161,6 +162,7 @@ def parses(module: str, *arguments: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+        patch.setattr(signal, "signal", lambda number, handler: None)  # of a process of its own
         patch.setattr(sys, "argv", [module, *arguments])
         patch.syspath_prepend(str(ROOT))  # `benchmarks` is not installed
         with pytest.raises(InterruptedError):
