@@ -141,17 +141,14 @@ def test_a_response_without_advantage_has_no_gradient(name: str) -> None:
     assert not whole[zero].any() and torch.equal(whole[~zero], some) and some.any()
 
 
-SETTINGS = "fspo.verl.SequencePolicyLossConfig"
-
-
 def test_any_settings_of_the_family_reach_the_registered_loss() -> None:
     """Written as overrides of a configuration, through the class that conf/ names."""
     from hydra.utils import instantiate
 
-    loss = SequenceLossSettings(exponent=0.43, c_low=0.02, c_high=0.05, grad_multiplier=0.5)
     given = {"exponent": 0.43, "c_low": 0.02, "c_high": 0.05, "grad_multiplier": 0.5}
-    config = actor("fspo")
-    object.__setattr__(config, "policy_loss", instantiate({"_target_": SETTINGS, "loss_mode": "fspo", **given}))
+    loss, config = SequenceLossSettings(**given), actor("fspo")
+    settings = {"_target_": "fspo.verl.SequencePolicyLossConfig", "loss_mode": "fspo", **given}
+    object.__setattr__(config, "policy_loss", instantiate(settings))
     inputs = batch(4)
     expected = float(sequence_policy_loss(*inputs, loss).loss_B.sum()) / 20 * 2
     assert float(call("fspo", inputs, config)[0]) == pytest.approx(expected, rel=1e-12)
