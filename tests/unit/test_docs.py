@@ -28,6 +28,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from of_the_reader import blocks, write_own_loss
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 import recipe.fspo.sqrt_rejection  # noqa: F401  (adds a rule to verl's; in a run the plugin imports it)
 from benchmarks import settings
@@ -105,12 +106,16 @@ def run_examples(page: Path, folder: Path) -> None:
     """A page's blocks run in order, in one namespace, beside a run folder with records."""
     for name in ("RUN", "audit"):  # the second as examples/own_loop.py and trl_fspo.py call it
         write_run(folder / name)
-    module = ModuleType(page.stem)
+    module, before = ModuleType(page.stem), dict(POLICY_LOSS_REGISTRY)
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         patch.chdir(folder)  # some write files
         patch.setitem(sys.modules, page.stem, module)  # dataclasses look it up
-        for block in blocks(text_of(page), "python"):
-            exec(compile(block, str(page), "exec"), module.__dict__)
+        try:
+            for block in blocks(text_of(page), "python"):
+                exec(compile(block, str(page), "exec"), module.__dict__)
+        finally:
+            POLICY_LOSS_REGISTRY.clear()
+            POLICY_LOSS_REGISTRY.update(before)
 
 
 #: Commands that belong to the system, and make, of which a wrong target says so at once.
@@ -238,7 +243,10 @@ def own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     write_own_loss(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    before = dict(POLICY_LOSS_REGISTRY)
     yield
+    POLICY_LOSS_REGISTRY.clear()
+    POLICY_LOSS_REGISTRY.update(before)
     sys.modules.pop("my_loss", None)
 
 
