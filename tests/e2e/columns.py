@@ -1,4 +1,4 @@
-"""The responses of a run: all of them, those that count for its clip values, and those of a mini-batch."""
+"""The responses of a run: all of them, and those that count for its clip values."""
 
 from __future__ import annotations
 
@@ -19,12 +19,6 @@ def all_rows(folder: Path) -> pd.DataFrame:
     assert table.problems == [] and len(table) == rows["S"].notna().sum()
     assert (rows["S"].notna() | (rows["A"] == 0)).all()
     return rows.sort_values(["step", "update"], kind="stable").reset_index(drop=True)
-
-
-def in_order(rows: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Columns of the table of responses, [C, B]."""
-    order = np.lexsort([rows[name] for name in ("S", "A", "L")])
-    return np.stack([rows[name][order] for name in ("L", "A", "S", "Q", "inside", "kept", "weight")])
 
 
 def assert_measured(rows: pd.DataFrame, values: Sequence[Mapping[str, Any]], accept: float = 0.85) -> None:

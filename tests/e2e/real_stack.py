@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ import pytest
 from benchmarks import starts
 from benchmarks.starts import MARK, SMALL, marked_processes, user_environment
 from fspo.files import read_lines
-from recipe.runner.faults.processes import kill
 
 REPOSITORY = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -35,7 +33,7 @@ SOON, LATER = 120, 600
 #: Exit status of a run that is worth another start.
 AGAIN = 75
 
-__all__ = ["MARK", "REPOSITORY", "SMALL", "Start", "marked_processes", "run_marked", "user_environment"]
+__all__ = ["MARK", "REPOSITORY", "SMALL", "Start", "marked_processes"]
 
 
 def measured(folder: Path) -> dict[str, Any]:
@@ -55,15 +53,6 @@ def export(folder: Path, out: Path) -> None:
     subprocess.run(command, check=True, timeout=LATER, env=user_environment())
 
 
-def compare(folder: Path, losses: list[str], *words: str) -> subprocess.CompletedProcess[str]:
-    """A comparison of these losses with seed 5, in a folder with the user's own files."""
-    grid = ("seed=5", f"algo={','.join(losses)}", "algorithm.adv_estimator=grpo", "trainer.default_local_dir=grid")
-    command = [sys.executable, "-m", "recipe.fspo.main", "-m", *grid, *words]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=2 * LATER, cwd=folder, env=user_environment()
-    )
-
-
 def stacks(output: str) -> list[str]:
     """What the FSDP workers of a run that hung wrote to their logs, whose folder the run's error names."""
     (folder,) = re.findall(r"^logs of Ray's processes: (.*)$", output, re.M)
@@ -76,7 +65,7 @@ PROBE = "trainer.checkpoint_callback_class=log_prob_probe.LogProbProbe"
 
 
 def probed(folder: Path) -> dict[str, str]:
-    """An environment in which a run finds the probe, a module of this folder, which writes into ``folder``.
+    """An environment in which a start finds the modules of this folder, of which the probe writes into ``folder``.
 
     What was there stays in front of the installed package: in a second checkout it names the code to be tested.
     """
@@ -109,22 +98,6 @@ def model_with_another_eos(folder: Path) -> Path:
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text().replace("{{ eos_token }}", "<eos>"))
     return folder
-
-
-def run_marked(*words: str, timeout: float) -> subprocess.CompletedProcess[str]:
-    """A program of Python's to its end; whatever it leaves behind is ended, too."""
-    mark = uuid.uuid4().hex
-    # A script has its own folder on the path, not the repository, which `python -m pytest` has.
-    path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**user_environment(), "PYTHONPATH": path, MARK: mark}
-    try:
-        return subprocess.run(
-            [sys.executable, *words], capture_output=True, text=True, timeout=timeout, env=environment
-        )
-    finally:
-        left = marked_processes(mark)
-        kill([process.pid for process in left])
-        psutil.wait_procs(left, 10)
 
 
 class Start(starts.Start):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -14,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 import pytest
-from real_stack import MARK, marked_processes
+from real_stack import MARK, REPOSITORY, marked_processes
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from recipe.runner.faults.processes import kill
+
 PROGRAMS = ("slurmctld", "slurmd", "munged", "mungekey", "sbatch", "srun", "scontrol", "squeue", "scancel")
 
 SLURM_CONF = """\
@@ -135,9 +134,8 @@ class Cluster:
 
     def run(self, *command: str, check: bool = True, **environment: str) -> str:
         """Output of a SLURM command. Clients hang on a dead controller, hence the time limit."""
-        run = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY, env={**self.environment, **environment}
-        )
+        how = {"cwd": REPOSITORY, "env": {**self.environment, **environment}, "capture_output": True, "text": True}
+        run = subprocess.run(command, timeout=60, **how)
         assert not check or run.returncode == 0, f"{command}: {run.stderr}"
         return run.stdout.strip()
 
@@ -155,7 +153,6 @@ class Cluster:
         limit = time.monotonic() + timeout
         while (fields := self.job(job))["JobState"] in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED"):
             if time.monotonic() > limit:
-                self.run("scancel", job, check=False)
                 pytest.fail(f"job {job} is {fields['JobState']} after {timeout} s; its log:\n{tail(log)}")
             time.sleep(1)
         return fields
@@ -165,22 +162,17 @@ class Cluster:
         nodes = f"--nodelist={self.job(job)['NodeList']}"
         return self.sbatch("--partition=urgent", "--exclusive", nodes, "--output=/dev/null", "--wrap=sleep 1")
 
-    def left_behind(self, within: float = 20.0) -> list[str]:
+    def left_behind(self, within: float) -> list[str]:
         """Processes of jobs that are still there after ``within`` seconds (zombies do not count)."""
         limit = time.monotonic() + within
-        while (alive := self._job_processes()) and time.monotonic() < limit:
+        while (alive := marked_processes(self.mark)) and time.monotonic() < limit:
             time.sleep(0.5)
         return [f"{process.pid} {process.name()}" for process in alive if process.is_running()]
-
-    def _job_processes(self) -> list[psutil.Process]:
-        return marked_processes(self.mark)
 
     def stop(self) -> None:
         with contextlib.suppress(Exception):
             self.run("scancel", "--signal=KILL", "--full", "--user=root", check=False)
-        for process in self._job_processes():
-            with contextlib.suppress(psutil.Error):
-                process.send_signal(signal.SIGKILL)
+        kill([process.pid for process in marked_processes(self.mark)])
         for daemon in reversed(self.daemons):
             daemon.terminate()
         for daemon in self.daemons:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from columns import all_rows
-from real_stack import (
-    AGAIN,
-    LATER,
-    SMALL,
-    SOON,
-    Starter,
-    latest_step,
-    measured,
-    model_with_another_eos,
-)
+from real_stack import AGAIN, LATER, SMALL, SOON, Starter, latest_step, measured, model_with_another_eos
 
 from fspo.files import read_lines
 
@@ -25,7 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3 * LATER)]
 RESPONSES = 64
 
 
-@pytest.mark.parametrize(("mode", "how"), [("colocate_async", signal.SIGUSR1), ("separate_async", signal.SIGKILL)])
+@pytest.mark.parametrize(("mode", "how"), [("colocate_async", signal.SIGTERM), ("separate_async", signal.SIGKILL)])
 def test_a_mode_trains_is_ended_resumes_and_counts_every_response(
     start: Starter, tmp_path: Path, mode: str, how: signal.Signals
 ) -> None:
@@ -39,12 +32,15 @@ def test_a_mode_trains_is_ended_resumes_and_counts_every_response(
     folder = tmp_path / "run"
     first = start(folder, *command, "trainer.total_training_steps=1000")
     first.wait_for_step(3)
-    first.process.send_signal(how)
-    if how == signal.SIGUSR1:
+    if how == signal.SIGTERM:
+        for process in first.processes():  # as SLURM does, which sends it to all processes of a step
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(how)
         first.ends_with(AGAIN)
         assert latest_step(folder) == max(first.steps()) >= 3
         assert first.info()["status"] == "preempted"
     else:  # whoever watches the launching process ends what it has left
+        first.process.kill()
         first.ends_with(-signal.SIGKILL, SOON)
         assert f"the launching process (process {first.process.pid}) died during the " in first.output()
     resumed = latest_step(folder)

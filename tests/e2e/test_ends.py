@@ -1,8 +1,9 @@
-"""A run that hangs says where, one that gets a signal saves; neither leaves a process behind."""
+"""Two ranks: a run that hangs says where, one that gets a signal saves; neither leaves a process behind."""
 
 from __future__ import annotations
 
-import contextlib
+import math
+import os
 import re
 import signal
 import time
@@ -10,11 +11,29 @@ from pathlib import Path
 
 import psutil
 import pytest
-from real_stack import AGAIN, LATER, SMALL, Starter, latest_step, stacks
+from columns import all_rows
+from real_stack import (
+    AGAIN,
+    LATER,
+    PROBE,
+    SMALL,
+    Start,
+    Starter,
+    assert_vllm_follows,
+    latest_step,
+    probed,
+    read_probe,
+    stacks,
+)
 
 from recipe.runner.faults.processes import role_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(2 * LATER)]
+
+
+def ranks(run: Start) -> list[psutil.Process]:
+    return [process for process in run.processes() if role_of(process.pid) == "FSDP worker"]
+
 
 #: A policy loss in which one rank enters a collective that the other skips, once the file is there.
 SKIPPING_LOSS = """
@@ -65,21 +84,29 @@ def test_where_a_rank_waits_stands_in_the_stacks(start: Starter, tmp_path: Path)
     assert status == AGAIN, "a finished step is there"
 
 
-def test_a_signal_to_all_processes_saves_and_a_second_ends_at_once(start: Starter, tmp_path: Path) -> None:
-    """SLURM sends its signals to all processes of a step; Ctrl-C: test_train.py; USR1 to one process: test_async.py."""
-    words = (*SMALL, "trainer.total_training_steps=1000", "trainer.save_freq=1000")
-    run = start(tmp_path, *words)
+def test_ctrl_c_saves_on_two_ranks_and_a_second_signal_ends_at_once(start: Starter, tmp_path: Path) -> None:
+    """TERM to all processes: test_async.py, test_slurm.py."""
+    words = (
+        *SMALL, PROBE, "algo=rloo", "trainer.n_gpus_per_node=2", "trainer.total_training_steps=1000",
+        "trainer.save_freq=2", "actor_rollout_ref.actor.use_kl_loss=true",
+    )  # fmt: skip
+    run = start(tmp_path, *words, **probed(tmp_path))
     run.wait_for_step(2)
-    for process in run.processes():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGTERM)
-    run.ends_with(AGAIN)
-    saved = latest_step(tmp_path)
-    assert saved >= 2 and max(run.steps()) == saved and run.info()["status"] == "preempted"
-    run = start(tmp_path, *words)
+    assert len(ranks(run)) == 2
+    os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does, to the whole process group
+    run.ends_with(128 + signal.SIGINT)
+    steps, saved = run.steps(), latest_step(tmp_path)
+    assert [*steps] == [*range(1, saved + 1)] and saved >= 2
+    assert run.info()["status"] == "interrupted" and "Traceback" not in run.output()
+    for step in (1, 2):
+        assert steps[step]["training/rollout_probs_diff_mean"] < 1e-5
+        assert all(math.isfinite(steps[step][name]) for name in ("actor/pg_loss", "actor/grad_norm", "actor/kl_loss"))
+    assert_vllm_follows(read_probe(tmp_path)[2])
+    assert (all_rows(tmp_path).groupby(["step", "update"]).size() == 32).all()  # both ranks' rows
+
+    run = start(tmp_path, *words, "trainer.save_freq=1000", **probed(tmp_path))
     run.wait_for_step(saved + 1)
-    (worker,) = (process for process in run.processes() if role_of(process.pid) == "FSDP worker")
-    worker.suspend()  # the step does not end between the two signals
+    ranks(run)[0].suspend()  # the step does not end between the two signals
     for number in (signal.SIGUSR2, signal.SIGTERM):
         run.process.send_signal(number)
         time.sleep(1.5)  # what comes within a second is one signal

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -14,24 +13,11 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from composing import completed
 
 from recipe.fspo.recorder import MiniBatch, join_ranks
 
 __all__ = ["MiniBatch"]
-
-
-@functools.cache
-def _config(*words: str) -> Any:
-    """The demo's configuration as a run has it."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    from recipe.fspo.config import complete
-    from recipe.fspo.main import composed
-
-    GlobalHydra.instance().clear()
-    config = composed(words)
-    complete(config)
-    return config
 
 
 def _of_rank(part: MiniBatch, rank: int, ranks: int) -> MiniBatch:
@@ -48,7 +34,7 @@ def clip_values(
     from fspo.audit import minibatch_numbers
     from recipe.fspo.measured_values import ClipValues
 
-    config = _config(f"actor_rollout_ref.actor.optim.lr={lr}")
+    config = completed(f"actor_rollout_ref.actor.optim.lr={lr}")
     values = ClipValues(config)
     for number, step in enumerate(steps, 1):
         joined = join_ranks([[_of_rank(part, rank, ranks) for part in step] for rank in range(ranks)])
@@ -64,7 +50,7 @@ def divisors(lengths: Sequence[Any], kills: Sequence[int] = (), of_one_batch: bo
     """What a run divides ``fspo`` by in updates with responses of these lengths, each a rollout batch unless said."""
     from recipe.fspo.measured_values import LossScale
 
-    config, used = _config(), []
+    config, used = completed(), []
     scale = LossScale(config)
     for number, length in enumerate(lengths, 1):
         scale.measure(torch.from_numpy(np.asarray(length)))

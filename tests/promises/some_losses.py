@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-Term = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-
-def _tokens(old_log_prob: Any, log_prob: Any, advantages: Any, mask: Any, term: Term | None = None) -> Any:
-    d = (log_prob - old_log_prob).clamp(-20, 20)
-    loss = -advantages * d.exp() if term is None else term(d, advantages)
-    return torch.where(mask, loss, 0.0)
+def _tokens(old_log_prob: Any, log_prob: Any, advantages: Any, mask: Any) -> Any:
+    return torch.where(mask, -advantages * (log_prob - old_log_prob).clamp(-20, 20).exp(), 0.0)
 
 
 def tokens(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any) -> Any:
@@ -46,10 +41,8 @@ def gspo_half(**given: Any) -> Any:
 # ---------------------------------------------------------------- faults: the name begins with that of the check
 
 
-def padding_counts(old_log_prob: Any, log_prob: Any, advantages: Any, config: Any, **_: Any) -> Any:
-    everything = torch.ones_like(log_prob, dtype=torch.bool)
-    info, loss = config.global_batch_info, _tokens(old_log_prob, log_prob, advantages, everything)
-    return loss.sum() / info["batch_num_tokens"] * info["dp_size"]
+def padding_counts(response_mask: Any, **others: Any) -> Any:
+    return tokens(response_mask=torch.ones_like(response_mask), **others)
 
 
 def padding_width(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any) -> Any:
@@ -66,11 +59,8 @@ def micro_centred(advantages: Any, response_mask: Any, **others: Any) -> Any:
     return tokens(advantages=advantages - centre, response_mask=response_mask, **others)
 
 
-def micro_ranks_forgotten(
-    old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any
-) -> Any:
-    loss = _tokens(old_log_prob, log_prob, advantages, response_mask)
-    return loss.sum() / config.global_batch_info["batch_num_tokens"]
+def micro_ranks_forgotten(config: Any, **others: Any) -> Any:
+    return tokens(config=config, **others)[0] / config.global_batch_info["dp_size"]
 
 
 def direction_of_a_missing_minus(**given: Any) -> Any:

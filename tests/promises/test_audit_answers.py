@@ -20,10 +20,10 @@ from library import (
     scale_for,
 )
 
+pytestmark = pytest.mark.promise(7, 8)
 STUDY = Path(__file__).parents[2] / "benchmarks/study"
 
 
-@pytest.mark.promise(7)
 @pytest.mark.parametrize("clusters", [1, 10])
 def test_the_error_by_hand(clusters: int) -> None:
     """Shares 1/4 and 3/4, rates 0.4 and 0.8: overall 0.7, deviations 3/7 and 1/7, and (3/7 + 3/7) / 4."""
@@ -35,7 +35,6 @@ def test_the_error_by_hand(clusters: int) -> None:
     assert error.debiased.value <= error.lre
 
 
-@pytest.mark.promise(7)
 @pytest.mark.parametrize("rate", [0.01, 0.5, 1.0])
 def test_flat_rates_have_no_error(rate: float) -> None:
     total = np.array([[100, 300, 700]] * 12)
@@ -44,7 +43,6 @@ def test_flat_rates_have_no_error(rate: float) -> None:
     assert np.isnan(length_reweighting_error(total * 0, total).lre), "where nothing is accepted there is none"
 
 
-@pytest.mark.promise(7)
 @pytest.mark.parametrize("spread", [0.0, 0.02, 0.1])
 def test_the_interval_covers_the_error(spread: float) -> None:
     """Of 60 sets of mini-batches that lean to short or long responses the interval of at least 50 covers."""
@@ -75,7 +73,6 @@ RECORDED = {
 }
 
 
-@pytest.mark.promise(8)
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_runs_have_the_answers_that_they_had(name: str) -> None:
     exponent, c, rounding, *even = RECORDED[name]
@@ -102,7 +99,6 @@ ERRORS = {
 }
 
 
-@pytest.mark.promise(8)
 @pytest.mark.parametrize(("name", "loss"), ERRORS)
 def test_what_a_band_does_by_length_on_recorded_runs(name: str, loss: str) -> None:
     responses = recording(name)
@@ -131,7 +127,6 @@ def drawn(exponent: float, sigma: float, drift: bool = False) -> dict[str, np.nd
     return {"S": s, "L": length, "A": draw.choice([-1.0, 0.0, 1.0], len(s)), "minibatch": number, "step": number}
 
 
-@pytest.mark.promise(8)
 @pytest.mark.parametrize(("exponent", "sigma"), [(0.0, 0.04), (0.5, 0.04), (0.75, 0.01), (1.0, 0.001), (0.5, 1e-5)])
 def test_the_spread_and_the_even_band_have_the_drawn_exponent(exponent: float, sigma: float) -> None:
     """Four standard errors of the spread, 0.007, and of the most even band, 0.03 to 0.04."""
@@ -143,7 +138,6 @@ def test_the_spread_and_the_even_band_have_the_drawn_exponent(exponent: float, s
         assert band is not None and band.exponent.value == pytest.approx(exponent, abs=0.16)
 
 
-@pytest.mark.promise(8)
 @pytest.mark.parametrize("sigma", [0.02, 0.04])
 def test_movement_is_told_from_rounding(sigma: float) -> None:
     moved, rounded = (rounding_share(Responses.of_rows(drawn(0.5, sigma, drift))) for drift in (True, False))
@@ -151,14 +145,12 @@ def test_movement_is_told_from_rounding(sigma: float) -> None:
     assert rounded.value == pytest.approx(1, abs=0.4) and rounded.low > 0
 
 
-@pytest.mark.promise(8)
 def test_half_the_batches_moving_farther_changes_no_exponent() -> None:
     near, far = drawn(0.5, 0.02), drawn(0.5, 0.08)
     near["S"] = np.where(near["minibatch"] % 2 == 0, far["S"], near["S"])
     assert exponent_of(Responses.of_rows(near)).value == pytest.approx(0.5, abs=0.03)
 
 
-@pytest.mark.promise(8)
 def test_responses_before_a_moved_weight_are_left_out() -> None:
     rows = drawn(0.5, 0.04)
     still = rows["minibatch"] % 2 == 0
@@ -171,7 +163,6 @@ def numbers(text: str) -> set[float]:
     return {float(number) for number in re.findall(r"\d+\.\d+(?:e-\d+)?", text)}
 
 
-@pytest.mark.promise(8)
 def test_the_command_prints_exponent_clip_value_and_evenness(tmp_path: Path) -> None:
     ended = run("fspo.audit", STUDY / "demo.parquet", folder=tmp_path)
     assert ended.status == 0 and {0.44, 0.37, 0.18, 0.0247} <= numbers(ended.out)
@@ -179,7 +170,6 @@ def test_the_command_prints_exponent_clip_value_and_evenness(tmp_path: Path) -> 
     assert wider.status == 0 and 0.0247 not in numbers(wider.out)
 
 
-@pytest.mark.promise(8)
 def test_the_command_takes_anybodys_parquet_and_names_what_is_wrong(tmp_path: Path) -> None:
     columns = {"S": [0.1, -0.2], "L": [3, 4]}
     bad = {"nan": columns | {"S": [np.nan, 1.0]}, "text": columns | {"L": ["a", "b"]}, "none": {"L": [3, 4]}}
@@ -192,7 +182,6 @@ def test_the_command_takes_anybodys_parquet_and_names_what_is_wrong(tmp_path: Pa
     assert run("fspo.audit", "absent.parquet", folder=tmp_path).status == 2
 
 
-@pytest.mark.promise(8)
 def test_shares_outside_are_foretold_for_a_sigma(tmp_path: Path) -> None:
     """S is normal with deviation sigma sqrt(L) about -deviation^2 / 2."""
     ended = run("fspo.audit", "expected", "sigma=0.04", "lengths=[700,8192]", folder=tmp_path)

@@ -6,12 +6,14 @@ import functools
 import re
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from commands import Ended, files_of, main, verl
 
+pytestmark = pytest.mark.promise(11, 12, 13, 16, 17, 26)
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 LOSS, CORRECTION = f"{ACTOR}.policy_loss", "algorithm.rollout_correction"
 REWARD, PENALTY = "reward.custom_reward_function.path", "+reward.reward_kwargs.overlong_buffer_cfg"
@@ -24,8 +26,6 @@ ROW = {
     "extra_info": {"index": 0},
 }
 GIVEN = {
-    "reward.py": "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):\n"
-    "    return float(ground_truth in solution_str)\n",
     "raises.py": "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):\n"
     "    raise RuntimeError('of mine')\n",
     "broken.parquet": "no parquet",
@@ -77,13 +77,12 @@ WRONG = {
         "train_batch_size=30 async_save=true max_actor_ckpt_to_keep=1 kl_loss_coef=0.01 grad_clip=0.5 resume_from_path "
         "tensor_model_parallel_size=3 max_response_length val_kwargs.n=2 c_low=0.0003 tool_agnet nosuch",
     ),
-    "a correction by token, without log-probabilities": (
-        f"{CORRECTION}.rollout_rs=token_k1 {CORRECTION}.rollout_rs_threshold=2 {ROLLOUT}.calculate_log_probs=false",
-        "rollout_rs=token_k1 calculate_log_probs=false",
+    "advantage and correction by token, no log-probabilities, an engine that is not served": (
+        f"algorithm.adv_estimator=gae {CORRECTION}.rollout_rs=token_k1 {CORRECTION}.rollout_rs_threshold=2 "
+        f"{ROLLOUT}.calculate_log_probs=false {ROLLOUT}.name=sglang",
+        "adv_estimator=gae rollout_rs=token_k1 calculate_log_probs=false rollout.name=sglang",
     ),
-    "an engine that is not served": (f"{ROLLOUT}.name=sglang", "rollout.name=sglang"),
     "a drift that verl's trainer does not measure": ("algo=fspo_v1 trainer.v1.trainer_mode=sync", "trainer_mode"),
-    "an advantage by token": ("algorithm.adv_estimator=gae", "adv_estimator=gae"),
     "an exponent out of range": (f"{LOSS}.exponent=3", f"{LOSS}.exponent=3"),
     "clip values just too narrow and too wide, one token too many": (
         f"data.max_response_length=497 {LOSS}.c_low=1.51 {LOSS}.c_high=5.9e-4",
@@ -103,60 +102,47 @@ WRONG = {
         f"{ROLLOUT}.temperature=0.001",
         "lora_rank=8 max_off_policy_threshold=0 temperature=0.001",
     ),
-    "silently wrong: a reward model without a model": (
-        f"reward.reward_model.enable=true {REWARD}=null",
-        "reward_model",
-    ),
-    "silently wrong: DAPO's penalty, which nothing reads": (
-        f"{PENALTY}.enable=true {PENALTY}.len=512",
-        "overlong_buffer_cfg",
+    "silently wrong: a reward model without a model, DAPO's penalty, which nothing reads": (
+        f"reward.reward_model.enable=true {PENALTY}.enable=true {PENALTY}.len=512",
+        "reward_model overlong_buffer_cfg",
     ),
 }
 
 
-@pytest.mark.promise(11)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_command_is_refused_and_writes_nothing(name: str, place: Path) -> None:
     words, keys = WRONG[name]
     assert refused(tried(place, words), keys)
 
 
-RIGHT = {
-    "at the other side of each bound": (
-        f"{ROLLOUT}.n=2 trainer.max_actor_ckpt_to_keep=2 data.max_response_length=496 {ROLLOUT}.val_kwargs.n=2 "
-        f"{ROLLOUT}.val_kwargs.temperature=0.6 {LOSS}.c_low=1.49 {LOSS}.c_high=6.1e-4 data.train_batch_size=48 "
-        f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_coef=0.01 {CORRECTION}.rollout_is=sequence "
-        f"{ROLLOUT}.calculate_log_probs=true"
-    ),
-    "of one's own": (
-        f"data.train_files=rows.parquet data.val_files=[rows.parquet,four.parquet] {REWARD}=reward.py "
-        "trainer.total_training_steps=3"
-    ),
-}
+#: At the other side of each bound.
+RIGHT = (
+    f"{ROLLOUT}.n=2 trainer.max_actor_ckpt_to_keep=2 data.max_response_length=496 {ROLLOUT}.val_kwargs.n=2 "
+    f"{ROLLOUT}.val_kwargs.temperature=0.6 {LOSS}.c_low=1.49 {LOSS}.c_high=6.1e-4 data.train_batch_size=48 "
+    f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_coef=0.01 {CORRECTION}.rollout_is=sequence "
+    f"{ROLLOUT}.calculate_log_probs=true"
+)
 
 
-@pytest.mark.promise(11)
-@pytest.mark.parametrize("name", RIGHT)
-def test_a_right_command_is_taken_and_writes_nothing(name: str, place: Path) -> None:
-    ended = tried(place, RIGHT[name])
+def test_a_right_command_is_taken_and_writes_nothing(place: Path) -> None:
+    ended = tried(place, RIGHT)
     assert ended.status == 0, ended.error
 
 
-@pytest.mark.promise(11)
-def test_a_reward_that_raises_is_told_before_a_run(place: Path) -> None:
+def test_data_of_one_s_own_are_taken_and_a_reward_that_raises_is_told(place: Path) -> None:
     """By its own words; a dry run may be on another machine than the run."""
-    ended = tried(place, f"data.train_files=rows.parquet data.val_files=rows.parquet {REWARD}=raises.py")
-    assert "of mine" in ended.said
+    data = "data.train_files=rows.parquet data.val_files=[rows.parquet,four.parquet] trainer.total_training_steps=3"
+    ended = tried(place, f"{data} {REWARD}=raises.py")
+    assert ended.status == 0 and "of mine" in ended.said, ended.error
 
 
-@pytest.mark.promise(11)
 def test_what_is_no_setting_is_hydra_s_to_name(place: Path) -> None:
     for word in ("trainer.nothing_like_it=8", "algo=nosuch"):
         ended = tried(place, word)
         assert ended.status == 1 and re.split("[.=]", word)[1] in ended.error
 
 
-# ---------------------------------------------------------------- verl's own command
+# ---------------------------------------------------------------- 11 and 13: verl's own command
 
 PLAIN = (
     f"{LOSS}.loss_mode=fspo trainer.v1.trainer_mode=fspo algorithm.adv_estimator=grpo {ROLLOUT}.n=4 "
@@ -195,7 +181,6 @@ WRONG_IN_VERL = {
 }
 
 
-@pytest.mark.promise(11)
 @pytest.mark.parametrize("name", WRONG_IN_VERL)
 def test_verl_s_own_command_is_refused_before_ray(name: str, place: Path) -> None:
     words, keys = WRONG_IN_VERL[name]
@@ -203,7 +188,6 @@ def test_verl_s_own_command_is_refused_before_ray(name: str, place: Path) -> Non
     assert refused(ended, keys) and AT_RAY not in ended.error
 
 
-@pytest.mark.promise(13)
 @pytest.mark.parametrize(
     "words",
     ["", f"trainer.v1.trainer_mode=sync {LOSS}.loss_mode=vanilla {ROLLOUT}.top_p=0.9"],
@@ -214,7 +198,7 @@ def test_verl_s_own_command_gets_as_far_as_ray(words: str, place: Path) -> None:
     assert AT_RAY in ended.error, ended.error
 
 
-# ---------------------------------------------------------------- configurations
+# ---------------------------------------------------------------- 12, 16, 17: configurations
 
 CONF = Path(__file__).parents[2] / "conf"
 ALGOS = sorted(path.stem for path in (CONF / "algo").glob("*.yaml"))
@@ -225,17 +209,7 @@ def composed(*words: str) -> dict[str, object]:
     """Leaves of the configuration as it is printed."""
     ended = main(*words, "--cfg", "job", folder=Path.cwd())
     assert ended.status == 0, ended.error
-    leaves: dict[str, object] = {}
-
-    def walk(value: object, key: str) -> None:
-        if isinstance(value, dict):
-            for name, below in value.items():
-                walk(below, f"{key}.{name}" if key else str(name))
-        else:
-            leaves[key] = value
-
-    walk(yaml.safe_load(ended.out), "")
-    return leaves
+    return pd.json_normalize(yaml.safe_load(ended.out)).iloc[0].to_dict()
 
 
 #: What an algorithm may set: its loss, its advantage, and verl's own clip range and average.
@@ -245,7 +219,6 @@ OF_AN_ALGO = re.compile(
 )
 
 
-@pytest.mark.promise(12)
 @pytest.mark.parametrize("algo", ALGOS)
 def test_swapping_algo_changes_nothing_but_the_loss(algo: str) -> None:
     first, second = composed("algo=fspo"), composed(f"algo={algo}")
@@ -255,14 +228,12 @@ def test_swapping_algo_changes_nothing_but_the_loss(algo: str) -> None:
     assert bool(changed) == (algo != "fspo")
 
 
-@pytest.mark.promise(12)
 @pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_experiment_composes(path: Path) -> None:
     leaves = composed(f"experiment={path.stem}")
     assert leaves[f"{LOSS}.loss_mode"] == "fspo" and leaves["trainer.experiment_name"]
 
 
-@pytest.mark.promise(12)
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
 def test_every_mode_composes(mode: str) -> None:
     first, second = composed("algo=fspo"), composed(f"mode={mode}")
@@ -270,7 +241,6 @@ def test_every_mode_composes(mode: str) -> None:
     assert second[f"{CORRECTION}.rollout_rs"], "stale responses are corrected"
 
 
-@pytest.mark.promise(16)
 @pytest.mark.slow  # each arm is a fresh process, which imports verl
 def test_a_sweep_checks_every_arm_first(place: Path) -> None:
     arms = ("-m", "algo=fspo,rloo", "algorithm.adv_estimator=grpo", "dry_run=true")
@@ -278,7 +248,6 @@ def test_a_sweep_checks_every_arm_first(place: Path) -> None:
     assert main(*arms, folder=place).status == 0 and files_of(place) == before
 
 
-@pytest.mark.promise(17)
 def test_a_loss_of_one_s_own_is_taken_by_verl_s_two_keys(place: Path) -> None:
     settings = "_target_=verl.workers.config.PolicyLossConfig"
     words = f"algo=grpo {MODEL}.external_lib=my_loss {LOSS}.loss_mode=mine {LOSS}.{settings}"
@@ -286,12 +255,11 @@ def test_a_loss_of_one_s_own_is_taken_by_verl_s_two_keys(place: Path) -> None:
     assert ended.status == 0, ended.error
 
 
-# ---------------------------------------------------------------- secrets
+# ---------------------------------------------------------------- 26: secrets
 
 SECRET = "hf_Q7xZ0vB3nM9kL2pT"
 
 
-@pytest.mark.promise(26)
 @pytest.mark.parametrize("last", ["dry_run=true", "dry_run=maybe"])
 def test_a_secret_in_a_command_is_printed_nowhere(last: str, place: Path) -> None:
     keys = ("trainer.hub_token", "reward.custom_reward_function.reward_kwargs.api_key", "data.password")
@@ -300,7 +268,6 @@ def test_a_secret_in_a_command_is_printed_nowhere(last: str, place: Path) -> Non
     assert SECRET not in ended.said and all(SECRET.encode() not in content for content in files_of(place).values())
 
 
-@pytest.mark.promise(26)
 def test_a_reference_to_a_secret_stays_a_reference(place: Path) -> None:
     word = "+ray_kwargs.ray_init.runtime_env.env_vars.WANDB_API_KEY=${oc.env:MY_SECRET}"
     for last in (["--cfg", "job"], ["dry_run=true"]):

@@ -14,6 +14,7 @@ from library import ALGORITHMS, NAMES, SequenceLossSettings, c_of_eps, sequence_
 from verl.trainer.ppo import core_algos
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
+pytestmark = pytest.mark.promise(1, 3, 5, 14)
 FIXED = tuple(name for name in NAMES if name != "fspo_v1")
 
 
@@ -40,7 +41,6 @@ def call(name: str, inputs: Any, config: Any, weights: Any = None, **more: Any) 
     return loss.detach(), torch.autograd.grad(loss, log_prob)[0]
 
 
-@pytest.mark.promise(3)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("clip", [(3e-4, 4e-4), (1e-3, 5e-4)])
@@ -61,7 +61,6 @@ def test_seq_gspo_is_the_gspo_of_verl(seed: int, dtype: torch.dtype, clip: tuple
     assert abs(float(ours.detach() - theirs)) <= 1e-6 * float(output.loss_B.detach().abs().sum()) / 24
 
 
-@pytest.mark.promise(3)
 @pytest.mark.parametrize("name", FIXED)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -77,7 +76,6 @@ def test_the_registered_loss_is_the_library_s_bit_for_bit(name: str, weighted: b
     assert torch.equal(gradient, torch.autograd.grad(expected, log_prob)[0])
 
 
-@pytest.mark.promise(3)
 @pytest.mark.parametrize("name", FIXED)
 def test_verl_s_bounds_on_token_ratios_change_none_of_ours(name: str) -> None:
     inputs = batch(1, rows=8, width=40, scale=0.02)
@@ -85,13 +83,11 @@ def test_verl_s_bounds_on_token_ratios_change_none_of_ours(name: str) -> None:
     assert torch.equal(call(name, inputs, plain)[1], call(name, inputs, other)[1])
 
 
-@pytest.mark.promise(3)
 def test_a_drift_that_no_trainer_measures_is_refused() -> None:
     with pytest.raises(ValueError, match="fspo_v1"):
         call("fspo_v1", batch(1), actor("fspo_v1"))
 
 
-@pytest.mark.promise(3)
 @pytest.mark.parametrize("name", FIXED)
 def test_external_lib_gives_any_verl_the_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a release to which this repository has no plugin: ``model.external_lib=fspo.verl`` alone registers."""
@@ -115,7 +111,6 @@ OF_VERL = {
 }
 
 
-@pytest.mark.promise(5)
 @pytest.mark.parametrize("name", OF_VERL)
 def test_a_loss_of_verl_is_the_one_that_verl_defines(name: str) -> None:
     """Value, gradient and the random numbers that are left, where this repository is installed."""
@@ -133,7 +128,6 @@ def test_a_loss_of_verl_is_the_one_that_verl_defines(name: str) -> None:
     assert torch.equal(gradient, torch.autograd.grad(theirs, log_prob)[0]) and torch.equal(after, torch.rand(1))
 
 
-@pytest.mark.promise(14)
 @pytest.mark.parametrize("name", [*FIXED, "gspo", "vanilla"])
 def test_a_response_without_advantage_has_no_gradient(name: str) -> None:
     """So that it may be left out: the others have the gradient that they had beside it, bit for bit."""
@@ -147,18 +141,14 @@ def test_a_response_without_advantage_has_no_gradient(name: str) -> None:
     assert not whole[zero].any() and torch.equal(whole[~zero], some) and some.any()
 
 
-SETTINGS = "fspo.verl.SequencePolicyLossConfig"
-
-
-@pytest.mark.promise(1)
 def test_any_settings_of_the_family_reach_the_registered_loss() -> None:
     """Written as overrides of a configuration, through the class that conf/ names."""
     from hydra.utils import instantiate
 
-    loss = SequenceLossSettings(exponent=0.43, c_low=0.02, c_high=0.05, grad_multiplier=0.5)
     given = {"exponent": 0.43, "c_low": 0.02, "c_high": 0.05, "grad_multiplier": 0.5}
-    config = actor("fspo")
-    object.__setattr__(config, "policy_loss", instantiate({"_target_": SETTINGS, "loss_mode": "fspo", **given}))
+    loss, config = SequenceLossSettings(**given), actor("fspo")
+    settings = {"_target_": "fspo.verl.SequencePolicyLossConfig", "loss_mode": "fspo", **given}
+    object.__setattr__(config, "policy_loss", instantiate(settings))
     inputs = batch(4)
     expected = float(sequence_policy_loss(*inputs, loss).loss_B.sum()) / 20 * 2
     assert float(call("fspo", inputs, config)[0]) == pytest.approx(expected, rel=1e-12)

@@ -28,6 +28,7 @@ from library import (
 )
 from table_rows import rows, writer
 
+pytestmark = pytest.mark.promise(5, 6, 15, 22)
 FIXED = ("fspo", "seq_rloo", "seq_gspo", "luspo")
 
 
@@ -50,7 +51,6 @@ def add(audit: Audit, inputs: Any, **more: Any) -> None:
     audit.add(log_prob, old, mask, advantages, **more)
 
 
-@pytest.mark.promise(5)
 @pytest.mark.parametrize("name", FIXED)
 @pytest.mark.parametrize("split", [[64], [1, 40, 23]])
 def test_a_row_is_what_the_loss_did(name: str, split: list[int], tmp_path: Path) -> None:
@@ -76,7 +76,6 @@ def test_a_row_is_what_the_loss_did(name: str, split: list[int], tmp_path: Path)
     )
 
 
-@pytest.mark.promise(5)
 def test_what_the_loss_returned_is_recorded_as_it_is(tmp_path: Path) -> None:
     audit, tensors = Audit(tmp_path, loss="mine"), batch(4)
     output = sequence_policy_loss(*tensors, ALGORITHMS["luspo"])
@@ -89,7 +88,6 @@ def test_what_the_loss_returned_is_recorded_as_it_is(tmp_path: Path) -> None:
     assert columns["truncated"].tolist() == (output.length_B > 30)[some].double().tolist()
 
 
-@pytest.mark.promise(5)
 @pytest.mark.parametrize(
     ("moves", "numbers"),
     [
@@ -111,7 +109,6 @@ def test_mini_batches_count_from_the_first_moved_weight(moves: list[bool], numbe
     assert columns["update"].tolist()[::2] == [0, 1, 2, 3] * 2
 
 
-@pytest.mark.promise(5)
 def test_a_response_that_is_not_finite_has_no_row(tmp_path: Path) -> None:
     log_prob, *tensors, mask = batch(1, rows=6, width=5)
     log_prob[2, 3] = torch.nan
@@ -122,7 +119,6 @@ def test_a_response_that_is_not_finite_has_no_row(tmp_path: Path) -> None:
     assert table.columns["row"].tolist() == [0, 1, 3, 4, 5] and table.left_out == 1
 
 
-@pytest.mark.promise(5)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_clip_of_tokens_keeps_the_share_of_its_weight(sign: float) -> None:
     """PPO's clip by hand: a token keeps its ratio, or nothing where the clip acts."""
@@ -148,7 +144,6 @@ def test_a_clip_of_tokens_keeps_the_share_of_its_weight(sign: float) -> None:
     assert 0 < float(share.min()) < float(share.max()) == 1
 
 
-@pytest.mark.promise(5)
 def test_a_band_judges_recorded_responses_as_its_loss_did() -> None:
     for name in FIXED:
         tensors = batch(5, scale=0.03)
@@ -160,7 +155,7 @@ def test_a_band_judges_recorded_responses_as_its_loss_did() -> None:
     assert free.accepted_B.all() and not (free.clipped_high_B | free.clipped_low_B).any()
 
 
-# ---------------------------------------------------------------- the table
+# ---------------------------------------------------------------- 6: the table
 
 
 def counts(folder: Path) -> dict[tuple[int, int], int]:
@@ -173,7 +168,6 @@ def counts(folder: Path) -> dict[tuple[int, int], int]:
     return dict(zip(zip(*keys.tolist(), strict=True), numbers.tolist(), strict=True))
 
 
-@pytest.mark.promise(6)
 def test_what_was_written_is_read_in_its_order(tmp_path: Path) -> None:
     table = writer(tmp_path)
     written = [(step, update) for step in (1, 2, 3) for update in (0, 1, 2)]
@@ -212,7 +206,6 @@ def killed(folder: Path, first: int, appends: int) -> tuple[int, int]:
     return int(step), int(update)
 
 
-@pytest.mark.promise(6)
 def test_a_kill_costs_no_row_and_a_resume_counts_none_twice(tmp_path: Path) -> None:
     kept: dict[tuple[int, int], int] = {}
     first = 1
@@ -229,7 +222,6 @@ def test_a_kill_costs_no_row_and_a_resume_counts_none_twice(tmp_path: Path) -> N
     assert counts(tmp_path) == kept | {(first, 0): 3}
 
 
-@pytest.mark.promise(6)
 @pytest.mark.parametrize("steps", [1, 30])
 @pytest.mark.parametrize("first", [0, 1, 2, 17, 30, 31])
 def test_a_resume_replaces_its_first_step_and_later_ones(tmp_path: Path, steps: int, first: int) -> None:
@@ -244,7 +236,6 @@ def test_a_resume_replaces_its_first_step_and_later_ones(tmp_path: Path, steps: 
     assert counts(tmp_path) == kept | {(first, 0): 5}
 
 
-@pytest.mark.promise(6)
 def test_ranks_are_joined_and_a_lagging_one_holds_back(tmp_path: Path) -> None:
     tables = [writer(tmp_path, rank=rank, ranks=3) for rank in range(3)]
     for step in (1, 2):
@@ -259,7 +250,6 @@ def test_ranks_are_joined_and_a_lagging_one_holds_back(tmp_path: Path) -> None:
     assert counts(tmp_path)[3, 0] == 6, "a rank may have no response"
 
 
-@pytest.mark.promise(6)
 def test_a_rank_that_starts_leaves_the_append_of_another_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, replace = writer(tmp_path, ranks=2), os.replace
 
@@ -278,7 +268,6 @@ def test_a_rank_that_starts_leaves_the_append_of_another_alone(tmp_path: Path, m
 FULL = 2**14
 
 
-@pytest.mark.promise(6)
 def test_a_step_in_two_files_is_read_after_any_update_and_replaced(tmp_path: Path) -> None:
     table = writer(tmp_path)
     for step, update, count in ((1, 0, 3), (2, 0, 3), (2, 1, FULL), (2, 2, 3)):
@@ -291,7 +280,6 @@ def test_a_step_in_two_files_is_read_after_any_update_and_replaced(tmp_path: Pat
     assert counts(tmp_path) == {(1, 0): 3}
 
 
-@pytest.mark.promise(6)
 def test_another_start_is_another_table(tmp_path: Path) -> None:
     for run, count in (("older", 2), ("newer", 4)):
         table = writer(tmp_path, run=run)
@@ -303,7 +291,6 @@ def test_another_start_is_another_table(tmp_path: Path) -> None:
     assert len(read_table(tmp_path, run="older").columns["S"]) == 2
 
 
-@pytest.mark.promise(6)
 def test_a_damaged_file_is_named_and_costs_no_row_of_an_earlier_one(tmp_path: Path) -> None:
     table = writer(tmp_path)
     for step, count in ((1, 3), (2, FULL), (3, 3)):
@@ -316,10 +303,9 @@ def test_a_damaged_file_is_named_and_costs_no_row_of_an_earlier_one(tmp_path: Pa
     assert counts(tmp_path) == {(1, 0): 3, (2, 0): 3}
 
 
-# ---------------------------------------------------------------- metrics
+# ---------------------------------------------------------------- 22: metrics
 
 
-@pytest.mark.promise(22)
 def test_steps_of_a_run_resumed_twice_are_there_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write_steps(path, 0, 1, 2, 3, 4, 5, 6, start=1)
@@ -335,7 +321,6 @@ def test_steps_of_a_run_resumed_twice_are_there_once(tmp_path: Path) -> None:
     assert {line["step"]: line["metrics"]["start"] for line in read_steps(path)[0]} == {0: 1, 1: 4}
 
 
-@pytest.mark.promise(22)
 @pytest.mark.parametrize("cut", [1, 5, 12])
 def test_a_line_cut_by_a_kill_is_named_and_costs_no_other(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -348,10 +333,9 @@ def test_a_line_cut_by_a_kill_is_named_and_costs_no_other(tmp_path: Path, cut: i
     assert steps in ([1, 2, 3, 4], [1, 2, 3, 3, 4]) and (cut == 1 or any(path.name in line for line in problems))
 
 
-# ---------------------------------------------------------------- what is never trained on
+# ---------------------------------------------------------------- 15: what is never trained on
 
 
-@pytest.mark.promise(15)
 def test_every_evicted_response_is_counted_once() -> None:
     """A group that is stale and failed counts once, one that was more than a batch needed too."""
     ended = inside.evicted({"a": 2, "b": 2, "c": 2, "d": 2}, stale={"a", "b"}, failed={"b"}, surplus={"c"})

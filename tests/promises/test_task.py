@@ -18,6 +18,8 @@ from commands import run
 from recipe.math.evaluation import pass_at_k
 from recipe.math.reward import compute_score
 
+pytestmark = pytest.mark.promise(18, 19, 20)
+
 
 def score(response: str, truth: str) -> float:
     return float(compute_score("of/tests", response, truth)["score"])
@@ -46,14 +48,12 @@ ANSWERS: list[tuple[str, list[str], list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.promise(18)
 @pytest.mark.parametrize(("truth", "right", "wrong"), ANSWERS, ids=[truth for truth, *_ in ANSWERS])
 def test_realistic_answers_are_judged(truth: str, right: list[str], wrong: list[str]) -> None:
     assert [answer for answer in right if score(answer, truth) != 1] == []
     assert [answer for answer in wrong if score(answer, truth) != 0] == []
 
 
-@pytest.mark.promise(18)
 def test_realistic_answers_have_a_status_and_their_accuracy() -> None:
     told = compute_score("of/tests", r"\boxed{34}", "34", {"index": 5})
     assert (told["score"], told["acc"]) == (1, 1) and told["problem_id"].endswith("5")
@@ -75,7 +75,6 @@ ATTEMPTS = {
 }
 
 
-@pytest.mark.promise(18)
 @pytest.mark.parametrize("name", ATTEMPTS)
 def test_an_attempt_earns_nothing(name: str) -> None:
     assert score(*ATTEMPTS[name]) == 0
@@ -93,7 +92,6 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.promise(18)
 def test_hostile_answers_cost_no_other_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From many threads, as verl's reward workers ask; one that is not bounded would never end."""
     monkeypatch.chdir(tmp_path)
@@ -104,7 +102,7 @@ def test_hostile_answers_cost_no_other_verdict(tmp_path: Path, monkeypatch: pyte
     assert scores == [0.0, 1.0] * len(HOSTILE) and list(tmp_path.iterdir()) == []
 
 
-# ---------------------------------------------------------------- data
+# ---------------------------------------------------------------- 19: data
 
 
 def problems(count: int, first: int = 0) -> list[dict[str, Any]]:
@@ -115,7 +113,6 @@ def problems(count: int, first: int = 0) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-@pytest.mark.promise(19)
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_columns_of_one_s_own_become_rows_of_verl_s(kind: str, tmp_path: Path) -> None:
     rows = [*problems(6), problems(1)[0]]  # the last is there twice
@@ -136,7 +133,6 @@ def test_columns_of_one_s_own_become_rows_of_verl_s(kind: str, tmp_path: Path) -
     assert manifest["rows"] == 6
 
 
-@pytest.mark.promise(19)
 def test_problems_of_a_test_set_are_left_out_and_counted(tmp_path: Path) -> None:
     (tmp_path / "copies/math500").mkdir(parents=True)
     test = {"problem": problems(1)[0]["question"], "solution": r"\boxed{1}", "answer": "1", "subject": "Algebra",
@@ -150,10 +146,9 @@ def test_problems_of_a_test_set_are_left_out_and_counted(tmp_path: Path) -> None
     assert "1" not in [row["reward_model"]["ground_truth"] for row in rows]
 
 
-# ---------------------------------------------------------------- evaluation
+# ---------------------------------------------------------------- 20: evaluation
 
 
-@pytest.mark.promise(20)
 @pytest.mark.parametrize("n", [1, 2, 5, 16])
 def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(n: int) -> None:
     for correct in range(n + 1):
@@ -166,7 +161,6 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(n: int) -> None:
                 assert pass_at_k(n, correct, k) == pytest.approx(sum(map(max, draws)) / len(draws))
 
 
-@pytest.mark.promise(20)
 def test_the_command_prints_accuracy_with_its_interval(tmp_path: Path) -> None:
     scores = {"a": [1, 1, 0, 0], "b": [0, 0, 0, 0], "c": [1, 1, 1, 1], "d": [0, 1, 0, 0]}
     lines = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -14,6 +15,26 @@ import pytest
 os.environ["VERL_PLATFORM"] = "cpu"
 # Ray's functions would start a Ray, or join another one's: here they are errors.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """What is of the whole process is for the next test as it was: no order of the files means anything.
+
+    A loss adds itself to verl's registry. A command that runs in this process leaves Hydra begun, and by Hydra's
+    logging all loggers disabled that are there.
+    """
+    losses = getattr(sys.modules.get("verl.trainer.ppo.core_algos"), "POLICY_LOSS_REGISTRY", {})
+    registered, level = dict(losses), logging.root.level
+    enabled = [one for one in logging.root.manager.loggerDict.values() if not getattr(one, "disabled", True)]
+    yield
+    losses.clear()
+    losses.update(registered)
+    if hydra := sys.modules.get("hydra.core.global_hydra"):
+        hydra.GlobalHydra.instance().clear()
+    logging.root.setLevel(level)
+    for logger in enabled:
+        logger.disabled = False  # type: ignore[union-attr]
 
 
 @pytest.fixture

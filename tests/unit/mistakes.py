@@ -69,10 +69,7 @@ MAIN: Final[dict[str, tuple[Row, ...]]] = {
         ("data.val_files=foreign.jsonl", "data.val_files: ", "foreign.jsonl", "no column prompt"),
         ("data.val_files=none.parquet", "data.val_files: ", "none.parquet", "exist"),
         ("data.train_max_samples=8", "data.train_files: ", "8 rows", "32"),
-        (f"{REWARD}.path=reward.py {REWARD}.name=score", "reward.py, name=score"),
-        (f"{REWARD}.path=narrow.py {ROWS}", "narrow.py", "data_source"),
         (f"{REWARD}.path=ends.py", "ends.py", " 7"),
-        (f"+{REWARD}.reward_kwargs.overlong_bufer=64 {ROWS}", "overlong_bufer"),
         ("+reward.reward_kwargs.overlong_buffer_cfg.enable=true", "overlong_buffer_cfg", "overlong_buffer=TOKENS"),
     ),
 }

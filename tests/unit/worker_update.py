@@ -1,9 +1,10 @@
-"""``worker_update.py FOLDER CASE [LOSS]``: an update of a small model in a process of its own. Prints JSON, by line.
+"""``worker_update.py FOLDER CASE [LOSS...]``: updates of a small model in a process of its own. Prints JSON, by line.
 
 | CASE | what is updated | what is printed |
 | --- | --- | --- |
-| verl | one batch with LOSS, by verl's own worker | losses, gradient norms, change of the weights, rows |
+| verl | one batch with each LOSS, by verl's own worker | losses, gradient norms, change of the weights, rows |
 | audit, recipe, plain | the same under FSPO_AUDIT; by the recipe's worker, as its command or verl's own has it | |
+| ranks | the same by the recipe's worker on two gloo ranks | by the first rank |
 | gradient | by the recipe's worker, with all rows and with padding in place of some, for a few losses | of each |
 | packs | nothing: two gloo ranks, a learning rate of 0, a kernel that rounds by a pack's tokens | the largest S |
 """
@@ -112,7 +113,7 @@ def batch(worker: Any) -> TensorDict:
     data["old_log_probs"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
     numbers = [torch.tensor([row]) for row in range(SEQUENCES)]
     data[ROWS] = torch.nested.as_nested_tensor(numbers, layout=torch.jagged)
-    return for_update(data, MINI_BATCH)
+    return data
 
 
 def whole(tensors: Any) -> torch.Tensor:
@@ -133,30 +134,52 @@ def of_verls_command() -> Any:
     return config
 
 
-def update(loss: str) -> None:
-    actor, is_ours = CONFIG.actor_rollout_ref.actor, CASE in ("recipe", "plain")
+def of_loss(loss: str) -> Any:
+    """What the recipe's command gets with this loss."""
+    config = CONFIG.copy()
+    actor = config.actor_rollout_ref.actor
     if loss in ALGORITHMS:
         actor.policy_loss.loss_mode = loss
     else:
         actor.policy_loss = {"_target_": "verl.workers.config.PolicyLossConfig", "loss_mode": loss}
         actor.update(clip_ratio_low=2e-3, clip_ratio_high=2e-3)
-    config = of_verls_command() if CASE == "plain" else here(CONFIG)
-    worker = started(FSPOWorker if is_ours else ActorRolloutRefWorker, config, dist.HashStore())
-    data = batch(worker)
-    if is_ours:
-        worker.begin_update(BandState(clip_scale=3.0) if loss in ALGORITHMS else None, 3)
-    before = whole(worker.actor.engine.module.parameters())
-    metrics = worker.update_actor(data.clone())["metrics"]
-    rows = []
-    if is_ours:
-        rows = [part.rows for part in join_ranks([worker.pop_mini_batches()])]
-    elif CASE == "audit":
-        rows = [read_table(FOLDER / "audit").columns]
-    names = ("S", "L", "A", "inside", "kept", "weight")
-    joined = {name: [x for part in rows for x in part[name].tolist()] for name in names if rows and name in rows[0]}
-    change = whole(worker.actor.engine.module.parameters()) - before
-    printed = {"loss": metrics["actor/pg_loss"], "grad_norm": metrics["grad_norm"], "rows": joined}
-    print(json.dumps(printed | {"change": change.tolist()}), flush=True)
+    return here(config)
+
+
+def part_of(data: TensorDict, rank: int, ranks: int) -> TensorDict:
+    """A rank's rows, such that every mini-batch has the same rows on any number of ranks."""
+    index = np.arange(SEQUENCES).reshape(-1, ranks, MINI_BATCH // ranks)[:, rank].flatten()
+    rows = {name: column.unbind() for name, column in data.items()}
+    part = {name: [column[i] for i in index] for name, column in rows.items()}
+    nested = {name: torch.nested.as_nested_tensor(column, layout=torch.jagged) for name, column in part.items()}
+    return TensorDict(nested, batch_size=len(index))
+
+
+def update(rank: int, losses: list[str], ranks: int) -> None:
+    is_ours = CASE in ("recipe", "plain", "ranks")
+    for loss in losses:
+        config = of_verls_command() if CASE == "plain" else of_loss(loss)
+        store = dist.FileStore(f"{FOLDER}/store_of_{loss}", ranks)
+        worker = started(FSPOWorker if is_ours else ActorRolloutRefWorker, config, store, rank, ranks)
+        data = for_update(part_of(batch(worker), rank, ranks), MINI_BATCH)
+        if is_ours:
+            worker.begin_update(BandState(clip_scale=3.0) if loss in ALGORITHMS else None, 3)
+        before = whole(worker.actor.engine.module.parameters())
+        metrics = worker.update_actor(data)["metrics"]
+        rows = []
+        if is_ours:
+            of_ranks = [[]] * ranks
+            dist.all_gather_object(of_ranks, worker.pop_mini_batches())
+            rows = [part.rows for part in join_ranks(of_ranks)]
+        elif CASE == "audit":
+            rows = [read_table(FOLDER / "audit").columns]
+        names = ("S", "L", "A", "inside", "kept", "weight")
+        joined = {name: [x for part in rows for x in part[name].tolist()] for name in names if rows and name in rows[0]}
+        change = whole(worker.actor.engine.module.parameters()) - before
+        printed = {"loss": metrics["actor/pg_loss"], "grad_norm": metrics["grad_norm"], "rows": joined}
+        if rank == 0:
+            print(json.dumps(printed | {"change": change.tolist()}), flush=True)
+        dist.destroy_process_group()
 
 
 # ---------------------------------------------------------------- with padding in place of some rows
@@ -281,6 +304,8 @@ if __name__ == "__main__":
             two_ranks.start(str(FOLDER), packs, size)
     elif CASE == "gradient":
         gradient()
+    elif CASE == "ranks":
+        torch.multiprocessing.start_processes(update, (sys.argv[3:], 2), nprocs=2, start_method="fork")
     else:
-        update(sys.argv[3])
+        update(0, sys.argv[3:], 1)
     os._exit(0)
