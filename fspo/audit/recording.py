@@ -41,6 +41,7 @@ class Audit:
         loss: Name of the loss, for readers.
         rank, ranks: Which of how many ranks that see different sequences this is.
         run: The same on all ranks of a start, another one for each start.
+        precision: In which the model computes, for readers.
         meta: More of the table's metadata, such as ``{"every_mini_batch": "yes"}`` where the first mini-batches count
             (:data:`fspo.responses.EVERY_MINI_BATCH`).
 
@@ -59,6 +60,7 @@ class Audit:
         rank: int = 0,
         ranks: int = 1,
         run: str = "",
+        precision: str = "",
         meta: Mapping[str, str] | None = None,
     ) -> None:
         if rule is not None and rule.needs_state:
@@ -71,7 +73,7 @@ class Audit:
         self._said: set[str] = set()
         self._whose: dict[str, Any] = {"run": run or uuid.uuid4().hex[:12], "rank": rank, "ranks": ranks}
         self._writer: TableWriter | None = None
-        self._rule, self._meta = rule, {"loss": loss, "rule": "unknown", **(meta or {})}
+        self._rule, self._meta = rule, {"loss": loss, "rule": "unknown", "precision": precision, **(meta or {})}
         self._step = -1
         self._moves: list[bool] = []
         #: Columns of the micro-batches of the mini-batch in progress.
