@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from recipe.runner.progress import Progress, length, print_new
+from recipe.runner.progress import Progress, print_new
 
 
 def progress_in(folder: Path) -> Progress:
@@ -15,18 +15,18 @@ def progress_in(folder: Path) -> Progress:
 
 
 def test_only_what_is_new_is_printed_and_only_whole_lines(tmp_path: Path) -> None:
-    assert length(tmp_path) == 0
     progress_in(tmp_path).say("of an earlier start")
-    begin, out = length(tmp_path), io.StringIO()
+    log, out = tmp_path / "progress.log", io.StringIO()
+    begin = log.stat().st_size
     assert print_new(tmp_path, begin, out) == begin and out.getvalue() == ""
     progress_in(tmp_path).say("größer\n  in two lines \udcff")
-    with (tmp_path / "progress.log").open("a") as file:
+    with log.open("a") as file:
         file.write("half a li")
     begin = print_new(tmp_path, begin, out)
     assert out.getvalue().endswith("s] größer\n  in two lines \\udcff\n")
-    with (tmp_path / "progress.log").open("a") as file:
+    with log.open("a") as file:
         file.write("ne\n")
-    assert print_new(tmp_path, begin, out) == length(tmp_path) and out.getvalue().endswith("\nhalf a line\n")
+    assert print_new(tmp_path, begin, out) == log.stat().st_size and out.getvalue().endswith("\nhalf a line\n")
     assert "earlier" not in out.getvalue()
     # A full disk, or no folder, does not end the run.
     progress_in(tmp_path / "nowhere").say("a line")
