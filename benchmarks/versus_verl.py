@@ -67,7 +67,7 @@ def plain_verl(run_dir: Path, *overrides: str) -> tuple[list[str], dict[str, str
     os.environ["VERL_PLATFORM"] = "cpu"  # before verl is imported by what follows
     from verl.workers.config import PolicyLossConfig
 
-    from recipe.runner.launch.settings import on_this_machine
+    from recipe.runner.launch.machine import on_this_machine
 
     on_this_machine(config)
     OmegaConf.resolve(config)

@@ -117,8 +117,9 @@ def announced(config: Any) -> dict[str, str]:
         raise ValueError(f"FSPO_AUDIT={folder}: {problem}")
     loss = select("actor_rollout_ref.actor.policy_loss.loss_mode")
     print(f"FSPO_AUDIT: the responses of the loss {loss or 'of this run'} go to {folder}", flush=True)
-    bypass, calls = select("algorithm.rollout_correction.bypass_mode"), "trainer.v1.separate_async.parameter_sync_step"
+    calls = select("trainer.v1.separate_async.parameter_sync_step") if mode == "separate_async" else None
+    every = "yes" if select("algorithm.rollout_correction.bypass_mode") else "no"
     facts = {"run": uuid.uuid4().hex[:12], "limit": select("data.max_response_length")}
-    facts |= {"calls": (mode == "separate_async" and select(calls)) or 1, EVERY_MINI_BATCH: "yes" if bypass else "no"}
+    facts |= {"calls": calls or 1, EVERY_MINI_BATCH: every}
     os.environ[RUN] = json.dumps(facts)
     return {name: os.environ[name] for name in (FOLDER, RUN)}

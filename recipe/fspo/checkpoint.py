@@ -23,32 +23,27 @@ class Stateful(Protocol):
         """Restore it, in place."""
 
 
-def save_state(folder: Path, parts: Mapping[str, Stateful | None]) -> None:
-    """Write ``fspo_state.pt`` into a checkpoint folder, under a temporary name first. A part may be absent (None)."""
-    state = {name: None if part is None else part.state_dict() for name, part in parts.items()}
+def save_state(folder: Path, parts: Mapping[str, Stateful]) -> None:
+    """Write ``fspo_state.pt`` into a checkpoint folder, under a temporary name first."""
     with atomic_path(folder / STATE_FILE) as temporary:
-        torch.save(state, temporary)
+        torch.save({name: part.state_dict() for name, part in parts.items()}, temporary)
 
 
-def load_state(folder: Path, parts: Mapping[str, Stateful | None]) -> bool:
+def load_state(folder: Path, parts: Mapping[str, Stateful]) -> bool:
     """Restore what :func:`save_state` wrote, in place; False if it has written nothing there.
 
-    verl, too, unpickles what it has put beside this file.
-
-    Raises:
-        ValueError: if only one of checkpoint and run has a part.
+    verl, too, unpickles what it has put beside this file. Raises ValueError if only one of checkpoint and run has a
+    part.
     """
     path = folder / STATE_FILE
     if not path.exists():
         return False  # a checkpoint of another trainer: the weights are good, what is measured begins afresh
     state = torch.load(path, weights_only=False)
+    if differing := sorted({name for name in state if state[name] is not None} ^ parts.keys()):
+        raise ValueError(
+            f"{path}: only one of the checkpoint and this run has {', '.join(differing)}: resume with the same algo, "
+            "or delete the file to begin afresh"
+        )
     for name, part in parts.items():
-        if (state.get(name) is None) != (part is None):
-            has, has_not = ("this run", "the checkpoint") if part else ("the checkpoint", "this run")
-            raise ValueError(
-                f"{path}: {has} has a {name}, and {has_not} has none: resume with the same algo, or delete the file to "
-                "begin afresh"
-            )
-        if part is not None:
-            part.load_state_dict(state[name])
+        part.load_state_dict(state[name])
     return True

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import recipe.fspo.sqrt_rejection  # noqa: F401  (adds a rule to verl's)
 from omegaconf import DictConfig, OmegaConf
 from recipe.fspo.config import (
     ACTOR,
@@ -21,9 +22,9 @@ from recipe.fspo.config import (
     policy_loss_settings,
 )
 from recipe.runner.checkpoints.integrity import TRACKER_FILE
-from recipe.runner.launch.check_update import loss_problem
 from recipe.runner.launch.check_values import value_problems
 from recipe.runner.launch.settings import leaves
+from recipe.runner.launch.trials import loss_problem
 
 from fspo.losses import LOSSES
 from fspo.table import FOLDER, holds_table
@@ -48,19 +49,26 @@ _OLD_REWARD_GROUPS: Final = ("custom_reward_function", "reward_model", "sandbox_
 def problems(config: DictConfig) -> list[str]:
     """All problems of a configuration of verl's own command that is not completed yet, a sentence each.
 
-    Values of a wrong type come alone, because the rules do arithmetic with values.
+    Wrong values come alone, because the other rules do arithmetic with values.
     """
     wrong = list(value_problems(config, {"fspo": FspoSettings}))
-    return wrong or [*method_problems(config), *_table_problems(config.trainer, is_ours(config))]
+    if wrong := wrong or [*setting_problems(config.actor_rollout_ref.actor.policy_loss)]:
+        return wrong
+    loss = [*filter(None, [loss_problem(config)])]
+    return [*loss, *method_problems(config), *_table_problems(config.trainer, is_ours(config))]
+
+
+def setting_problems(policy_loss: DictConfig) -> Iterator[str]:
+    """Settings of a loss of this repository's that are out of range, contradict each other or do not exist."""
+    try:
+        policy_loss_settings(policy_loss)
+    except ValueError as error:
+        yield str(error)
 
 
 def method_problems(config: DictConfig) -> list[str]:
-    """What of it is said in both commands, of values that have the right types."""
-    try:
-        settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
-    except ValueError as error:
-        return [str(error)]
-    # The loss first, because it imports the module of an own loss, which may register more than a loss.
+    """What is said in both commands, of right values."""
+    settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
     return [*_loss_problems(config, settings), *_ratio_problems(config, settings), *_unread_problems(config)]
 
 
@@ -76,8 +84,6 @@ def notes(config: DictConfig) -> Iterator[str]:
             f"{_CORRECTION}.rollout_rs=null keeps responses however old their weights are, and S is measured from "
             "newer ones: rollout_rs=seq_sqrt_k1 leaves them out (docs/async.md)"
         )
-    if bypass and corrects:
-        yield f"{_CORRECTION}.rollout_is and rollout_rs have no effect: with bypass_mode=true verl takes neither"
     settings, updates = policy_loss_settings(actor.policy_loss), actor.ppo_epochs * config.data.train_batch_size
     clips = settings is not None and (settings.needs_state or min(settings.c_low, settings.c_high) < NO_CLIP)
     # separate_async trains several batches between two transfers of the weights, and S starts from the first.
@@ -93,11 +99,9 @@ def notes(config: DictConfig) -> Iterator[str]:
 
 
 def _loss_problems(config: DictConfig, settings: SequenceLossSettings | None) -> Iterator[str]:
-    """A loss that nobody registers or measures; clip values that it does not read, or of another loss."""
+    """A loss that nobody measures; clip values that it does not read, or of another loss."""
     actor, length = config.actor_rollout_ref.actor, config.data.max_response_length
     loss_mode = actor.policy_loss.loss_mode
-    if problem := loss_problem(config):
-        yield problem
     values: dict[str, tuple[float | None, float]] = {}
     if settings is not None:
         if settings.needs_state and not is_ours(config):
@@ -136,8 +140,6 @@ def _ratio_problems(config: DictConfig, settings: SequenceLossSettings | None) -
     by_token = estimator in _TOKEN_ESTIMATORS or (estimator == "reinforce_plus_plus" and discounts)
     correction = algorithm.get("rollout_correction") or {}
     weights, rules = correction.get("rollout_is"), correction.get("rollout_rs")
-    if "seq_sqrt" in str(rules):
-        import recipe.fspo.sqrt_rejection  # noqa: F401  (which is one of this recipe's)
     uses = weights is not None or rules is not None or bool(correction.get("bypass_mode"))
     off = {"top_p": 1, "top_k": -1}
     truncated = [f"{ROLLOUT}.{name}={rollout[name]}" for name, value in off.items() if rollout[name] != value]
@@ -212,10 +214,10 @@ def _unread_problems(config: DictConfig) -> Iterator[str]:
             "set actor_rollout_ref.model.lora.merge=true, or train with mode=colocate_async (in verl's own command "
             "trainer.v1.trainer_mode=fspo_colocate_async)"
         )
-    for group in _OLD_REWARD_GROUPS:
-        for key, value in leaves(OmegaConf.to_container(config.get(group) or OmegaConf.create()), group):
-            if value is not None:
-                yield f"{key}={value}: nothing in verl 0.9.1 reads it; give it below reward. (docs/data.md)"
+    old = {group: OmegaConf.to_container(config[group]) for group in _OLD_REWARD_GROUPS if config.get(group)}
+    for key, value in leaves(old):
+        if value is not None:
+            yield f"{key}={value}: nothing in verl 0.9.1 reads it; give it below reward. (docs/data.md)"
     yield from _reward_problems(config.reward)
     yield from _tool_problems(config.actor_rollout_ref.rollout, config.data)
 
@@ -246,7 +248,7 @@ def _reward_problems(reward: DictConfig) -> Iterator[str]:
 def _tool_problems(rollout: DictConfig, data: DictConfig) -> Iterator[str]:
     """Tools where every response has one turn, in which none is called."""
     keys = ("multi_turn.tool_config_path", "multi_turn.function_tool_path")
-    given = [key for key in keys if OmegaConf.select(rollout, key)]
+    given = [f"{key}={value}" for key in keys if (value := OmegaConf.select(rollout, key))]
     one_turn = OmegaConf.select(rollout, "agent.default_agent_loop") == "single_turn_agent"
     own = OmegaConf.select(rollout, "agent.agent_loop_manager_class") or OmegaConf.select(data, "custom_cls.path")
     if not (given and one_turn) or own:
@@ -255,13 +257,13 @@ def _tool_problems(rollout: DictConfig, data: DictConfig) -> Iterator[str]:
     from recipe.runner.launch.settings import DATA, files_of
 
     try:
-        named = any("agent_name" in read_some(Path(file), 1)[0] for name in DATA for file in files_of(data, name))
+        named = any("agent_name" in read_some(file, 1)[0] for name in DATA for file in files_of(data, name))
     except (OSError, ValueError):  # a file cannot be read here
         named = not data.get("offline_task")
     if not named:
         yield (
-            f"{ROLLOUT}.{given[0]}={OmegaConf.select(rollout, given[0])}: every response has one turn, in which no "
-            f"tool is called; give {ROLLOUT}.agent.default_agent_loop=tool_agent, or a column agent_name in the data"
+            f"{ROLLOUT}.{given[0]}: every response has one turn, in which no tool is called; give "
+            f"{ROLLOUT}.agent.default_agent_loop=tool_agent, or a column agent_name in the data"
         )
 
 

@@ -45,8 +45,7 @@ def is_by_sequence(config: DictConfig) -> bool:
 def policy_loss_settings(policy_loss: DictConfig) -> SequenceLossSettings | None:
     """The loss library's settings for a composed ``actor.policy_loss``; None if it names a loss of another family.
 
-    Raises:
-        ValueError: for a value out of range, a contradiction or an unknown key.
+    Raises ValueError for a value out of range, a contradiction or an unknown key.
     """
     values: Any = OmegaConf.to_container(policy_loss, resolve=True)
     if values["loss_mode"] not in ALGORITHMS:

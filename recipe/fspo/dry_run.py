@@ -6,20 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from shutil import disk_usage
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from omegaconf import DictConfig
 from recipe.fspo.config import policy_loss_settings
 from recipe.runner.launch.check_data import last_step, rows_to_try, splits_to_write, training_rows
-from recipe.runner.launch.check_reward import scores_of_the_usual_forms
+from recipe.runner.launch.run_folder import Start
+from recipe.runner.launch.trials import scores_of_the_usual_forms
 
 from fspo.audit.expected import shares_outside
 from fspo.files import INFO_FILE, read_object
 from fspo.losses import LOSSES
 from fspo.types import NO_CLIP, SequenceLossSettings
-
-if TYPE_CHECKING:
-    from recipe.fspo.start import Start
 
 #: A usual standard deviation of S, nats per square root of a token.
 _SIGMA: Final = 0.04
@@ -29,20 +27,18 @@ def said(start: Start) -> Iterator[str]:
     """The lines."""
     config = start.config
     actor, loss = config.actor_rollout_ref.actor, config.actor_rollout_ref.actor.policy_loss
-    folder = Path(config.trainer.default_local_dir)
-    advantages = config.algorithm.adv_estimator
+    folder, advantages = Path(config.trainer.default_local_dir), config.algorithm.adv_estimator
     yield f"algorithm: {start.facts['algo']}, with the loss {loss.loss_mode} and advantages by {advantages}"
-    settings = policy_loss_settings(loss)
-    if settings is not None:
+    if (settings := policy_loss_settings(loss)) is not None:
         yield from _clip_values(start, settings)
     batch, rows = config.data.train_batch_size, training_rows(config.data)
     last = last_step(config, rows)
     steps = "the number of steps is not known" if last is None else f"{last} steps"
+    epochs = f" are {last * batch / rows:.2g} epochs" if rows and last else ""
     yield (
-        ("data: its rows cannot be counted here" if rows is None else f"data: {rows} rows")
-        + f"; a step takes {batch} prompts with {config.actor_rollout_ref.rollout.n} responses each, in "
-        f"{batch // actor.ppo_mini_batch_size} mini-batches; {steps}"
-        + (f" are {last * batch / rows:.2g} epochs" if rows and last else "")
+        f"data: {'its rows cannot be counted here' if rows is None else f'{rows} rows'}; a step takes {batch} prompts "
+        f"with {config.actor_rollout_ref.rollout.n} responses each, in {batch // actor.ppo_mini_batch_size} "
+        f"mini-batches; {steps}{epochs}"
     )
     if examples := _examples(config):
         yield f"first prompt, as the model sees it: {_prompt(config, examples[0][1])!r}"
@@ -57,9 +53,8 @@ def said(start: Start) -> Iterator[str]:
     for note in start.notes:
         yield f"note: {note}"
     keeps = f"keeps {config.trainer.max_actor_ckpt_to_keep or 'all its'} checkpoints"
-    does, place = keeps if config.trainer.save_freq > 0 else "saves none", folder
-    while not place.exists():
-        place = place.parent
+    does = keeps if config.trainer.save_freq > 0 else "saves none"
+    place = next(place for place in (folder, *folder.parents) if place.exists())
     yield f"folder: {folder}; the run {does}, and {disk_usage(place).free / 2**30:.0f} GiB are free"
     for problem in start.unsettled:
         yield f"to be seen on the machine of the run: {problem}"
@@ -94,7 +89,7 @@ def _clip_values(start: Start, settings: SequenceLossSettings) -> Iterator[str]:
 
 def _examples(config: DictConfig) -> list[tuple[str, Any]]:
     """A row of each data source, with its place."""
-    if "train" in splits_to_write(config.data):
+    if "train" in splits_to_write(config.data).values():
         from recipe.math.data.offline_task import rows
 
         return [("row 0", rows(1, config.data.offline_task.seed, "train")[0])]

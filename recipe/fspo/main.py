@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import shlex
 import signal
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -33,14 +35,15 @@ if __name__ == "__main__":
 import hydra  # noqa: E402
 from hydra import initialize_config_dir  # noqa: E402
 from hydra.core.hydra_config import HydraConfig  # noqa: E402
+from hydra.errors import InstantiationException  # noqa: E402
 from hydra.types import RunMode  # noqa: E402
 from omegaconf import DictConfig, OmegaConf  # noqa: E402
-from recipe.fspo import CONF_DIR  # noqa: E402
-from recipe.fspo.start import Start, prepared  # noqa: E402
+from recipe.fspo import CONF_DIR, TRAINER_MODES  # noqa: E402
 from recipe.runner.checkpoints import integrity  # noqa: E402
 from recipe.runner.faults.processes import own_run_id  # noqa: E402
-from recipe.runner.launch import machine, resume, secrets  # noqa: E402
-from recipe.runner.launch.problems import Refused  # noqa: E402
+from recipe.runner.launch import machine, run_folder, secrets  # noqa: E402
+from recipe.runner.launch.run_folder import Start  # noqa: E402
+from recipe.runner.launch.settings import MachineProblem, Refused  # noqa: E402
 from recipe.runner.launch.sweep import Arm, Sweep  # noqa: E402
 
 #: Exit status of a command that is refused, as ``argparse`` uses it; nothing was written.
@@ -83,7 +86,7 @@ def main(words: Sequence[str]) -> int:
             raise Refused(*literal)  # alone: other sentences show the words
         os.environ["VERL_CONFIG"] = str(machine.verl_config())
         with tempfile.TemporaryDirectory() as unread:
-            words = resume.with_words_of_the_run(words)
+            words = run_folder.with_words_of_the_run(words)
             # Python's parser takes overrides side by side only.
             flags = [word for word in words if word in ("-m", "--multirun") or re.match("--[^=]+=", word)]
             others = [word for word in words if word not in flags]
@@ -116,30 +119,109 @@ def run(arm: Arm) -> int:
         return 0
     own_run_id()  # before anything is started: whatever is, inherits it
     own = (config.trainer, config.ray_kwargs.ray_init)
-    with machine.private_run(*own) as private, machine.forked_workers(*own, _MODULES):
+    with machine.private_run(*own), machine.forked_workers(*own, _MODULES):
         start = prepared(arm)
         # Here, beside the workers: verl must wait until the platform is exported.
-        from recipe.runner.launch.run_folder import begin, locked
         from recipe.runner.launch.train import how_far, train
 
-        folder = Path(start.config.trainer.default_local_dir)
-        ENDING.how_far = lambda: "\n".join([how_far(start.config), *_next_commands(start)])
-        with locked(folder):
-            write_task(start.config.data)
-            if start.checkpoint and integrity.is_checkpoint_of(start.config.trainer, start.checkpoint.folder):
+        folder = Path(config.trainer.default_local_dir)
+        ENDING.how_far = lambda: "\n".join([how_far(config), *_next_commands(config)])
+        with run_folder.locked(folder):
+            write_task(config.data)
+            if start.checkpoint and integrity.is_checkpoint_of(config.trainer, start.checkpoint.folder):
                 integrity.name_latest(start.checkpoint)  # it may be an earlier one
-            begin(folder, start.written(), arm.words, start.facts, start.step, start.changed, start.stop_tokens)
-            status = train(start.config)
-            private.failed = (resume.run_info(folder) or {}).get("status") == "failed"
+            run_folder.begin(folder, start, arm.words)
+            status = train(config)
         try:
             if status == 0:
-                print(_conclusion(start.config), flush=True)
-            print(*_next_commands(start, finished=status == 0), sep="\n", flush=True)
+                print(_conclusion(config), flush=True)
+            print(*_next_commands(config, finished=status == 0), sep="\n", flush=True)
         except (OSError, ValueError) as error:  # a full disk, nobody who reads, nothing scored: training has ended
             with contextlib.suppress(OSError):
                 print(f"error: the conclusion cannot be written: {error}", file=sys.stderr, flush=True)
             return status or (FAILED if config.evaluate else 0)
         return status
+
+
+def prepared(arm: Arm, elsewhere: bool = False) -> Start:
+    """The one step from a composed configuration to a start: what machine, folder and method add, and all checks.
+
+    Writes nothing. With ``elsewhere`` the run will be on another machine, and what only that can settle is no error.
+    Raises Refused if the command, the machine or the folder cannot serve the run.
+    """
+    from recipe.fspo import checks
+    from recipe.fspo import config as method
+    from recipe.runner.launch import checks as of_a_run
+    from recipe.runner.launch import end_of_turn
+    from recipe.runner.launch.check_values import value_problems
+
+    config = arm.config
+    for alone in (  # other rules do arithmetic with values, and other sentences show them
+        value_problems(config, {"fspo": method.FspoSettings}),
+        secrets.literal_problems(OmegaConf.to_container(config)),
+        trainer_problems(config.trainer),
+        checks.setting_problems(config.actor_rollout_ref.actor.policy_loss),
+    ):
+        if wrong := list(alone):
+            raise Refused(*wrong)
+    machine.on_this_machine(config, elsewhere)
+    start = Start(config, secrets.references(config))
+    OmegaConf.resolve(config)
+
+    trainer, folder = config.trainer, Path(config.trainer.default_local_dir)
+    settings, contents = run_folder.settings_of_the_run(folder), config.actor_rollout_ref.actor.checkpoint.load_contents
+    found = [*run_folder.foreign_files(folder), *run_folder.path_without_effect(trainer, settings)]
+    if not (config.evaluate and trainer.resume_mode == "resume_path"):  # it scores the checkpoint that is named
+        run_folder.choose_checkpoint(trainer, settings)
+    start.checkpoint = integrity.resumed_from(trainer)
+    if settings is not None and (repaired := integrity.tracker_repair(trainer, contents)) is not None:
+        note, start.checkpoint = repaired  # the tracker is written within the folder's lock
+        start.notes.append(note)
+    found += integrity.resume_problems(trainer, contents, start.checkpoint)
+    if config.evaluate:
+        run_folder.turn_into_evaluation(config, start.checkpoint)
+        found += run_folder.foreign_files(Path(trainer.default_local_dir))
+
+    joins = not machine.starts_ray(config.ray_kwargs.ray_init)
+    found += [*secrets.printed_problems(start.references, joins), *of_a_run.problems(config)]
+    found += checks.method_problems(config)
+    start.unsettled = [problem for problem in found if elsewhere and isinstance(problem, MachineProblem)]
+    if refused := [problem for problem in dict.fromkeys(found) if problem not in start.unsettled]:
+        raise Refused(*refused)
+    start.notes += checks.notes(config)  # of what was given
+    start.stop_tokens, note = end_of_turn.add_stop_token(config, settings, elsewhere)  # loads what is checked above
+    start.notes += [*filter(None, [note]), *method.complete(config)]
+    start.facts = method.facts_of(config, arm.name)
+    _ask_verl(config)
+    if settings is not None and not config.evaluate:
+        start.changed = run_folder.changed_settings(config, settings, start.references, start.facts["algo"])
+    if not elsewhere:
+        print(*(f"note: {note}\n" for note in start.notes), sep="", end="", file=sys.stderr, flush=True)
+    return start
+
+
+def trainer_problems(trainer: DictConfig) -> Iterator[str]:
+    """A trainer of verl's: it would measure nothing, write no table and take no signal."""
+    if trainer.v1.trainer_mode not in TRAINER_MODES:
+        yield (
+            f"trainer.v1.trainer_mode={trainer.v1.trainer_mode}: recipe.fspo.main runs the trainers "
+            f"{', '.join(TRAINER_MODES)} (mode=sync, colocate_async, separate_async); for verl's own take its command"
+        )
+
+
+def _ask_verl(config: DictConfig) -> None:
+    """Let verl refuse a configuration, in its own words and with its status, 1."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    warnings.filterwarnings("ignore", message="Disabled critic")  # verl says so for every estimator but GAE
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+            omega_conf_to_dataclass(config.actor_rollout_ref.rollout)  # as every worker does
+    except (AssertionError, ValueError, TypeError, InstantiationException) as error:
+        print(f"error: verl refuses the configuration: {error.__cause__ or error}", file=sys.stderr)
+        sys.exit(FAILED)
 
 
 def write_task(data: DictConfig) -> None:
@@ -149,7 +231,7 @@ def write_task(data: DictConfig) -> None:
 
     if splits := splits_to_write(data):
         try:
-            write_dataset(**data.offline_task, splits=splits)
+            write_dataset(**data.offline_task, splits=tuple(splits.values()))
         except FileExistsError as error:
             raise Refused(f"data.offline_task: {error}") from error
 
@@ -166,10 +248,10 @@ def _conclusion(config: DictConfig) -> str:
     return summarise(folder)
 
 
-def _next_commands(start: Start, finished: bool = False) -> Iterator[str]:
+def _next_commands(config: DictConfig, finished: bool = False) -> Iterator[str]:
     """The commands that continue, export and report a run that has ended, as far as they would find something."""
-    folder = Path(start.config.trainer.default_local_dir)
-    if start.config.evaluate:
+    folder = Path(config.trainer.default_local_dir)
+    if config.evaluate:
         return
     again = f"python -m recipe.fspo.main {shlex.quote(f'resume={folder}')}"
     if integrity.latest(folder) is not None:
@@ -177,7 +259,7 @@ def _next_commands(start: Start, finished: bool = False) -> Iterator[str]:
         yield f"export: python -m recipe.runner.export {shlex.quote(str(folder))} --out DIR"
     elif not finished:
         yield f"begin again (nothing was saved): {again}"
-    if resume.has_results(folder):
+    if run_folder.has_results(folder):
         yield f"report: python -m fspo.report {shlex.quote(str(folder))} --out DIR"
 
 

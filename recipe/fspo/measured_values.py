@@ -20,11 +20,10 @@ _FULL = 1 - 1e-6
 
 
 class LossScale:
-    """What ``fspo.match_scale=matched`` divides a loss by that sums over tokens: the mean length of the first rollout
-    batch. Defined here.
+    """The divisor of a loss that sums over tokens, ``fspo.match_scale=matched``: the first rollout batch's mean length.
 
-    Where an update takes a part of a rollout batch (``mode=separate_async``), it is the mean of the responses so far.
-    The first part alone would not do: it holds the responses that end first, which are the shortest.
+    Defined here. Where an update takes a part of a rollout batch (``mode=separate_async``), it is the mean of the
+    responses so far: the first part alone holds those that end first, which are the shortest.
     """
 
     def __init__(self, config: DictConfig) -> None:
@@ -86,13 +85,10 @@ class ClipValues:
     def add(
         self, mini_batches: Sequence[MiniBatch], counts: Sequence[bool], state: BandState | None, step: int
     ) -> str | None:
-        """Take in a rollout batch that was trained on with this state; a line for the person who watches, or None.
+        """Take in all mini-batches of a rollout batch; a line for the person who watches, or None.
 
-        Args:
-            mini_batches: All of the rollout batch.
-            counts: For each, whether the policy has moved before it, or pi_old is another one.
-            state: As it was in force, with the drift of each mini-batch.
-            step: Of the rollout batch.
+        ``counts`` says for each whether the policy has moved before it, or pi_old is another one; ``state`` is the one
+        that was in force, with the drift of each mini-batch.
         """
         full = [x.learning_rate is None or x.learning_rate >= self._lr * _FULL for x in mini_batches]
         warm, self._warm = self._warm or full[0], self._warm or any(full)

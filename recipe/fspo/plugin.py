@@ -18,16 +18,13 @@ from typing import Any
 from omegaconf import OmegaConf
 from recipe.fspo import TRAINER_MODES
 from recipe.runner import SUPPORTED_VERL
-from recipe.runner.faults.processes import RUN_ID_VARIABLE
+from recipe.runner.faults.preemption import remove_old_request
+from recipe.runner.faults.processes import RUN_ID_VARIABLE, own_run_id
 from recipe.runner.when_imported import WhenImported
 
 
 def find_trainers(v1: Any) -> None:
-    """Import the trainers where verl is asked for one of them, and not in every process that imports verl's.
-
-    Args:
-        v1: verl's package ``verl.trainer.ppo.v1``.
-    """
+    """Import the trainers where verl's package ``v1`` is asked for one of them, not wherever verl's are imported."""
     # upstream: verl.trainer.main_ppo "from verl.trainer.ppo.v1 import get_trainer_cls"
     # upstream: verl.trainer.ppo.v1.trainer_base:get_trainer_cls(name)
     get = v1.get_trainer_cls
@@ -42,14 +39,11 @@ def find_trainers(v1: Any) -> None:
 
 
 def prepare_driver(constants: Any) -> None:
-    """Check and complete the configuration where verl's driver asks for the environment of Ray's workers.
+    """Check, complete and prepare a run where verl's driver asks for the environment of Ray's workers.
 
     Without the check a run would fail in its first mini-batch, when models have been loaded and a batch has been
     generated. In another release than the supported one the checks know too little: a loss of ours goes unchecked
-    there, and a trainer of ours is refused.
-
-    Args:
-        constants: verl's module ``verl.trainer.constants_ppo``.
+    there, and a trainer of ours is refused. ``constants`` is verl's module ``verl.trainer.constants_ppo``.
     """
     # upstream: verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)
     environment, is_verls = constants.get_ppo_ray_runtime_env, RUN_ID_VARIABLE not in os.environ
@@ -66,7 +60,11 @@ def prepare_driver(constants: Any) -> None:
                 "the former, or take a trainer of verl's (docs/verl.md, the loss alone)"
             )
         if mode in TRAINER_MODES:
-            prepare(Path(config.trainer.default_local_dir))
+            folder = Path(config.trainer.default_local_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            if RUN_ID_VARIABLE not in os.environ:  # verl's own command: its processes become those of a run
+                remove_old_request(folder)
+                own_run_id()
         runtime_env = environment(config, *args, **kwargs)
         if os.environ.get("FSPO_AUDIT") and is_verls:
             from recipe.fspo.audit import announced
@@ -78,11 +76,7 @@ def prepare_driver(constants: Any) -> None:
 
 
 def check(config: Any) -> None:
-    """Refuse or complete a command of verl's own; recipe.fspo.main has checked more by itself.
-
-    Raises:
-        ValueError: With all problems.
-    """
+    """Refuse or complete a command of verl's own, by a ValueError with all problems; main checks more by itself."""
     from recipe.fspo import checks
     from recipe.fspo.config import complete, is_by_sequence, is_ours
 
@@ -91,27 +85,11 @@ def check(config: Any) -> None:
     if problems := checks.problems(config):
         raise ValueError("\n".join(problems))
     notes = [*checks.notes(config), *(complete(config) if is_ours(config) else ())]  # the former of what was given
-    for note in notes:
-        print(f"note: {note}", flush=True)
-
-
-def prepare(folder: Path) -> None:
-    """Prepare a start of one of our trainers: its folder, and what makes its processes those of a run."""
-    from recipe.runner.faults.preemption import remove_old_request
-    from recipe.runner.faults.processes import own_run_id
-
-    folder.mkdir(parents=True, exist_ok=True)
-    if RUN_ID_VARIABLE not in os.environ:  # verl's own command
-        remove_old_request(folder)
-        own_run_id()
+    print(*(f"note: {note}\n" for note in notes), sep="", end="", flush=True)
 
 
 def audit(workers: Any) -> None:
-    """Audit what this process trains; an error ends the audit and not the run.
-
-    Args:
-        workers: verl's module ``verl.workers.engine_workers``.
-    """
+    """Audit what verl's module ``engine_workers`` trains here; an error ends the audit and not the run."""
     try:
         from recipe.fspo.audit import AuditedWorkers
 

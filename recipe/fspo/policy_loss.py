@@ -27,11 +27,7 @@ UNCLIPPED_WEIGHTS: Final[dict[str, UnclippedWeight]] = {
 
 
 def kept_by_gradient(
-    log_prob_BT: torch.Tensor,
-    old_log_prob_BT: torch.Tensor,
-    advantages_BT: torch.Tensor,
-    mask_BT: torch.Tensor,
-    config: Any,
+    log_prob_BT: torch.Tensor, old_BT: torch.Tensor, advantages_BT: torch.Tensor, mask_BT: torch.Tensor, config: Any
 ) -> dict[str, torch.Tensor]:
     """Columns ``inside``, ``kept`` and ``weight`` of a token-level loss of verl; none of any other loss.
 
@@ -46,7 +42,7 @@ def kept_by_gradient(
         # clip_cov draws random numbers, and the training must draw those that it would draw without this.
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
             value, _ = get_policy_loss_fn(name)(
-                old_log_prob=old_log_prob_BT,
+                old_log_prob=old_BT,
                 log_prob=leaf_BT,
                 advantages=advantages_BT,
                 response_mask=mask_BT,
@@ -56,16 +52,12 @@ def kept_by_gradient(
             )
         return torch.autograd.grad(value, leaf_BT)[0]
 
-    tensors = (log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT)
+    tensors = (log_prob_BT, old_BT, advantages_BT, mask_BT)
     return kept_output(gradient, *tensors, UNCLIPPED_WEIGHTS[name]).judgement()
 
 
 def band_of(actor: Any) -> SequenceLossSettings | None:
-    """The settings of the loss that an actor's configuration names, if its rule is a band on S; else None.
-
-    Args:
-        actor: ``actor_rollout_ref.actor``.
-    """
+    """The settings of the loss that ``actor_rollout_ref.actor`` names, if its rule is a band on S; else None."""
     name = actor.policy_loss.get("loss_mode", "vanilla")
     if name in ALGORITHMS:
         return trained_settings(actor.policy_loss)

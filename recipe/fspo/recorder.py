@@ -32,17 +32,11 @@ ROWS: Final = "fspo_rows"
 
 @dataclass
 class MiniBatch:
-    """What was recorded of one mini-batch, by one rank or, joined, by all.
+    """What was recorded of one mini-batch, by one rank or, joined, by all."""
 
-    Attributes:
-        rows: Columns of :data:`fspo.table.SCHEMA`, [B] each. A response without a token left has L = 0.
-        grad_norm: Norm of the whole gradient, before clipping; the same on all ranks, None where verl reports none.
-        learning_rate: Of its optimizer step; with 0 (at the start of a warm-up) the weights stay where they are.
-    """
-
-    rows: Rows
-    grad_norm: float | None = None
-    learning_rate: float | None = None
+    rows: Rows  #: Columns of :data:`fspo.table.SCHEMA`, [B] each. A response without a token left has L = 0.
+    grad_norm: float | None = None  #: Of the whole gradient, before clipping; None where verl reports none.
+    learning_rate: float | None = None  #: Of its optimizer step; 0 (of a warm-up) leaves the weights where they are.
 
     @property
     def moves(self) -> bool:
@@ -55,10 +49,7 @@ def join_ranks(per_rank: Sequence[Sequence[MiniBatch] | None]) -> list[MiniBatch
     """Join what the ranks recorded: entry i of the result holds mini-batch i of the update, over all ranks.
 
     A rank that another one speaks for has None. Responses stand in the order of their rows in the rollout batch, so
-    that no figure depends on the ranks.
-
-    Raises:
-        ValueError: if the ranks recorded different numbers of mini-batches.
+    that no figure depends on the ranks. Raises ValueError if the ranks recorded different numbers of mini-batches.
     """
     joined = []
     for ranks in zip(*(recorded for recorded in per_rank if recorded is not None), strict=True):
@@ -82,12 +73,9 @@ class Recorder:
         self._mini_batches: list[MiniBatch] = []
 
     def begin_update(self, band_state: BandState | None, step: int, loss_scale: float = 1.0) -> None:
-        """Set what the next update uses.
+        """Set what the next update uses: band state of the rollout batch of a step, and factor on the loss.
 
-        Args:
-            band_state: Of the rollout batch.
-            step: Of the rollout batch. ``mode=separate_async`` updates once for each of its mini-batches.
-            loss_scale: Factor on the loss.
+        ``mode=separate_async`` updates once for each of its mini-batches.
         """
         if step != self._step:
             self._step, self._index = step, 0
@@ -129,12 +117,9 @@ def recorded(loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_group
 
 @torch.no_grad()
 def rows_of(log_probs: torch.Tensor, data: Any, config: Any) -> Rows:
-    """Columns of a micro-batch as verl hands it to its loss, without padding.
+    """Columns of a micro-batch ``data`` as verl hands it to its loss, without padding.
 
-    Args:
-        log_probs: log pi of all tokens, packed, nats.
-        data: The micro-batch.
-        config: verl's configuration of the actor.
+    ``log_probs`` is log pi of all tokens, packed, in nats; ``config`` verl's configuration of the actor.
     """
     names = ["old_log_probs", "advantages", "response_mask", "rollout_is_weights"]
     columns = data.select(*(name for name in names if name in data)).to_padded_tensor()

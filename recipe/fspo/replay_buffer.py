@@ -19,12 +19,9 @@ _REASONS: Final = ((2, "failed"), (0, "stale"), (1, "filtered"))
 
 
 class OrderedBuffer(ReplayBuffer):  # type: ignore[misc]
-    """Hands out prompts in the order of their names, which is the data loader's, and writes down what it evicts.
+    """Hands out prompts in the order of their names, the data loader's, and writes into ``ends`` what it evicts.
 
-    Args:
-        ends: The file.
-        n: Responses per prompt.
-        settings: verl's arguments.
+    ``n`` is the number of responses per prompt; ``settings`` are verl's arguments.
     """
 
     def __init__(self, ends: Path, n: int, **settings: Any) -> None:

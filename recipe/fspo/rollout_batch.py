@@ -62,10 +62,8 @@ class Outcomes:
 def lengths_and_ends(response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """L, the number of the model's tokens, and the position after the last of them, 0 without any; [B], int64 each.
 
-    verl's own counts (``response_len`` of its tags, ``response_length/*``) are of all tokens, a tool's too.
-
-    Args:
-        response_mask: Nested, as TransferQueue hands it out: one row per response, 0 for the tokens of others.
+    ``response_mask`` is nested, as TransferQueue hands it out: a row per response, 0 for the tokens of others. verl's
+    own counts (``response_len`` of its tags, ``response_length/*``) are of all tokens, a tool's too.
     """
     # Where the model's tokens stand, all rows one after another; and how many of them come before each row.
     own, offsets = np.flatnonzero(response_mask.values().numpy()), response_mask.offsets().numpy()
@@ -77,9 +75,7 @@ def lengths_and_ends(response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.T
 def read_outcomes(batch: KVBatchMeta) -> Outcomes:
     """Read what became of a training batch, as verl's buffer hands it out, from TransferQueue.
 
-    Args:
-        batch: Before verl adds rows of padding, and before its rollout correction, which empties the masks of what it
-            rejects.
+    Before verl adds rows of padding, and before its rollout correction, which empties the masks of what it rejects.
     """
     names = ["extra_fields", "data_source", "response_mask", "rm_scores"]
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
@@ -94,9 +90,8 @@ def read_outcomes(batch: KVBatchMeta) -> Outcomes:
 def outcome_metrics(outcomes: Outcomes, diagnostics: LengthDiagnostics) -> dict[str, float]:
     """Metrics of one training batch.
 
-    Returns:
-        ``fspo/length_trained`` (mean L, in the model's tokens), ``reward/status/*`` (shares of the responses whose
-        reward reports a status) and ``fspo/outcome/{reward,acc}/*`` (means by the length bins of the current window).
+    ``fspo/length_trained`` (mean L, in the model's tokens), ``reward/status/*`` (shares of the responses whose reward
+    reports a status) and ``fspo/outcome/{reward,acc}/*`` (means by the length bins of the current window).
     """
     metrics = {"fspo/length_trained": float(outcomes.length_B.double().mean())}
     metrics |= diagnostics.outcome_metrics("reward", outcomes.reward_B, outcomes.length_B)
@@ -110,19 +105,11 @@ def outcome_metrics(outcomes: Outcomes, diagnostics: LengthDiagnostics) -> dict[
 def outcome_columns(outcomes: Outcomes, position_B: npt.NDArray[np.int64]) -> dict[str, Any]:
     """What a rollout batch adds to the rows of its mini-batches (:data:`fspo.table.SCHEMA`).
 
-    Args:
-        outcomes: Of the rollout batch.
-        position_B: Which of its responses each row is.
-
-    Returns:
-        By row: ``prompt``, the identifier of the prompt group; ``id``, which verl's dumps of responses have as ``uid``;
-        ``reward``; ``data_source``.
+    By row, of which ``position_B`` says which response it is: ``prompt``, the identifier of the prompt group; ``id``,
+    which verl's dumps of responses have as ``uid``; ``reward``; ``data_source``.
     """
-    columns = {
-        "prompt": [prompt_of(key) for key in outcomes.keys],
-        "id": outcomes.keys,
-        "data_source": outcomes.data_source_B,
-    }
+    prompt_B = [prompt_of(key) for key in outcomes.keys]
+    columns = {"prompt": prompt_B, "id": outcomes.keys, "data_source": outcomes.data_source_B}
     rows = {name: np.array(values, dtype=object)[position_B] for name, values in columns.items()}
     return rows | {"reward": outcomes.reward_B.numpy()[position_B]}
 
@@ -130,9 +117,7 @@ def outcome_columns(outcomes: Outcomes, position_B: npt.NDArray[np.int64]) -> di
 def number_rows(batch: KVBatchMeta, row_of: dict[str, int]) -> KVBatchMeta:
     """The batch with a new column in TransferQueue, from where the workers read it: which row each sequence is.
 
-    Args:
-        batch: Of the update.
-        row_of: Row number by key; a key without one is padding, and gets -1.
+    ``row_of`` has the row number by key; a key without one is padding, and gets -1.
     """
     column_B1 = torch.tensor([[row_of.get(key, -1)] for key in batch.keys])
     column = TensorDict({ROWS: column_B1}, [len(batch.keys)])

@@ -33,11 +33,10 @@ _CLIPPED_STEPS: Final = 10
 
 
 class StepRecords:
-    """Rows and metrics of one verl step, and the band of the next.
+    """Rows and metrics of one verl step, and what lasts longer: window of the metrics, measured band and clip values.
 
     A step has the mini-batches between two transfers of the weights to vLLM: verl's modes ``sync`` and
-    ``colocate_async`` update the actor once with all of them, ``separate_async`` once for each. What lasts longer than
-    a step (the window of the diagnostics, measured bands and clip values) is kept here too.
+    ``colocate_async`` update the actor once with all of them, ``separate_async`` once for each.
     """
 
     def __init__(self, config: DictConfig, folder: Path) -> None:
@@ -69,41 +68,32 @@ class StepRecords:
         state = None if self._drift is None else self._drift.state
         return state if self._clip_values is None else self._clip_values.scaled(state)
 
-    def stateful_parts(self) -> dict[str, Stateful | None]:
+    def stateful_parts(self) -> dict[str, Stateful]:
         """The parts whose state a checkpoint has."""
-        parts = {"drift": self._drift, "clip_values": self._clip_values}
-        return {**parts, "loss_scale": self.loss_scale}
+        parts = {"drift": self._drift, "clip_values": self._clip_values, "loss_scale": self.loss_scale}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def note(self) -> None:
         """Note the measured values: those of this start, or of the checkpoint that it resumes."""
-        facts: dict[str, object] = {}
-        if self.loss_scale.length is not None:
-            facts["loss_divided_by"] = self.loss_scale.length
-        if self._clip_values is not None and self._clip_values.values:
-            facts["clip_values_measured"] = self._clip_values.values
-        if facts:
-            note(self._folder, **facts)
+        clip_values = self._clip_values.values if self._clip_values else None
+        facts = {"loss_divided_by": self.loss_scale.length, "clip_values_measured": clip_values or None}
+        if known := {name: value for name, value in facts.items() if value is not None}:
+            note(self._folder, **known)
 
     # ---------------------------------------------------------------- rows
 
     def add(self, outcomes: Outcomes, mini_batches: Sequence[MiniBatch], left_out: Collection[str], step: int) -> None:
-        """Take in one update of the actor.
+        """Take in one update of the actor, with its mini-batches as the workers recorded them, joined over the ranks.
 
-        Args:
-            outcomes: Of the batch.
-            mini_batches: As the workers recorded them, joined over the ranks.
-            left_out: Keys of the responses that padding stood in for, because A is 0. Their rows have no S.
-            step: Of the run.
+        ``left_out`` are keys of the responses that padding stood in for, because A is 0. Their rows have no S.
         """
         skipped_B = np.isin(outcomes.keys, list(left_out))
         for mini_batch in mini_batches:
-            rows = self._completed(mini_batch.rows, outcomes, skipped_B)
-            place = {"step": step, "update": len(self._mini_batches)}
-            rows |= {name: np.full(len(rows["S"]), value, np.int64) for name, value in place.items()}
+            rows, update = self._completed(mini_batch.rows, outcomes, skipped_B), len(self._mini_batches)
+            rows |= {name: np.full(len(rows["S"]), n, np.int64) for name, n in (("step", step), ("update", update))}
             if self._band is not None:
                 state = self.band_state if self._settings is not None else None
-                state = state if state is None else state.at_mini_batch(place["update"])
-                rows |= judged_rows(rows, self._band, state)
+                rows |= judged_rows(rows, self._band, state and state.at_mini_batch(update))
             self._mini_batches.append(replace(mini_batch, rows=rows))
         self._outcomes.append(outcomes)
 
@@ -122,13 +112,10 @@ class StepRecords:
         """Append the step's responses to the table."""
         with writing(self._folder / FOLDER) as folder:
             if self._table is None:
-                meta = {
-                    "loss": str(self._config.actor_rollout_ref.actor.policy_loss.loss_mode),
-                    "rule": "known" if "inside" in rows else "unknown",
-                    EVERY_MINI_BATCH: "yes" if self._every else "no",
-                }
-                if self._config.fspo.skip_zero_advantage:
-                    meta["without_S"] = "A = 0"
+                loss = str(self._config.actor_rollout_ref.actor.policy_loss.loss_mode)
+                meta = {"loss": loss, "rule": "known" if "inside" in rows else "unknown"}
+                meta[EVERY_MINI_BATCH] = "yes" if self._every else "no"
+                meta |= {"without_S": "A = 0"} if self._config.fspo.skip_zero_advantage else {}
                 self._table = TableWriter(folder, meta, run="run", first_step=step)
             if len(rows["S"]):
                 self._table.append(rows)

@@ -48,8 +48,7 @@ COLUMNS: Final[Columns] = (
 class FSPOHooks(PPOTrainer):
     """What FSPO adds to a trainer of verl, whatever its mode."""
 
-    #: Both of :class:`recipe.runner.hooks.RunnerHooks`.
-    verl_mode: str
+    verl_mode: str  #: Of :class:`recipe.runner.hooks.RunnerHooks`, as the next.
     folder: Path
     worker_cls: type[FSPOWorker] = FSPOWorker
 

@@ -73,9 +73,8 @@ class Padding:
     def put(self, batch: KVBatchMeta, outcomes: Outcomes, eos_token_id: int) -> None:
         """Write a row of verl's padding into TransferQueue for each response to be left out.
 
-        It has the reward of its response, and the rows of one prompt share a group, because an estimator may count
-        rewards. Its response mask is 0. Its loss mask is the number of the response's tokens: verl only sums it over
-        the mini-batch, for ``batch_num_tokens``.
+        It has the reward of its response, and the rows of one prompt share a group: an estimator may count rewards. Its
+        response mask is 0, and its loss mask the number of the response's tokens, which verl sums over the mini-batch.
         """
         if not self._rewards:
             return

@@ -36,12 +36,12 @@ def export(actor: Path, out: Path) -> None:
     Raises OSError if ``out`` exists, or a shard is damaged; subprocess.CalledProcessError if verl's merger fails, which
     says why on stderr.
     """
+    if out.exists():
+        raise FileExistsError(f"{out} exists: give a new folder, or remove it first")
     if damage := unsound(sorted(actor.glob("model_world_size_*.pt")), whole=True):
         raise OSError(f"{damage[0]}: give another global_step_N folder, or copy this one again")
     merge = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp", "--use_cpu_initialization"]
     environment = {"VERL_PLATFORM": "cpu"} | os.environ  # merging needs no accelerator, and must not look for one
-    if out.exists():
-        raise FileExistsError(f"{out} exists: give a new folder, or remove it first")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
         folder = Path(temporary, out.name)

@@ -79,7 +79,8 @@ class RunnerHooks(PPOTrainer):
             )
         self._run_log: RunLog | None = None
         self._saved_step: int | None = None
-        self._lengths: list[int] | None = []  # of the responses of a step; None: it has been said that they are cut
+        self._lengths: list[int] = []  # of the responses of a step
+        self._cut_is_said = False
         self._phase = Phase(0, "start-up")
         self._moved_s = 0.0
         self._training = False  # there is a step in progress, or done
@@ -94,13 +95,6 @@ class RunnerHooks(PPOTrainer):
     def _enter(self, phase: str) -> None:
         self._look_for_end()
         self._phase = write_phase(self.folder, Phase(self.global_steps, phase))
-
-    def _moved(self, queue: str) -> None:
-        """Note progress within a phase, once a second at most; look whether the run shall end."""
-        self._look_for_end()
-        if queue != self._phase.queue and time.monotonic() - self._moved_s > 1:
-            self._moved_s = time.monotonic()
-            self._phase = write_phase(self.folder, replace(self._phase, queue=queue))
 
     def _ending(self) -> None:
         self._phase = write_phase(self.folder, replace(self._phase, step=self.global_steps, ending=True))
@@ -134,7 +128,11 @@ class RunnerHooks(PPOTrainer):
         wait = buffer._wait_for_next_poll
 
         def note_and_wait(partition_id: str, last_debug_time: float) -> float:
-            self._moved(f"{len(buffer.partitions[partition_id])} responses finished")  # so that a long one is no hang
+            self._look_for_end()
+            queue = f"{len(buffer.partitions[partition_id])} responses finished"  # progress: a long one is no hang
+            if queue != self._phase.queue and time.monotonic() - self._moved_s > 1:
+                self._moved_s = time.monotonic()
+                self._phase = write_phase(self.folder, replace(self._phase, queue=queue))
             return float(wait(partition_id, last_debug_time))
 
         buffer._wait_for_next_poll = note_and_wait
@@ -144,8 +142,7 @@ class RunnerHooks(PPOTrainer):
         n = self.config.actor_rollout_ref.rollout.n
         expected = self.config.data.train_batch_size // self.parameter_sync_step * n
         warn_of_missing(len({key.rpartition("_")[0] for key in batch.keys}), expected, f"step {self.global_steps}")
-        if self._lengths is not None:
-            self._lengths += [int(tag["response_len"]) for tag in batch.tags]
+        self._lengths += [int(tag["response_len"]) for tag in batch.tags]
         # After verl's, which fills up the last mini-batch with rows of its own.
         place = {key: index for index, key in enumerate(batch.keys)}
         batch = super()._balance_batch(batch, metrics, **options)
@@ -174,10 +171,19 @@ class RunnerHooks(PPOTrainer):
             raise
 
     def _init_dataloader(self) -> None:
+        data = self.config.data
         try:
             super()._init_dataloader()
         finally:  # torch raises an error if nothing at all is left
-            self._check_prompts()
+            # What the filter of long prompts leaves is known only now; verl would divide by its number of batches.
+            for kind, needed in (("train", data.train_batch_size), ("val", 1)):
+                left = getattr(self, f"{kind}_dataset", None)
+                if left is not None and len(left) < needed:
+                    raise ExplainedError(
+                        f"data.{kind}_files: {len(left)} prompts have no more than data.max_prompt_length="
+                        f"{data.max_prompt_length} tokens, and {needed} are needed (data.train_batch_size, or 1): "
+                        "allow longer prompts, or give more data"
+                    )
         # verl ends at whichever comes first, the last step or the last epoch, but takes the former alone for the last
         # step, which it saves and validates, and for the schedule's length (verl pull request 7516).
         steps = self.steps_per_epoch * self.config.trainer.total_epochs
@@ -189,18 +195,6 @@ class RunnerHooks(PPOTrainer):
         rows = getattr(self.val_dataset, "dataframe", None)  # a data class of the user's own may have none
         if rows is not None and "data_source" in rows.column_names:  # for the intervals of held-out accuracy
             note(self.folder, validation_problems=dict(Counter(rows["data_source"])))
-
-    def _check_prompts(self) -> None:
-        # What the filter of long prompts leaves is known only now; verl would divide by its number of batches later.
-        data = self.config.data
-        for kind, needed in (("train", data.train_batch_size), ("val", 1)):
-            left = getattr(self, f"{kind}_dataset", None)
-            if left is not None and len(left) < needed:
-                raise ExplainedError(
-                    f"data.{kind}_files: {len(left)} prompts have no more than data.max_prompt_length="
-                    f"{data.max_prompt_length} tokens, and {needed} are needed (data.train_batch_size, or 1): allow "
-                    "longer prompts, or give more data"
-                )
 
     def _init_resource_pool_mgr(self) -> None:
         wait_for_resources(self.config, PROGRESS.say)
@@ -273,25 +267,21 @@ class RunnerHooks(PPOTrainer):
         if self._is_to_end:
             return
         left_s, needed_s = time_left_s(), sum(self._longest_s.values()) + _MARGIN_S
-        if (file := stop_request(self.folder)) is not None:
-            why = f"{file} is there"
-        elif self._training and left_s < needed_s:
-            why = f"the job ends in {left_s:.0f} s, and one more step and save may take {needed_s:.0f} s"
-        else:
-            return
-        if not self._training:
+        file = stop_request(self.folder)
+        if file is not None and not self._training:
             raise Preempted(f"preempted {NOTHING_SAVED}")
-        self._is_to_end = True
-        PROGRESS.say(f"{why}: saving after the step in progress")
+        if file is not None or (self._training and left_s < needed_s):
+            ends = f"the job ends in {left_s:.0f} s, and one more step and save may take {needed_s:.0f} s"
+            self._is_to_end = True
+            PROGRESS.say(f"{f'{file} is there' if file else ends}: saving after the step in progress")
 
     def on_step_begin(self) -> None:
         now = time.monotonic()
         self._longest_s["step"] = max(self._longest_s["step"], now - (self._step_began or now))
         self._step_began = now
         self._look_for_end()
-        # verl has counted on by now. Here the step before is complete: trained, sent to vLLM and logged.
         if self._is_to_end:
-            self.global_steps -= 1
+            self.global_steps -= 1  # verl has counted on. The step before is complete: trained, sent to vLLM, logged
             if self.global_steps == 0:
                 raise Preempted(f"preempted {NOTHING_SAVED}")
             if self._saved_step != self.global_steps:
@@ -320,8 +310,9 @@ class RunnerHooks(PPOTrainer):
     def on_step_end(self) -> None:
         self._enter("weight sync")
         # As a whole, whose shortest responses come first in separate_async.
-        is_said = warn_of_cut(self._lengths or [], self.config.data.max_response_length, self.global_steps)
-        self._lengths = None if is_said or self._lengths is None else []
+        if not self._cut_is_said:
+            self._cut_is_said = warn_of_cut(self._lengths, self.config.data.max_response_length, self.global_steps)
+        self._lengths = []
         super().on_step_end()
         self._look_for_end()
         if self._is_to_end and self.global_steps < self.total_training_steps:

@@ -75,12 +75,6 @@ def print_new(run_dir: str | Path, begin: int, out: TextIO) -> int:
     return begin
 
 
-def length(run_dir: str | Path) -> int:
-    """How many bytes ``progress.log`` has: those of earlier starts, before one begins."""
-    path = Path(run_dir, PROGRESS_FILE)
-    return path.stat().st_size if path.exists() else 0
-
-
 STEP_COLUMNS: Columns = (
     ("reward", "critic/rewards/mean", "{:.3f}".format, ""),
     ("length", "response_length/mean", "{:.0f}".format, ""),

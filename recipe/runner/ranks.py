@@ -1,4 +1,4 @@
-"""The ranks of a run, one a GPU: those that train, those that only generate, and what is spread over them."""
+"""The ranks of a run, one a GPU: those that train, and those that only generate."""
 
 from __future__ import annotations
 
@@ -19,9 +19,3 @@ def training(trainer: DictConfig) -> int:
 def only_generating(trainer: DictConfig, rollout: DictConfig) -> int:
     """Ranks that generate and do not train; 0 but for ``mode=separate_async``."""
     return int(rollout.nnodes * rollout.n_gpus_per_node) if asynchronous_mode(trainer) == "separate_async" else 0
-
-
-def ulysses(actor: DictConfig) -> int:
-    """The ranks over which a sequence is spread."""
-    # The actor's key is the older of the two; verl copies it into the other.
-    return int(max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size))

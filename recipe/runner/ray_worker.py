@@ -33,12 +33,9 @@ def begin() -> None:
 
 
 def have_workers_begin(constants: Any) -> None:
-    """Have verl ask Ray for :func:`begin` in a run, which has an id, and hand on what its environment says of its job.
+    """Have verl's ``constants_ppo`` ask Ray for :func:`begin` in a run, which has an id, and hand on its variables.
 
     A Ray that the run did not start inherits nothing.
-
-    Args:
-        constants: verl's module ``verl.trainer.constants_ppo``.
     """
     # upstream: verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)
     environment = constants.get_ppo_ray_runtime_env

@@ -17,7 +17,7 @@ from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
 from recipe.runner.faults.errors import ExplainedError
-from recipe.runner.launch.check_reward import number
+from recipe.runner.launch.trials import number
 
 _SHOWN: Final = 300  # characters of a response and a ground truth in a message
 _ASK_S: Final = 30.0

@@ -69,20 +69,20 @@ def begun(folder: Path, *words: str) -> Path:
 
     from recipe.fspo.config import complete
     from recipe.fspo.main import composed
-    from recipe.fspo.start import Start
     from recipe.math.data.offline_task import write_dataset
     from recipe.runner.launch import run_folder, secrets
-    from recipe.runner.launch.settings import on_this_machine
+    from recipe.runner.launch.machine import on_this_machine
 
     given = (f"trainer.default_local_dir={folder}", *words)
     config = composed(given)
     on_this_machine(config)
-    start = Start(config, given, references=secrets.references(config))
+    start = run_folder.Start(config, secrets.references(config))
     OmegaConf.resolve(config)
     complete(config)
     algo = next((word.removeprefix("algo=") for word in words if word.startswith("algo=")), "fspo")
     write_dataset(folder / "data", 4096, 256, 0)
-    run_folder.begin(folder, start.written(), given, {"algo": algo})
+    start.facts = {"algo": algo}
+    run_folder.begin(folder, start, given)
     (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
     return folder
 

@@ -12,7 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.fspo import CONF_DIR
 from recipe.fspo.config import complete
 from recipe.fspo.main import composed as compose
-from recipe.runner.launch.settings import on_this_machine, parsed
+from recipe.runner.launch.machine import on_this_machine
+from recipe.runner.launch.settings import parsed
 
 _GROUPS = {path.name for path in CONF_DIR.iterdir() if path.is_dir()}
 ALGOS = sorted(path.stem for path in (CONF_DIR / "algo").glob("*.yaml"))

@@ -9,7 +9,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from recipe.fspo import CONF_DIR
 from recipe.runner.launch.machine import platform_environment
-from recipe.runner.launch.problems import Refused
+from recipe.runner.launch.settings import Refused
 
 
 def choices(group: str) -> list[str]:

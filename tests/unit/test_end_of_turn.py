@@ -15,7 +15,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
 
 from recipe.runner.launch.end_of_turn import FILE, SETTING, add_stop_token, end_of_turn
-from recipe.runner.launch.problems import Refused
+from recipe.runner.launch.settings import Refused
 
 _EACH, _END = "{% for m in messages %}", "{% endfor %}"
 _CHATML = f"{_EACH}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}<|im_end|>\n{_END}"
@@ -40,11 +40,6 @@ ENDS = {
         f"{_EACH}{{{{ '<|h|>' + m.role + '\n\n' + m.content | trim + '<|eot_id|>' }}}}{_END}",
         "<|eot_id|>",
     ),
-    "Llama 2, a blank before eos, no system": (
-        f"{_EACH}{{% if m.role == 'user' %}}[INST] {{{{ m.content }}}} [/INST]{{% elif m.role == 'system' %}}{_NO}"
-        f"{{% else %}} {{{{ m.content }}}} {{{{ eos_token }}}}{{% endif %}}{_END}",
-        "<|endoftext|>",
-    ),
     "Zephyr": (f"{_EACH}<|{{{{ m.role }}}}|>\n{{{{ m.content }}}}{{{{ eos_token }}}}\n{_END}", "<|endoftext|>"),
     "Gemma, a token that is special but of no role": (
         f"{_EACH}<|h|>{{{{ m.content | trim }}}}<end_of_turn>\n{_END}",
@@ -57,7 +52,6 @@ ENDS = {
     "an added token that is text": (f"{_EACH}{{{{ m.content }}}}</answer>{_END}", None),
     "nothing": (f"{_EACH}<|{{{{ m.role }}}}|>\n{{{{ m.content }}}}{_END}", None),
     "no assistant": (f"{_EACH}{{% if m.role == 'assistant' %}}{_NO}{{% endif %}}{_END}", None),
-    "content left out": (f"{_EACH}{{{{ m.role }}}}<|im_end|>{_END}", None),
 }
 
 
@@ -105,10 +99,8 @@ def stops_and_line(model: Path | str, *overrides: str) -> tuple[list[int], str]:
     ("files", "overrides", "stops"),
     [
         ({}, [], [EOS, END]),
-        ({"generation": EOS}, [], [EOS, END]),
         ({"generation": [EOS, 7]}, [], [EOS, 7, END]),
         # vLLM stops there anyway.
-        ({"generation": [EOS, END]}, [], []),
         ({"generation": END}, [], []),
         ({"config": END}, [], []),  # without generation_config.json vLLM reads this one
         ({"generation": EOS, "config": END, "template": ENDS["Zephyr"][0]}, [], []),

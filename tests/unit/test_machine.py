@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -13,11 +13,10 @@ from unittest.mock import patch
 import pytest
 from composing import composed
 
-from recipe.runner.faults import node
 from recipe.runner.faults.preemption import ENDING
 from recipe.runner.launch import machine
 from recipe.runner.launch.machine import LOOPBACK_ENVIRONMENT
-from recipe.runner.launch.problems import Refused
+from recipe.runner.launch.settings import Refused
 
 OWN = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "RAY_ADDRESS", "TMPDIR", *LOOPBACK_ENVIRONMENT)
 OWN += ("TORCHINDUCTOR_CACHE_DIR",)  # which torch sets by itself, once it has been asked
@@ -35,7 +34,7 @@ def parent() -> Iterator[Path]:
     assert ENDING.folder is None
 
 
-def private_run(*words: str) -> AbstractContextManager[machine.PrivateRun]:
+def private_run(*words: str) -> AbstractContextManager[None]:
     config = composed(*words)
     return machine.private_run(config.trainer, config.ray_kwargs.ray_init)
 
@@ -43,12 +42,11 @@ def private_run(*words: str) -> AbstractContextManager[machine.PrivateRun]:
 def test_every_ray_of_a_run_has_its_own_token_on_the_loopback(parent: Path) -> None:
     tokens = set()
     for _ in range(2):
-        with private_run() as run:
+        with private_run():
             assert os.environ["RAY_AUTH_MODE"] == "token"
             tokens.add(os.environ.pop("RAY_AUTH_TOKEN"))
             assert {name: os.environ[name] for name in LOOPBACK_ENVIRONMENT} == LOOPBACK_ENVIRONMENT
             assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{parent}/fspo-{os.getuid()}/inductor"
-            run.failed = False
     assert len(tokens) == 2 and all(len(bytes.fromhex(token)) == 32 for token in tokens)
     # On no disk: nothing but caches is left, and Ray has written no ~/.ray.
     assert not [path for path in parent.rglob("*") if path.is_file()]
@@ -72,35 +70,24 @@ def test_a_ray_that_is_there_or_on_more_nodes_keeps_its_address(parent: Path) ->
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"].startswith(str(parent)) and ENDING.folder is None
 
 
-def test_a_path_of_a_socket_may_have_107_bytes(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_of_a_socket_may_have_107_bytes(parent: Path) -> None:
     long = parent / ("x" * 60)
     os.environ["FSPO_RAY_TMP"] = str(long)
     with pytest.raises(Refused, match=f"FSPO_RAY_TMP={long}: "), private_run():
         pytest.fail("begun")
     assert list((long / f"fspo-{os.getuid()}").iterdir()) == []
-    # Without a setting a user of any number has room.
-    os.environ.pop("FSPO_RAY_TMP")
-    os.environ.pop("RAY_TMPDIR", None)
-    folder = Path("/tmp/fspo-1234567")
-    monkeypatch.setattr(node, "private_folder", lambda *_: folder)
-    folder.mkdir()
-    try:
-        with private_run():
-            pass
-    finally:
-        shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("failed", [False, True])
-def test_ray_s_files_are_private_and_go_unless_the_run_failed(failed: bool) -> None:
-    with private_run() as run:
+@pytest.mark.parametrize("status", ["finished", "failed", "running"])
+def test_ray_s_files_are_private_and_go_unless_the_run_failed(status: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"status": status}))
+    with private_run(f"trainer.default_local_dir={tmp_path}"):
         folder = ENDING.folder
         assert folder is not None and folder.parent.stat().st_mode & 0o777 == 0o700
         assert tempfile.gettempdir() == str(folder)
         (log := folder / "session_2026-01-01_00-00-00_000000_1/logs/log").parent.mkdir(parents=True)
         log.touch()
-        run.failed = failed
-    assert (log.exists(), folder.exists()) == (failed, failed)
+    assert log.exists() == folder.exists() == (status != "finished")
 
 
 def test_the_folder_of_somebody_else_is_refused(parent: Path) -> None:

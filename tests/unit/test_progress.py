@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from recipe.runner.progress import Progress, length, print_new
+from recipe.runner.progress import Progress, print_new
 
 
 def test_only_what_is_new_is_printed_and_only_whole_lines(tmp_path: Path) -> None:
@@ -13,15 +13,16 @@ def test_only_what_is_new_is_printed_and_only_whole_lines(tmp_path: Path) -> Non
     progress.say("before there is a folder")
     progress.write_to(tmp_path)
     progress.say("of an earlier start")
-    begin = length(tmp_path)
+    log = tmp_path / "progress.log"
+    begin = log.stat().st_size
     progress.say("größer\n  in two lines \udcff")
-    with (tmp_path / "progress.log").open("a") as file:
+    with log.open("a") as file:
         file.write("half a li")
     begin = print_new(tmp_path, begin, out)
     assert out.getvalue().endswith("s] größer\n  in two lines \\udcff\n")
-    with (tmp_path / "progress.log").open("a") as file:
+    with log.open("a") as file:
         file.write("ne\n")
-    assert print_new(tmp_path, begin, out) == length(tmp_path) and out.getvalue().endswith("\nhalf a line\n")
+    assert print_new(tmp_path, begin, out) == log.stat().st_size and out.getvalue().endswith("\nhalf a line\n")
     assert "earlier" not in out.getvalue()
     progress.write_to(tmp_path / "nowhere")
     progress.say("a disk that is full does not end the run")

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from composing import completed, composed, here
+from composing import completed, here
 from messages import holds
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fspo.start import prepared
 from recipe.runner.checkpoints.integrity import Checkpoint
 from recipe.runner.faults.phase import Phase, write_phase
-from recipe.runner.launch import resume, run_folder
-from recipe.runner.launch.problems import Refused
-from recipe.runner.launch.sweep import Arm
+from recipe.runner.launch import run_folder
+from recipe.runner.launch.settings import Refused
 
 
 def settings(folder: Path, *words: str) -> DictConfig:
@@ -29,7 +27,7 @@ def begun(folder: Path, *words: str, has_step: bool = True) -> Path:
     """A folder whose run has begun with these words, and maybe done a step."""
     config = settings(folder, *words)
     folder.mkdir(exist_ok=True)
-    run_folder.begin(folder, OmegaConf.to_container(config), words, {"algo": "fspo"})
+    run_folder.begin(folder, run_folder.Start(config, {}, facts={"algo": "fspo"}), words)
     if has_step:
         (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
     return folder
@@ -65,16 +63,16 @@ def test_every_start_is_recorded_with_its_end(tmp_path: Path) -> None:
 
 def test_a_run_has_its_steps_counted(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run", has_step=False)
-    assert not resume.has_results(folder) and resume.settings_of_the_run(folder) is None
-    assert resume.status_after_failure(folder) == 1
+    assert not run_folder.has_results(folder) and run_folder.settings_of_the_run(folder) is None
+    assert run_folder.status_after_failure(folder) == 1
     begun(folder)
-    assert resume.last_steps(folder) == (0, 1) and resume.status_after_failure(folder) == 75
+    assert run_folder.last_steps(folder) == (0, 1) and run_folder.status_after_failure(folder) == 75
     (folder / "global_step_2").mkdir()
     (folder / "latest_checkpointed_iteration.txt").write_text("2")
-    assert resume.last_steps(folder) == (2, 2)
+    assert run_folder.last_steps(folder) == (2, 2)
     (folder / "config.yaml").write_text("[")
     with pytest.raises(Refused, match=holds("config.yaml", "restore it")):
-        resume.settings_of_the_run(folder)
+        run_folder.settings_of_the_run(folder)
 
 
 def test_which_checkpoint_a_start_begins_with(tmp_path: Path) -> None:
@@ -82,11 +80,11 @@ def test_which_checkpoint_a_start_begins_with(tmp_path: Path) -> None:
     other, mode = tmp_path / "other/global_step_3", "trainer.resume_mode=resume_path"
     words = (mode, f"trainer.resume_from_path={other}")
     folder = begun(tmp_path / "run", *words)
-    first = resume.settings_of_the_run(folder)
+    first = run_folder.settings_of_the_run(folder)
 
     def chosen(*words: str) -> DictConfig:
         config = settings(folder, *words)
-        resume.choose_checkpoint(config.trainer, first)
+        run_folder.choose_checkpoint(config.trainer, first)
         return config
 
     def named(config: DictConfig) -> tuple[str, str | None]:
@@ -97,8 +95,8 @@ def test_which_checkpoint_a_start_begins_with(tmp_path: Path) -> None:
     for _ in range(3):
         config = chosen(*words)
         assert named(config) == ("auto", str(other)), "which the next start knows again"
-        run_folder.begin(folder, OmegaConf.to_container(config), words, {"algo": "fspo"})
-        first = resume.settings_of_the_run(folder)
+        run_folder.begin(folder, run_folder.Start(config, {}, facts={"algo": "fspo"}), words)
+        first = run_folder.settings_of_the_run(folder)
     own = str(folder / "global_step_2")
     assert named(chosen(mode, f"trainer.resume_from_path={own}")) == ("resume_path", own)
     another = f"trainer.resume_from_path={tmp_path}/x/global_step_1"
@@ -106,17 +104,18 @@ def test_which_checkpoint_a_start_begins_with(tmp_path: Path) -> None:
         with pytest.raises(Refused, match="another run's"):
             chosen(*refused)
     # A path without its mode has no effect.
-    assert "give resume_mode=resume_path" in str(resume.path_without_effect(settings(folder, another).trainer, first))
+    (problem,) = run_folder.path_without_effect(settings(folder, another).trainer, first)
+    assert "give resume_mode=resume_path" in problem
 
 
 def test_an_evaluation_has_a_folder_of_its_own(tmp_path: Path) -> None:
     """What is in it: e2e/test_train.py."""
     folder = begun(tmp_path / "run")
     with pytest.raises(Refused, match="no checkpoint"):
-        resume.turn_into_evaluation(settings(folder), None)
+        run_folder.turn_into_evaluation(settings(folder), None)
     for name in ("evaluation", "evaluation_2"):
         config = settings(folder)
-        resume.turn_into_evaluation(config, Checkpoint(folder / "global_step_2"))
+        run_folder.turn_into_evaluation(config, Checkpoint(folder / "global_step_2"))
         assert config.trainer.default_local_dir == f"{folder}/{name}"
         assert config.data.train_files == [f"{folder}/data/train.parquet"]
         (folder / name / "validation").mkdir(parents=True)
@@ -128,15 +127,15 @@ def test_resume_is_the_words_of_the_run_and_then_the_command(tmp_path: Path) -> 
     folder = begun(tmp_path / "run", "seed=1").rename(tmp_path / "a run, seed=1")
     info = info_of(folder)
     (folder / "run.json").write_text(json.dumps(info | {"overrides": [*given, "--config-dir=/mine", "seed=1"]}))
-    words = resume.with_words_of_the_run([f"resume='{folder}'", "seed=2", "+a.b=3", "--cfg", "job"])
+    words = run_folder.with_words_of_the_run([f"resume='{folder}'", "seed=2", "+a.b=3", "--cfg", "job"])
     assert words == [
         *("algo=gspo", "~data.x", "--config-dir=/mine", f"trainer.default_local_dir='{folder}'"),
         *("seed=2", "+a.b=3", "--cfg", "job"),
     ]
-    assert words[3] in resume.with_words_of_the_run([f"resume={folder}"]), "a shell takes the quotes away"
-    assert resume.with_words_of_the_run(["seed=2"]) == ["seed=2"]
+    assert words[3] in run_folder.with_words_of_the_run([f"resume={folder}"]), "a shell takes the quotes away"
+    assert run_folder.with_words_of_the_run(["seed=2"]) == ["seed=2"]
     with pytest.raises(Refused, match=holds("resume=", "run.json")):
-        resume.with_words_of_the_run([f"resume={tmp_path}"])
+        run_folder.with_words_of_the_run([f"resume={tmp_path}"])
 
 
 def test_a_new_file_is_dirt_and_another_commit_is_a_change(
@@ -164,24 +163,16 @@ def test_a_new_file_is_dirt_and_another_commit_is_a_change(
 
 
 def test_a_variable_that_a_shell_lacks_is_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = resume.settings_of_the_run(begun(tmp_path / "run"))
+    before = run_folder.settings_of_the_run(begun(tmp_path / "run"))
     assert before is not None
     before = OmegaConf.to_container(OmegaConf.create(dict(before)))
     before["actor_rollout_ref"]["model"]["path"] = "${oc.env:FSPO_MODEL}"  # type: ignore
     with pytest.raises(Refused, match=r"model\.path was '\$\{oc\.env:FSPO_MODEL\}'"):
-        resume.changed_settings(settings(tmp_path / "run"), before, {})  # type: ignore[arg-type]
+        run_folder.changed_settings(settings(tmp_path / "run"), before, {}, "fspo")  # type: ignore[arg-type]
 
 
 def test_words_of_one_meaning_are_those_of_one_run() -> None:
     ours, sweeps = ["a.b=false", "++c=[x,1]", "~d", "seed=1"], ["seed=1", "a.b=False", "++c=[x,1]", "~d"]
-    assert resume.comparable(ours) == resume.comparable(sweeps) != resume.comparable([*ours[:-1], "seed=2"])
+    assert run_folder.comparable(ours) == run_folder.comparable(sweeps) != run_folder.comparable([*ours[:-1], "seed=2"])
     length = "trainer.total_training_steps"
-    assert resume.comparable([f"{length}=2"]) != resume.comparable([f"{length}=4"])
-
-
-def test_a_trainer_of_verls_own_is_refused(tmp_path: Path) -> None:
-    """It would measure no clip value, write no table and take no signal, and run.json would say that it does."""
-    words = (f"trainer.default_local_dir={tmp_path}/run", "trainer.v1.trainer_mode=sync")
-    with pytest.raises(Refused, match="trainer_mode=sync"):
-        prepared(Arm(composed(*words), words), elsewhere=True)
-    assert not (tmp_path / "run").exists()
+    assert run_folder.comparable([f"{length}=2"]) != run_folder.comparable([f"{length}=4"])

@@ -12,8 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from recipe.fspo import main
-from recipe.fspo.start import Start
-from recipe.runner.launch import resume, run_folder
+from recipe.runner.launch import run_folder
 from recipe.runner.launch.secrets import as_given, is_secret, literal_problems, printed_problems, references
 from recipe.runner.launch.sweep import Arm
 from recipe.runner.verl_patches import shown
@@ -79,22 +78,22 @@ def test_a_secret_of_the_environment_is_in_no_file(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("MINE", "SECRETMINE")
     words = [f"++{KWARGS}.api_key='${{oc.env:MINE}}'", f"++{KWARGS}.header='Bearer ${{oc.env:MINE}}'"]
     config = composed(f"trainer.default_local_dir={tmp_path}/run", *words)
-    start = Start(config, tuple(words), references=references(config))
+    start = run_folder.Start(config, references(config))
     OmegaConf.resolve(config)
     assert config.reward.custom_reward_function.reward_kwargs.api_key == "SECRETMINE"
     (tmp_path / "run").mkdir()
-    run_folder.begin(tmp_path / "run", start.written(), words, {})
+    run_folder.begin(tmp_path / "run", start, words)
     files = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {"run.json", "config.yaml"} <= files.keys()
     assert [name for name, text in files.items() if b"SECRETMINE" in text] == []
     monkeypatch.setenv("MINE", "SECRETELSE")
     (tmp_path / "run/metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
-    before = resume.settings_of_the_run(tmp_path / "run")
+    before = run_folder.settings_of_the_run(tmp_path / "run")
     assert before is not None
     config = composed(f"trainer.default_local_dir={tmp_path}/run", *words)
     named = references(config)
     OmegaConf.resolve(config)
-    assert resume.changed_settings(config, before, named) == []
+    assert run_folder.changed_settings(config, before, named, "fspo") == []
     assert "SECRET" not in str(shown.written(OmegaConf.to_container(config, resolve=True))), "as verl prints it"
 
 

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 from waiting import wait_until
 
-from recipe.runner.launch.problems import Refused
+from recipe.runner.launch.settings import Refused
 from recipe.runner.launch.sweep import Arm, Sweep
 
 #: Stands in for a run: it notes its words, and ends as its seed says.

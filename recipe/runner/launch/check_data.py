@@ -12,62 +12,55 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.runner.launch.problems import MachineProblem
-from recipe.runner.launch.settings import DATA, files_of
+from recipe.runner.launch.settings import DATA, MachineProblem, files_of
 
 #: How files are made, and which columns they have.
 _PAGE: Final = "docs/data.md"
 #: Rows that are looked at; of many data sets the first are of one source.
 _ROWS: Final = 1024
 
+Rows = list[dict[str, Any]]
 
-def _written_by_the_run(data: DictConfig) -> dict[str, str]:
-    """The data files of the recipe's own task that the run itself will write, and the split that each holds."""
+
+def splits_to_write(data: DictConfig) -> dict[str, str]:
+    """The files of the recipe's own task that the run reads, and therefore writes, with the split that each holds."""
     if not (task := data.get("offline_task")):
         return {}
     files = {str(Path(task.folder).absolute() / f"{split}.parquet"): split for split in ("train", "test")}
-    wanted = [file for name in DATA for file in files_of(data, name)]
-    return {path: split for path, split in files.items() if path in wanted}
+    return {path: split for path, split in files.items() if any(path in files_of(data, name) for name in DATA)}
 
 
-def splits_to_write(data: DictConfig) -> tuple[str, ...]:
-    """The splits of the recipe's own task that the run reads, and therefore writes."""
-    return tuple(_written_by_the_run(data).values())
-
-
-def read_some(path: Path, rows: int = _ROWS) -> tuple[list[str], int, list[dict[str, Any]]]:
+def read_some(file: str, rows: int = _ROWS) -> tuple[list[str], int, Rows]:
     """Columns of a file, its number of rows, and the first of them.
 
     Raises FileNotFoundError if it is not there; ValueError if it is no file that verl reads; the message has its name.
     """
+    path = Path(file).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist ({_PAGE})")
     try:
         if path.suffix == ".parquet":
             import pyarrow.parquet as pq
 
-            with pq.ParquetFile(path) as file:
-                first = next(file.iter_batches(batch_size=rows), None)
-                some = [] if first is None else first.to_pylist()
-                return list(file.schema_arrow.names), file.metadata.num_rows, some
+            with pq.ParquetFile(path) as parquet:
+                some = next((batch.to_pylist() for batch in parquet.iter_batches(batch_size=rows)), [])
+                return list(parquet.schema_arrow.names), parquet.metadata.num_rows, some
         if path.suffix not in (".json", ".jsonl"):
             raise ValueError("verl reads .parquet, .json and .jsonl")
         text = path.read_text(encoding="utf-8")
-        records = (
-            json.loads(text) if text.lstrip()[:1] == "[" else [json.loads(line) for line in text.splitlines() if line]
-        )
+        is_list = text.lstrip()[:1] == "["
+        records = json.loads(text) if is_list else [json.loads(line) for line in text.splitlines() if line]
         return list(dict.fromkeys(key for record in records for key in record)), len(records), records[:rows]
     except Exception as error:  # of pyarrow, or whatever a broken file raises
-        raise ValueError(
-            f"{path} cannot be read as rows ({' '.join(str(error).split())[:200]}): write it again"
-        ) from error
+        said = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} cannot be read as rows ({said}): write it again") from error
 
 
 def data_problems(data: DictConfig) -> Iterator[str]:
     """Files that are missing or cannot be read; columns and rows that verl cannot use; too few rows."""
     if OmegaConf.select(data, "custom_cls.path"):  # it reads what it likes
         return
-    own, prompts = _written_by_the_run(data), str(data.get("prompt_key", "prompt"))
+    own, prompts = splits_to_write(data), str(data.get("prompt_key", "prompt"))
     for name, needed in zip(DATA, (data.train_batch_size, 1), strict=True):
         key, rows, files, is_known = f"data.{name}", 0, files_of(data, name), True
         for file in files:
@@ -78,7 +71,7 @@ def data_problems(data: DictConfig) -> Iterator[str]:
                 is_known = False
                 continue
             try:
-                columns, number, some = read_some(Path(file).expanduser())
+                columns, number, some = read_some(file)
             except (ValueError, OSError) as error:
                 is_known = False
                 yield (MachineProblem if isinstance(error, FileNotFoundError) else str)(f"{key}: {error}")
@@ -95,7 +88,7 @@ def data_problems(data: DictConfig) -> Iterator[str]:
             )
 
 
-def _row_problem(columns: Sequence[str], rows: Sequence[dict[str, Any]], prompt: str) -> str | None:
+def _row_problem(columns: Sequence[str], rows: Rows, prompt: str) -> str | None:
     """What verl cannot use of a file, by its columns and first rows; None if nothing."""
     if absent := [column for column in (prompt, "data_source", "reward_model") if column not in columns]:
         return f"has no column {', '.join(absent)}; it has {', '.join(columns) or 'none'}"
@@ -115,7 +108,7 @@ def rows_to_try(data: DictConfig, number: int = 2) -> list[tuple[str, dict[str, 
     chosen: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for file in dict.fromkeys(file for name in DATA for file in files_of(data, name)):
         try:
-            rows = read_some(Path(file).expanduser())[2]
+            rows = read_some(file)[2]
         except (ValueError, OSError):
             continue
         for index, row in enumerate(rows):
@@ -127,11 +120,12 @@ def rows_to_try(data: DictConfig, number: int = 2) -> list[tuple[str, dict[str, 
 
 def training_rows(data: DictConfig) -> int | None:
     """How many rows the training files have or will have; None if one cannot be read here."""
-    own, rows = _written_by_the_run(data), 0
+    own = splits_to_write(data)
     try:
-        for file in files_of(data, DATA[0]):
-            rows += data.offline_task[f"n_{own[file]}"] if file in own else read_some(Path(file), 1)[1]
-        return rows
+        return sum(
+            data.offline_task[f"n_{own[file]}"] if file in own else read_some(file, 1)[1]
+            for file in files_of(data, DATA[0])
+        )
     except (OSError, ValueError):
         return None
 

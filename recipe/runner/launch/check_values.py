@@ -67,35 +67,27 @@ def value_problems(config: DictConfig, classes: Mapping[str, type]) -> Iterator[
     """
     for group, settings in classes.items():
         names = [field.name for field in fields(settings)]
-        for name in OmegaConf.select(config, group) or {}:
-            if name not in names:
-                yield f"{group}.{name}: there is no such setting; there are {', '.join(names)}"
-    defaults = _verls_defaults()
-    of_groups = {"": _OwnSettings, "run": RunSettings, **classes}
+        unknown = [name for name in OmegaConf.select(config, group) or () if name not in names]
+        yield from (f"{group}.{name}: there is no such setting; there are {', '.join(names)}" for name in unknown)
+    defaults, of_groups = _verls_defaults(), {"": _OwnSettings, "run": RunSettings, **classes}
     for key, text in leaves(OmegaConf.to_container(config)):
         above, _, name = key.rpartition(".")
-        if text == "???" or name == "_target_" or (key in defaults and defaults[key] == text):
+        refers = isinstance(text, str) and "${" in text and key not in ("seed", *_PATHS)  # to a key that is named
+        if text == "???" or name == "_target_" or refers or (key in defaults and defaults[key] == text):
             continue
-        if isinstance(text, str) and "${" in text and key not in ("seed", *_PATHS):
-            continue  # the key to which it refers is named
         try:
             value = OmegaConf.select(config, key)
+            value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         except (OmegaConfBaseException, ValueError, TypeError) as error:
             yield f"{key}={text}: {' '.join(str(error).split())}"
             continue
-        value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        target = of_groups.get(above) or OmegaConf.select(config, f"{above}._target_")
-        kind = _BY_HAND.get(key, _types(target).get(name) if target else None)
-        if kind is None:
-            default = defaults.get(key)
-            kind = Any if "${" in str(default) else _BY_DEFAULT.get(type(default), Any)
+        target, default = of_groups.get(above) or OmegaConf.select(config, f"{above}._target_"), defaults.get(key)
+        of_default = Any if "${" in str(default) else _BY_DEFAULT.get(type(default), Any)
+        kind = _BY_HAND.get(key) or (_types(target).get(name) if target else None) or of_default
         if value is not None and (problem := type_problem(key, value, kind)):
             yield problem
-    for key in _PATHS:
-        value = OmegaConf.select(config, key)
-        for one in value if OmegaConf.is_list(value) else [value]:
-            if one is not None and not str(one).strip():
-                yield f"{key}={one}: a run needs this path; is a variable of the shell not set?"
+        if key in _PATHS and any(not str(one).strip() for one in (value if isinstance(value, list) else [value])):
+            yield f"{key}={value}: a run needs this path; is a variable of the shell not set?"
 
 
 def type_problem(key: str, value: Any, kind: Any) -> str | None:

@@ -10,7 +10,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,19 +19,14 @@ from omegaconf import DictConfig, OmegaConf
 from fspo.files import folder_problem, read_object
 from recipe.runner import SUPPORTED_VERL, ranks
 from recipe.runner.launch.check_data import data_problems
-from recipe.runner.launch.check_reward import reward_problems
-from recipe.runner.launch.problems import MachineProblem
-from recipe.runner.launch.settings import PATHS
+from recipe.runner.launch.settings import PATHS, MachineProblem
+from recipe.runner.launch.trials import loss_problem, name_problems, reward_problems
 from recipe.runner.ray_worker import HOOK
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _MODEL: Final = "actor_rollout_ref.model"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
-#: Files that could register an agent loop.
-_REGISTERS: Final = (
-    *(f"{_ROLLOUT}.multi_turn.{name}" for name in ("tool_config_path", "function_tool_path")),
-    *(f"{_ROLLOUT}.agent.agent_loop_config_path", "data.custom_cls.path", f"{_MODEL}.external_lib"),
-)
+_HOOK: Final = f"ray_kwargs.ray_init.runtime_env.{HOOK}"
 #: The engines that the metrics by mini-batch, the export, the supervisor and the CPU platform support.
 _SERVED: Final = {"model_engine": ("dp",), f"{_ACTOR}.strategy": ("fsdp2", "fsdp"), f"{_ROLLOUT}.name": ("vllm",)}
 #: One of them is in every folder with a tokenizer; the last also beside files of other names, such as tiktoken.model.
@@ -62,7 +57,7 @@ def package_problems(model: DictConfig) -> Iterator[str]:
             yield MachineProblem(f"the package {package} is not installed: {remedy}")
 
 
-def room_problems(config: DictConfig) -> Iterator[str]:
+def room_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[str]:
     """The disk below the run folder: can be written to, with room for the checkpoints that are kept.
 
     A checkpoint has 12 bytes per parameter: weights and two moments in fp32. With LoRA only the adapters have moments.
@@ -74,7 +69,6 @@ def room_problems(config: DictConfig) -> Iterator[str]:
         return
     place = next(place for place in (root, *root.absolute().parents) if place.exists())
     folder = model_folder(config.actor_rollout_ref.model.path)
-    model = read_model_config(config.actor_rollout_ref.model.path)
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
     parameters = weights // (4 if (model.get("dtype") or model.get("torch_dtype")) == "float32" else 2)
     kept = 0 if config.trainer.save_freq <= 0 else config.trainer.max_actor_ckpt_to_keep or 1
@@ -99,16 +93,6 @@ def path_problems(config: DictConfig) -> Iterator[str]:
         is_name = key.endswith(_OR_NAMES) and not looks_like_a_path(path)
         if not is_name and not Path(path).expanduser().exists():
             yield MachineProblem(f"{key}={path} is not there: correct the path")
-
-
-def hook_problems(config: DictConfig) -> Iterator[str]:
-    """A hook of the user's in Ray's workers: Ray has room for one, and a run needs it."""
-    key = f"ray_kwargs.ray_init.runtime_env.{HOOK}"
-    if hook := OmegaConf.select(config, key):
-        yield (
-            f"{key}={hook} would replace the run's own, which signs messages and keeps signals blocked: leave it out, "
-            "and call yours from a module that your reward function imports"
-        )
 
 
 def logger_problems(names: str | Sequence[str]) -> Iterator[str]:
@@ -142,12 +126,6 @@ def model_folder(model: str) -> Path | None:
 
     cached = try_to_load_from_cache(model, "config.json")
     return Path(cached).parent if isinstance(cached, str) else None
-
-
-def read_model_config(path: str) -> dict[str, Any]:
-    """``config.json`` of a model on this machine; empty for one that would come from the hub."""
-    folder = model_folder(path)
-    return {} if folder is None else read_object(folder / "config.json")
 
 
 def model_problems(model: DictConfig) -> Iterator[str]:
@@ -188,55 +166,22 @@ def model_problems(model: DictConfig) -> Iterator[str]:
         )
 
 
-# ---------------------------------------------------------------- names
-
-
-def name_problems(config: DictConfig) -> Iterator[str]:
-    """Names of functions of verl's that nobody registers, and a correction whose threshold it cannot use."""
-    import torch
-    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry as loops
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, kl_penalty
-
-    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
-    loop = str(config.actor_rollout_ref.rollout.agent.default_agent_loop)
-    if loop not in loops and not any(OmegaConf.select(config, key) for key in _REGISTERS):
-        yield f"{_ROLLOUT}.agent.default_agent_loop={loop} is registered by nobody: give one of {', '.join(loops)}"
-    if (estimator := str(algorithm.adv_estimator)) not in ADV_ESTIMATOR_REGISTRY:
-        yield f"algorithm.adv_estimator={estimator} is not known: choose one of {', '.join(ADV_ESTIMATOR_REGISTRY)}"
-    zeros_BT, correction = torch.zeros(1, 2), algorithm.get("rollout_correction") or {}
-
-    def corrected(key: str, function: str) -> None:
-        from verl.trainer.ppo import rollout_corr_helper  # imports verl's engines
-
-        threshold = correction.get(f"{key}_threshold")
-        getattr(rollout_corr_helper, function)(zeros_BT, zeros_BT + 1, correction[key], threshold)
-
-    loss_type, penalty = actor.use_kl_loss and actor.kl_loss_type, algorithm.use_kl_in_reward and algorithm.kl_penalty
-    weights, rules = correction.get("rollout_is"), correction.get("rollout_rs")
-    of = "algorithm.rollout_correction"
-    for key, name, call in (
-        (f"{_ACTOR}.kl_loss_type", loss_type, lambda: kl_penalty(zeros_BT, zeros_BT, loss_type)),
-        ("algorithm.kl_penalty", penalty, lambda: kl_penalty(zeros_BT, zeros_BT, penalty)),
-        (f"{of}.rollout_is", weights, lambda: corrected("rollout_is", "compute_rollout_correction_weights")),
-        (f"{of}.rollout_rs", rules, lambda: corrected("rollout_rs", "compute_rollout_rejection_mask")),
-    ):
-        try:
-            if name:
-                call()
-        except (Exception, SystemExit) as error:
-            yield f"{key}={name}: {' '.join(str(error).split()) or type(error).__name__}"
-
-
 # ---------------------------------------------------------------- arithmetic
 
 
-def size_problems(config: DictConfig) -> Iterator[str]:
+def _ulysses(actor: DictConfig) -> int:
+    """The ranks over which a sequence is spread."""
+    # The actor's key is the older of the two; verl copies it into the other.
+    return int(max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size))
+
+
+def size_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[str]:
     """Batches into mini-batches, mini-batches over ranks, ranks into replicas, attention heads over parallel sizes."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     mini, n, ulysses = f"{_ACTOR}.ppo_mini_batch_size", f"{_ROLLOUT}.n", f"{_ACTOR}.ulysses_sequence_parallel_size"
     training, by_rank = "trainer.nnodes * trainer.n_gpus_per_node", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
     number, sequences = ranks.training(config.trainer), actor.ppo_mini_batch_size * rollout.n
-    parts = ranks.ulysses(actor)
+    parts = _ulysses(actor)
     size, tensor = actor.fsdp_config.fsdp_size, rollout.tensor_model_parallel_size
     pairs = [
         ("data.train_batch_size", config.data.train_batch_size, mini, actor.ppo_mini_batch_size),
@@ -251,7 +196,7 @@ def size_problems(config: DictConfig) -> Iterator[str]:
     if generating := ranks.only_generating(config.trainer, rollout):  # vLLM has ranks of its own
         own, number = f"{_ROLLOUT}.nnodes * {_ROLLOUT}.n_gpus_per_node", generating
     pairs.append((own, number, replica, of_replica))
-    if isinstance(heads := read_model_config(config.actor_rollout_ref.model.path).get("num_attention_heads"), int):
+    if isinstance(heads := model.get("num_attention_heads"), int):
         of_model = "the model's attention heads"
         pairs += [
             (of_model, heads, f"{_ROLLOUT}.tensor_model_parallel_size", tensor),
@@ -262,17 +207,17 @@ def size_problems(config: DictConfig) -> Iterator[str]:
             yield f"{key}={value} does not divide {larger_key}={larger}: change one of them"
 
 
-def length_problems(config: DictConfig) -> Iterator[str]:
+def length_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[str]:
     """The longest sequence against the model's positions, vLLM's limit and the token budget of a micro-batch."""
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     longest = config.data.max_prompt_length + config.data.max_response_length
-    positions = read_model_config(config.actor_rollout_ref.model.path).get("max_position_embeddings")
-    limits = {"the model's max_position_embeddings": positions, f"{_ROLLOUT}.max_model_len": rollout.max_model_len}
+    limits = {"the model's max_position_embeddings": model.get("max_position_embeddings")}
+    limits[f"{_ROLLOUT}.max_model_len"] = rollout.max_model_len
     if actor.use_dynamic_bsz:
         # verl does not split a sequence: it stops at the first one that exceeds the budget, maybe days later.
         for key in (f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{_ROLLOUT}.log_prob_max_token_len_per_gpu"):
             if (limit := OmegaConf.select(config, key)) is not None:
-                limits[f"{key} (by Ulysses ranks)"] = limit * ranks.ulysses(actor)
+                limits[f"{key} (by Ulysses ranks)"] = limit * _ulysses(actor)
     for name, limit in limits.items():
         if isinstance(limit, int) and longest > limit:
             yield (
@@ -284,11 +229,11 @@ def length_problems(config: DictConfig) -> Iterator[str]:
 # ---------------------------------------------------------------- settings by themselves (docs/settings.md)
 
 
-def setting_problems(config: DictConfig) -> Iterator[str]:
+def setting_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[str]:
     """Settings that lose work or give wrong numbers in silence."""
-    rollout, model, algorithm = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model, config.algorithm
-    actor, val = config.actor_rollout_ref.actor, rollout.val_kwargs
-    optim, keep, parts = actor.optim, config.trainer.max_actor_ckpt_to_keep, ranks.ulysses(actor)
+    actor, rollout, algorithm = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.algorithm
+    val = rollout.val_kwargs
+    optim, keep, parts = actor.optim, config.trainer.max_actor_ckpt_to_keep, _ulysses(actor)
     attention = OmegaConf.select(config, f"{_MODEL}.override_config.attn_implementation")
     is_constant = {optim.lr_scheduler_type, optim.get("warmup_style") or "constant"} == {"constant"}
     for wrong, setting, why in (
@@ -321,10 +266,16 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
             "and the log-probabilities would be wrong without a word; set it to 1, or use flash_attention_2 on GPUs",
         ),
         (
-            bool(read_model_config(config.actor_rollout_ref.model.path).get("quantization_config")),
-            f"{_MODEL}.path={model.path}",
+            model.get("quantization_config"),
+            f"{_MODEL}.path={config.actor_rollout_ref.model.path}",
             "is a quantised checkpoint (quantization_config in its config.json), which cannot be trained: give the "
             f"weights that it was made from; vLLM quantises its copy with {_ROLLOUT}.quantization=fp8",
+        ),
+        (  # Ray has room for one, and a run needs it.
+            OmegaConf.select(config, _HOOK),
+            f"{_HOOK}={OmegaConf.select(config, _HOOK)}",
+            "would replace the run's own, which signs messages and keeps signals blocked: leave it out, and call yours "
+            "from a module that your reward function imports",
         ),
         # Another value than verl's own, which was therefore given.
         (
@@ -360,6 +311,8 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
 
 def problems(config: DictConfig) -> list[str]:
     """What is wrong with a configuration by these rules; what only the run's machine can settle is a MachineProblem."""
+    folder = model_folder(config.actor_rollout_ref.model.path)
+    model = {} if folder is None else read_object(folder / "config.json")  # empty for one that would come from the hub
     served = [
         f"{key}={value} is not served: set it to {' or '.join(values)}, or train with plain verl"
         for key, values in _SERVED.items()
@@ -371,13 +324,13 @@ def problems(config: DictConfig) -> list[str]:
         *package_problems(config.actor_rollout_ref.model),
         *model_problems(config.actor_rollout_ref.model),
         *data_problems(config.data),
-        *reward_problems(config),
         *path_problems(config),
-        *name_problems(config),
-        *room_problems(config),
-        *hook_problems(config),
+        *room_problems(config, model),
         *logger_problems(config.trainer.logger),
-        *size_problems(config),
-        *length_problems(config),
-        *setting_problems(config),
+        *size_problems(config, model),
+        *length_problems(config, model),
+        *setting_problems(config, model),
+        *filter(None, [loss_problem(config)]),  # imports the module of an own loss, which may register more than a loss
+        *name_problems(config),
+        *reward_problems(config),
     ]

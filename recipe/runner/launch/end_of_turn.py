@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.runner.launch.checks import model_folder, model_problems
-from recipe.runner.launch.problems import Refused
+from recipe.runner.launch.checks import model_folder
+from recipe.runner.launch.settings import Refused
 
 #: The folder whose generation_config.json vLLM reads; without it that of the model.
 SETTING: Final = "actor_rollout_ref.rollout.engine_kwargs.vllm.generation_config"
@@ -30,8 +30,8 @@ REMEDY: Final = (
 def add_stop_token(config: DictConfig, of_run: Mapping[str, Any] | None, elsewhere: bool) -> tuple[list[int], str]:
     """Let vLLM stop where the chat template ends a turn, by ``SETTING`` of the resolved ``config``, in place.
 
-    ``of_run`` are the settings of the run that goes on, which keeps its file. ``elsewhere`` nothing is said of a model
-    that is not on this machine. Returns the ``eos_token_id`` of the file that the run's folder gets, empty if it gets
+    ``of_run`` are the settings of the run that goes on, which keeps its file. ``elsewhere`` nothing is said of files
+    that are not on this machine. Returns the ``eos_token_id`` of the file that the run's folder gets, empty if it gets
     none, and a note, empty where vLLM stops at the end of a turn. Raises Refused if tokenizer or stop tokens cannot be
     loaded.
     """
@@ -45,14 +45,15 @@ def add_stop_token(config: DictConfig, of_run: Mapping[str, Any] | None, elsewhe
     source = model.path if named in (None, "auto", "vllm") else named
     places = (model.get("tokenizer_path") or model.path, model.path, source)
     is_absent = elsewhere and not all(map(model_folder, places))
-    # The checks say what is wrong with a model; or responses are to have the full length.
-    if is_absent or any(model_problems(model)) or config.actor_rollout_ref.rollout.get("ignore_eos"):
+    if is_absent or config.actor_rollout_ref.rollout.get("ignore_eos"):  # responses are to have the full length
         return [], ""
     try:
         # verl gives vLLM the model's folder, whatever tokenizer_path says.
         tokenizer, of_vllm = (AutoTokenizer.from_pretrained(place, trust_remote_code=trust) for place in places[:2])
         present = [stop for stop in (of_vllm.eos_token_id, *generation_eos(source, trust)) if stop is not None]
     except Exception as error:  # whatever a broken file, or a model's own code, raises
+        if elsewhere and isinstance(error, OSError):  # a file is missing, which the checks have said
+            return [], ""
         keys = ("actor_rollout_ref.model.tokenizer_path", "actor_rollout_ref.model.path", SETTING)
         given = ", ".join(f"{key}={value}" for key in keys if (value := OmegaConf.select(config, key)))
         raise Refused(
@@ -60,7 +61,7 @@ def add_stop_token(config: DictConfig, of_run: Mapping[str, Any] | None, elsewhe
             f"folder ({type(error).__name__}: {' '.join(str(error).split())})"
         ) from error
     tokenizer.chat_template = model.get("custom_chat_template") or tokenizer.chat_template
-    if not tokenizer.chat_template:
+    if not tokenizer.chat_template:  # on the hub; else the checks refuse the run
         return [], ""
     token = end_of_turn(tokenizer, config.data.get("apply_chat_template_kwargs") or {})
     if token in present:

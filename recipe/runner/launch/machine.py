@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.resources
 import importlib.util
 import os
 import secrets
@@ -16,14 +17,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from fspo.files import INFO_FILE, read_object
+from recipe.runner import ranks
 from recipe.runner.faults import node
 from recipe.runner.faults.preemption import ENDING
-from recipe.runner.launch.problems import Refused
+from recipe.runner.launch.settings import DATA, PATHS, Refused, absolute, files_of
 
 #: Environment of a CPU run, in every process. A value that the user has set wins.
 CPU_ENVIRONMENT = {
@@ -48,6 +51,8 @@ LOOPBACK_ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
     "VLLM_HOST_IP": "127.0.0.1",
 }
+#: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
+_ONLY_TO_START_RAY: Final = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 #: How long the last files of a run may take to go: its processes end a moment after Ray has.
 _REMOVAL_S = 10.0
 
@@ -64,10 +69,10 @@ def _torch_is_cpu_build() -> bool:
     return importlib.metadata.version("torch").endswith("+cpu")
 
 
-def platform_environment(device: str, ranks: int = 1) -> dict[str, str]:
+def platform_environment(device: str, of_machine: int = 1) -> dict[str, str]:
     """Environment variables for a run on ``device`` (``trainer.device``: "cpu", "cuda" or "npu").
 
-    On CPUs each of the ``ranks`` on this machine gets its share of the cores as threads; Ray would give every process
+    On CPUs each of the ranks ``of_machine`` gets its share of the cores as threads; Ray would give every process
     one. FSDP ranks and vLLM take turns, so they may use the same cores. Raises Refused if VERL_PLATFORM contradicts the
     experiment, or the installed torch cannot serve it.
     """
@@ -75,7 +80,7 @@ def platform_environment(device: str, ranks: int = 1) -> dict[str, str]:
     if wanted and (wanted == "cpu") != (device == "cpu"):
         raise Refused(f"VERL_PLATFORM={wanted} contradicts trainer.device={device}: unset the variable")
     if device == "cpu":
-        defaults = CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks))}
+        defaults = CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // of_machine))}
         return {name: os.environ.get(name, value) for name, value in defaults.items()}
     if _torch_is_cpu_build():
         raise Refused(
@@ -96,43 +101,60 @@ def export_platform(trainer: DictConfig, elsewhere: bool = False) -> None:
         os.environ["VERL_PLATFORM"] = "cpu"
 
 
-def pass_to_ray_workers(trainer: DictConfig, ray_init: DictConfig) -> None:
-    """Write the same variables into Ray's runtime environment, since workers on other nodes inherit nothing.
+def on_this_machine(config: DictConfig, elsewhere: bool = False) -> None:
+    """Write absolute paths, Ray's arguments and its workers' environment into a composed configuration, in place.
 
     Ray puts that environment on its workers' command lines, where every user of the machine reads it. The variables
-    that the user gives there go into this process's environment, which a Ray of the run's own inherits.
+    that the user gives there go into this process's environment, which a Ray of the run's own inherits. With
+    ``elsewhere`` the run will be on another machine, and what this one's platform would need is left out.
     """
-    runtime_env = ray_init.runtime_env
-    variables = platform_environment(trainer.device, trainer.n_gpus_per_node)
-    given = OmegaConf.select(runtime_env, "env_vars") or {}
-    if starts_ray(ray_init):
-        os.environ.update({name: str(value) for name, value in given.items() if value is not None})
-        variables = {name: os.environ.get(name, value) for name, value in variables.items()}
-        given = {} if trainer.nnodes == 1 else given  # other machines inherit nothing
-    with open_dict(runtime_env):
-        runtime_env.env_vars = {**variables, **given}
-        if trainer.device == "cpu" and starts_ray(ray_init):
+    trainer, ray_init = config.trainer, config.ray_kwargs.ray_init
+    starts, on_cpus = starts_ray(ray_init), trainer.device == "cpu"
+    with open_dict(config):
+        trainer.default_local_dir = absolute(str(trainer.default_local_dir))
+        for key in PATHS:
+            place = str(OmegaConf.select(config, key) or "")
+            if place.startswith("pkg://") and key in PATHS[:2]:  # a model of an installed package
+                package, _, inside = place.removeprefix("pkg://").partition("/")
+                place = str(importlib.resources.files(package) / inside)
+            place = place.removeprefix("file://")
+            if place and "://" not in place and Path(place).expanduser().exists():
+                OmegaConf.update(config, key, absolute(place))
+        for name in DATA:
+            config.data[name] = [absolute(file) for file in files_of(config.data, name)]
+        if starts:
+            # Without an address Ray joins the cluster that the temp folder names, be it one that was killed.
+            ray_init.address = "local"
+            if on_cpus and ray_init.get("num_gpus", 0) is None:
+                generating = ranks.only_generating(trainer, config.actor_rollout_ref.rollout)
+                ray_init.num_gpus = ranks.training(trainer) + generating  # logical: one for each rank
+        else:
+            for key in _ONLY_TO_START_RAY:
+                ray_init.pop(key, None)
+        if elsewhere:
+            return
+        variables = platform_environment(trainer.device, trainer.n_gpus_per_node)
+        given = OmegaConf.select(ray_init, "runtime_env.env_vars") or {}
+        if starts:
+            os.environ.update({name: str(value) for name, value in given.items() if value is not None})
+            variables = {name: os.environ.get(name, value) for name, value in variables.items()}
+            given = {} if trainer.nnodes == 1 else given  # other machines inherit nothing
+        ray_init.runtime_env.env_vars = {**variables, **given}
+        if on_cpus and starts:
             from recipe.runner.cpu import fork_server  # here: a GPU run imports nothing of it
 
             # Also where the configuration is that of an earlier run, whose server is gone.
-            runtime_env.py_executable = fork_server.py_executable
-
-
-@dataclass
-class PrivateRun:
-    """A run within :func:`private_run`, whose Ray's logs stay unless it is told that it has not ``failed``."""
-
-    failed: bool = True
+            ray_init.runtime_env.py_executable = fork_server.py_executable
 
 
 @contextlib.contextmanager
-def private_run(trainer: DictConfig, ray_init: DictConfig) -> Iterator[PrivateRun]:
+def private_run(trainer: DictConfig, ray_init: DictConfig) -> Iterator[None]:
     """Within it, what the run starts shares nothing with other users of the machine. Enter it before Ray is imported.
 
     Compiled kernels are in the user's private folder. A Ray that the run starts has its files there, in
     ``ENDING.folder``, and a token of its own in the environment of its processes and on no disk; on one machine it
-    listens on 127.0.0.1. The folder goes with a run that has not failed. Raises Refused if the folder cannot be made,
-    is not private, or has no room for paths of sockets; if a GPU is for one process only.
+    listens on 127.0.0.1. The folder goes, but for Ray's logs of a run that failed. Raises Refused if the folder cannot
+    be made, is not private, or has no room for paths of sockets; if a GPU is for one process only.
     """
     own = ray_init.get("_temp_dir")
     parent, setting = (Path(own), f"ray_kwargs.ray_init._temp_dir={own}") if own else node.parent_folder()
@@ -141,9 +163,8 @@ def private_run(trainer: DictConfig, ray_init: DictConfig) -> Iterator[PrivateRu
     except node.NotPrivateError as error:
         raise Refused(str(error)) from error
     os.environ |= {**node.cache_environment(private), node.PRIVATE_VARIABLE: str(private)}
-    run = PrivateRun()
     if not starts_ray(ray_init):
-        yield run
+        yield
         return
     os.environ["RAY_AUTH_MODE"] = mode = os.environ.get("RAY_AUTH_MODE") or "token"
     if mode.lower() == "token" and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
@@ -156,21 +177,17 @@ def private_run(trainer: DictConfig, ray_init: DictConfig) -> Iterator[PrivateRu
     try:
         if wrong := list(node.problems(folder, parent, setting, trainer.device != "cpu")):
             raise Refused(*wrong)
-        yield run
+        yield
     finally:
         ENDING.folder = None
         if (ray := sys.modules.get("ray")) is not None:
             ray.shutdown()
-        if not (run.failed and any(folder.glob("session_*/logs"))):
-            _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    """Remove the folder of a Ray that has been stopped, once the last process of it has written its last line."""
-    limit = time.monotonic() + _REMOVAL_S
-    while folder.exists() and time.monotonic() < limit:
-        shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.1)
+        status = read_object(Path(trainer.default_local_dir) / INFO_FILE).get("status")
+        is_kept = status not in ("finished", "preempted", "interrupted") and any(folder.glob("session_*/logs"))
+        limit = time.monotonic() + _REMOVAL_S
+        while not is_kept and folder.exists() and time.monotonic() < limit:
+            shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(0.1)
 
 
 def starts_ray(ray_init: DictConfig) -> bool:

@@ -48,26 +48,23 @@ def is_secret(key: str) -> bool:
     return any(_SECRET.search(name) and not _ORDINARY.search(name) for name in names)
 
 
-def _literals(value: Any, key: str) -> Iterator[str]:
-    """The key of every secret, or address with a password, in plain containers that is no reference."""
+def literal_problems(value: Any, key: str = "") -> Iterator[str]:
+    """A sentence for every secret, or address with a password, that stands literally in plain containers.
+
+    ``value`` has its references to the environment and to other keys; ``key`` is its own.
+    """
     if isinstance(value, Mapping):
         for name, part in value.items():
-            yield from _literals(part, f"{key}.{name}" if key else str(name))
+            yield from literal_problems(part, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list | tuple):
         for index, part in enumerate(value):
-            yield from _literals(part, f"{key}[{index}]")
-    elif value is None or isinstance(value, bool) or _IS_NONE.search(str(value)):
-        return
-    elif _ADDRESS.search(str(value)) or (is_secret(key) and (isinstance(value, str) or _OF_NUMBERS.search(key))):
-        yield key
-
-
-def literal_problems(given: Any, key: str = "") -> Iterator[str]:
-    """A sentence for every secret that stands literally in plain containers, with their references."""
-    for place in _literals(given, key):
+            yield from literal_problems(part, f"{key}[{index}]")
+    elif not (value is None or isinstance(value, bool) or _IS_NONE.search(str(value))) and (
+        _ADDRESS.search(str(value)) or (is_secret(key) and (isinstance(value, str) or _OF_NUMBERS.search(key)))
+    ):
         yield (
-            f"{place}: a secret stands on the command line, where others can read it, or in a file: export NAME=VALUE, "
-            f"and give {place}='${{oc.env:NAME}}', or leave it out if its reader knows the variable, which the run's "
+            f"{key}: a secret stands on the command line, where others can read it, or in a file: export NAME=VALUE, "
+            f"and give {key}='${{oc.env:NAME}}', or leave it out if its reader knows the variable, which the run's "
             "processes inherit (docs/clusters.md#secrets)"
         )
 

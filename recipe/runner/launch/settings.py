@@ -1,20 +1,15 @@
-"""The words of a command, keys of a configuration, and what the configuration is on this machine."""
+"""Words of a command, keys of a configuration, and what a start is refused for."""
 
 from __future__ import annotations
 
-import importlib.resources
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig
 
-from recipe.runner.launch.machine import pass_to_ray_workers, starts_ray
-
-#: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
-_ONLY_TO_START_RAY: Final = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 _MODEL: Final = "actor_rollout_ref.model"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 #: Files and folders that workers read, which have another working folder. One that is not here may be on the hub.
@@ -30,6 +25,17 @@ PATHS: Final = (
 )
 #: Of the group ``data``.
 DATA: Final = ("train_files", "val_files")
+
+
+class MachineProblem(str):
+    """A problem that only the machine of the run can settle: a GPU, a package or a file that is not here."""
+
+
+class Refused(ValueError):
+    """Everything that is wrong with a command, one problem a line; nothing was started or written."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(f"error: {problem}" for problem in problems))
 
 
 def parsed(words: Iterable[str]) -> list[Override]:
@@ -73,35 +79,3 @@ def absolute(path: str) -> str:
     """A path that means the same in another working folder; an address as it is."""
     path = path.removeprefix("file://")
     return path if "://" in path else str(Path(path).expanduser().absolute())
-
-
-def on_this_machine(config: DictConfig, elsewhere: bool = False) -> None:
-    """Write absolute paths and Ray's arguments into a composed configuration, in place.
-
-    With ``elsewhere`` the run will be on another machine, and what this one's platform would need is left out.
-    """
-    from recipe.runner.faults.resources import needs_of  # imports Ray, which reads its variables then
-
-    with open_dict(config):
-        config.trainer.default_local_dir = absolute(str(config.trainer.default_local_dir))
-        for key in PATHS:
-            place = str(OmegaConf.select(config, key) or "")
-            if place.startswith("pkg://") and key in PATHS[:2]:  # a model of an installed package
-                package, _, inside = place.removeprefix("pkg://").partition("/")
-                place = str(importlib.resources.files(package) / inside)
-            place = place.removeprefix("file://")
-            if place and "://" not in place and Path(place).expanduser().exists():
-                OmegaConf.update(config, key, absolute(place))
-        for name in DATA:
-            config.data[name] = [absolute(file) for file in files_of(config.data, name)]
-        ray_init = config.ray_kwargs.ray_init
-        if starts_ray(ray_init):
-            # Without an address Ray joins the cluster that the temp folder names, be it one that was killed.
-            ray_init.address = "local"
-            if config.trainer.device == "cpu" and ray_init.get("num_gpus", 0) is None:
-                ray_init.num_gpus = needs_of(config).gpus  # logical: one for each rank
-        else:
-            for key in _ONLY_TO_START_RAY:
-                ray_init.pop(key, None)
-        if not elsewhere:
-            pass_to_ray_workers(config.trainer, ray_init)

@@ -18,9 +18,8 @@ from typing import Any, Final
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner.faults.preemption import ENDING, FAILED, PREEMPTED, STOP_VARIABLE, status_of
-from recipe.runner.launch.problems import Refused
-from recipe.runner.launch.resume import comparable, run_info
-from recipe.runner.launch.settings import is_below, leaves, quoted
+from recipe.runner.launch.run_folder import comparable, run_info
+from recipe.runner.launch.settings import Refused, is_below, leaves, quoted
 
 _FOLDER: Final = "trainer.default_local_dir"
 _GOES_ON: Final = "the same command goes on where this one stopped"
@@ -62,18 +61,12 @@ class Sweep:
 
     def folders(self) -> list[Path]:
         """The folder of each arm: named by all its swept words, so that no arm meets another's."""
-        swept = self.swept()
-        keys = {word.partition("=")[0] for words in swept for word in words}
-        last = Counter(key.rpartition(".")[2] for key in keys)
-
-        def named(word: str) -> str:
-            key, _, value = word.partition("=")
-            name = key.rpartition(".")[2]
-            return f"{name if last[name] == 1 else key}={value}"
-
-        places = []
+        swept, places = self.swept(), []
+        last = Counter(key.rpartition(".")[2] for key in {word.partition("=")[0] for words in swept for word in words})
         for arm, words in zip(self.arms, swept, strict=True):
-            text = ",".join(map(named, words)) or "alone"
+            parts = (word.partition("=") for word in words)
+            named = ((key, key.rpartition(".")[2], value) for key, _, value in parts)
+            text = ",".join(f"{name if last[name] == 1 else key}={value}" for key, name, value in named) or "alone"
             name = re.sub(r"[^\w.,=+-]", "_", text)[:150]
             name += "" if name == text else f"-{hashlib.sha1(text.encode()).hexdigest()[:8]}"
             given = [word for word in arm.words if word.startswith(f"{_FOLDER}=")]

@@ -17,7 +17,7 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from fspo.files import INFO_FILE
 from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.hang import HangLimit
-from recipe.runner.faults.phase import Phase, read_phase, write_phase
+from recipe.runner.faults.phase import PROGRESS_FILE, Phase, read_phase, write_phase
 from recipe.runner.faults.preemption import (
     ENDING,
     FAILED,
@@ -33,8 +33,8 @@ from recipe.runner.faults.preemption import (
 from recipe.runner.faults.processes import own_run_id
 from recipe.runner.faults.supervisor import Supervisor
 from recipe.runner.launch import run_folder
-from recipe.runner.launch.resume import last_steps, status_after_failure
-from recipe.runner.progress import length, print_new, say
+from recipe.runner.launch.run_folder import last_steps, status_after_failure
+from recipe.runner.progress import print_new, say
 from recipe.runner.ranks import only_generating
 
 
@@ -82,7 +82,7 @@ def train(config: DictConfig) -> int:
         run_folder.end(folder, _how_ended())
 
     ENDING.run_dir, ENDING.let_go = str(folder), let_go
-    follower = threading.Thread(target=_follow, args=(folder, length(folder), over, sys.stdout), daemon=True)
+    follower = threading.Thread(target=_follow, args=(folder, over, sys.stdout), daemon=True)
     follower.start()
     if ENDING.folder is not None:
         with open_dict(config):
@@ -137,12 +137,13 @@ def _how_ended() -> str:
     return "preempted" if status_of(ENDING.signals) == PREEMPTED else "interrupted"
 
 
-def _follow(folder: Path, printed: int, over: threading.Event, out: TextIO) -> None:
+def _follow(folder: Path, over: threading.Event, out: TextIO) -> None:
     """Print what the trainer writes into ``progress.log``, and end a start-up that is asked to stop, until it is over.
 
     Here, because the trainer is not there yet, or waits for the engines.
     """
-    is_over = False
+    log, is_over = folder / PROGRESS_FILE, False
+    printed = log.stat().st_size if log.exists() else 0  # of earlier starts
     while not is_over:
         is_over = over.wait(0.5)
         printed = print_new(folder, printed, out)
