@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
+from fspo.conclusion import in_view
 from fspo.fairness.lre import Array, LengthReweightingError
 from fspo.report.compare import REWARDS
 from fspo.report.runs import Group
@@ -61,11 +62,11 @@ def figures(groups: Sequence[Group]) -> Iterator[tuple[str, Figure]]:
     """All figures of a report with their names, for :data:`STYLE`."""
     looks = algo_looks([group.name for group in groups])
     for view, title in {"outside": "outside the band", "removed": "without gradient"}.items():
-        profiles = {
-            group.name: (group.responses.means(group.responses.length_B)[0], error)
-            for group in groups
-            if (error := group.error(view)) is not None
-        }
+        profiles = {}
+        for group in groups:
+            if (error := group.error(view)) is not None:
+                counted = in_view(group.responses, view)
+                profiles[group.name] = (counted.means(counted.length_B)[0], error)
         if profiles:
             figure, axes = _figure(4.4)
             axes.set_title(f"Share {title}, by length")

@@ -205,6 +205,13 @@ def test_the_numbers_of_a_run_are_those_of_its_metrics_and_rows(tmp_path: Path) 
     assert 0 < values["gradient removed"] < values["outside"] < 1
 
 
+def test_a_view_with_few_responses_is_drawn_at_their_lengths(tmp_path: Path) -> None:
+    count_B = np.arange(64)
+    rows = {"S": np.sin(count_B), "L": count_B + 1, "A": count_B < 3, "step": count_B // 8, "minibatch": 1}
+    pd.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")
+    assert main([str(tmp_path / "rows.parquet"), "--out", str(tmp_path / "out")]) == 0
+
+
 @pytest.mark.parametrize("path", sorted(STUDY.glob("*.parquet")), ids=lambda path: path.stem)
 def test_a_file_is_reported_under_each_band_as_its_audit_reads_it(path: Path) -> None:
     rows, audited = pd.read_parquet(path), read_audit(path).responses.moved()

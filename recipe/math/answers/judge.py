@@ -98,8 +98,9 @@ def same(truth: str, answer: str) -> bool:
     if not answer or _compact(truth) == _compact(answer):
         return bool(answer)
     if (_REGION.search(truth) or _REGION.search(answer)) and not has_words(truth + answer):
-        one, two = _as_set(truth), _as_set(answer)
-        return one is not None and (one == two or (type(one) is type(two) and _verified(one, two)))
+        (one, names), (two, others) = _as_set(truth), _as_set(answer)
+        is_same = one is not None and (one == two or (type(one) is type(two) and _verified(one, two)))
+        return is_same and (names == others or not (names and others))
     (shape, ours), (other, theirs) = _cells(truth), _cells(answer)
     if shape != other and not ("()" in (shape, other) and "1" in (shape + other).strip("()").split("x")):
         return False  # but a vector may be a tuple
@@ -144,16 +145,17 @@ def _value(text: str, other: str, names: tuple[re.Pattern[str], ...]) -> str:
     return values[-1]
 
 
-def _as_set(text: str) -> Any:
-    """The numbers of an interval, or of inequalities that all hold, or of which any does; None of a number."""
+def _as_set(text: str) -> tuple[Any, set[Any]]:
+    """The numbers of an interval, or of inequalities that all hold, or of which any does; None of a number; names."""
     parts = [parsed(part) for part in split(text)]
     if not all(hasattr(part, "as_set") or isinstance(part, sympy.Set) for part in parts):
-        return None
-    if len(parts) == 1 and len(parts[0].free_symbols) > 1:
-        return parts[0].canonical  # x + y > 2
+        return None, set()
+    names = set().union(*(part.free_symbols for part in parts))
+    if len(parts) == 1 and len(names) > 1:
+        return parts[0].canonical, names  # x + y > 2
     sets = [part if isinstance(part, sympy.Set) else part.as_set() for part in parts]
     both = sympy.Intersection(*sets)
-    return sympy.Union(*sets) if ";" in text or both is sympy.S.EmptySet else both
+    return sympy.Union(*sets) if ";" in text or both is sympy.S.EmptySet else both, names
 
 
 def _same_leaf(truth: str, answer: str) -> bool:
