@@ -53,6 +53,15 @@ def export(folder: Path, out: Path) -> None:
     subprocess.run(command, check=True, timeout=LATER, env=user_environment())
 
 
+def compare(folder: Path, losses: list[str], *words: str) -> subprocess.CompletedProcess[str]:
+    """A comparison of these losses with seed 5, in a folder with the user's own files."""
+    grid = ("seed=5", f"algo={','.join(losses)}", "algorithm.adv_estimator=grpo", "trainer.default_local_dir=grid")
+    command = [sys.executable, "-m", "recipe.fspo.main", "-m", *grid, *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=2 * LATER, cwd=folder, env=user_environment()
+    )
+
+
 def stacks(output: str) -> list[str]:
     """What the FSDP workers of a run that hung wrote to their logs, whose folder the run's error names."""
     (folder,) = re.findall(r"^logs of Ray's processes: (.*)$", output, re.M)

@@ -12,7 +12,7 @@ import pytest
 from columns import all_rows
 from of_the_reader import DATA, write_own_data, write_own_loss
 from omegaconf import OmegaConf
-from real_stack import LATER, SMALL, Starter, latest_step, measured
+from real_stack import LATER, SMALL, Starter, compare, latest_step, measured
 
 from fspo.files import read_lines, read_object
 from fspo.report.build import build_report
@@ -68,20 +68,22 @@ def test_losses_are_compared_under_equal_conditions_and_once(
         "fspo.skip_zero_advantage=false",  # every mini-batch has an S
     )  # fmt: skip
     gspo, power = (tmp_path / f"grid/algo={loss}" for loss in losses)
-    words = ("seed=5", "algorithm.adv_estimator=grpo", *words)
-    alone = (f"trainer.default_local_dir='{power}'", "algo=fspo_power")
-    start.module(tmp_path, "recipe.fspo.main", *alone, *words).ends_with(0)
+    one = (f"trainer.default_local_dir='{power}'", "seed=5", "algo=fspo_power", "algorithm.adv_estimator=grpo")
+    alone = start.module(tmp_path, "recipe.fspo.main", *one, *words)
+    alone.ends_with(0)
     assert read_object(power / "run.json")["status"] == "finished" and not gspo.exists()
     began = read_object(power / "run.json")["starts"]
-    sweep = ("-m", f"algo={','.join(losses)}", "trainer.default_local_dir=grid")
-    for skipped in (1, 2):
-        run = start.module(tmp_path, "recipe.fspo.main", *sweep, *words)
-        run.ends_with(0)
-        assert run.output().count("finished before") == skipped
+    rest = compare(tmp_path, losses, *words)
+    assert rest.returncode == 0, rest.stdout[-2000:] + rest.stderr[-2000:]
+    again = compare(tmp_path, losses, *words)
+    assert again.returncode == 0, again.stdout[-2000:] + again.stderr[-2000:]
+    assert [text.stdout.count("finished before") for text in (rest, again)] == [1, 2]
     assert read_object(power / "run.json")["starts"] == began
 
-    losses = [read_object(folder / "run.json")["loss"]["loss_mode"] for folder in (gspo, power)]
-    assert losses == ["seq_gspo", "fspo_power"]
+    assert [read_object(folder / "run.json")["loss"]["loss_mode"] for folder in (gspo, power)] == [
+        "seq_gspo",
+        "fspo_power",
+    ]
     for step in (1, 2):
         prompts = [lengths_by_prompt(folder, step).keys() for folder in (gspo, power)]
         assert prompts[0] == prompts[1] and len(prompts[0]) == 8, f"step {step}: other prompts"
