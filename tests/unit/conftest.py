@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -21,20 +20,15 @@ os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 def as_before() -> Iterator[None]:
     """What is of the whole process is for the next test as it was: no order of the files means anything.
 
-    A loss adds itself to verl's registry. A command that runs in this process leaves Hydra begun, and by Hydra's
-    logging all loggers disabled that are there.
+    A loss adds itself to verl's registry, and a command that runs in this process leaves Hydra begun.
     """
     losses = getattr(sys.modules.get("verl.trainer.ppo.core_algos"), "POLICY_LOSS_REGISTRY", {})
-    registered, level = dict(losses), logging.root.level
-    enabled = [one for one in logging.root.manager.loggerDict.values() if not getattr(one, "disabled", True)]
+    registered = dict(losses)
     yield
     losses.clear()
     losses.update(registered)
     if hydra := sys.modules.get("hydra.core.global_hydra"):
         hydra.GlobalHydra.instance().clear()
-    logging.root.setLevel(level)
-    for logger in enabled:
-        logger.disabled = False  # type: ignore[union-attr]
 
 
 @pytest.fixture
