@@ -218,8 +218,6 @@ def even_band(
     return EvenBand(Interval(best, low, high, clusters), errors)
 
 
-# ---------------------------------------------------------------- in sentences
-
 #: What the share that is accepted is a share of, by view.
 _COUNTED: Final = {"outside": "of all responses inside", "removed": "of the gradients kept"}
 _ACTOR: Final = "actor_rollout_ref.actor"

@@ -68,9 +68,6 @@ def versions(size: Size, device: str) -> Numbers:
     return numbers
 
 
-# ---------------------------------------------------------------- a model, and sequences in packs
-
-
 def has_flash_attention() -> bool:
     """Whether its kernels are installed; a package of its Triton cross-entropy alone may be."""
     return importlib.util.find_spec("flash_attn_2_cuda") is not None
@@ -128,9 +125,6 @@ def random_tokens(size: Size, device: str, seed: int = 0) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.logspace(4, math.log2(size.longest), size.sequences, base=2).round().int().tolist()
     return [torch.randint(size.shape[0], (length,), generator=generator).to(device) for length in lengths]
-
-
-# ---------------------------------------------------------------- noise floor
 
 
 @torch.no_grad()

@@ -80,8 +80,6 @@ class StepRecords:
         if known := {name: value for name, value in facts.items() if value is not None}:
             note(self._folder, **known)
 
-    # ---------------------------------------------------------------- rows
-
     def add(self, outcomes: Outcomes, mini_batches: Sequence[MiniBatch], left_out: Collection[str], step: int) -> None:
         """Take in one update of the actor, with its mini-batches as the workers recorded them, joined over the ranks.
 
@@ -128,8 +126,6 @@ class StepRecords:
         """Bring the table to the disk: a checkpoint is about to stand beside it."""
         if self._table is not None:
             self._table.sync()
-
-    # ---------------------------------------------------------------- the end of a step
 
     def end(self, step: int) -> dict[str, float]:
         """Metrics of the step; its rows go to the run's folder, its statistics into the next step's band."""

@@ -67,8 +67,6 @@ class FSPOHooks(PPOTrainer):
         self._measures_kl = config.fspo.kl_to_start and not self.use_reference_policy
         self.use_reference_policy |= self._measures_kl
 
-    # ---------------------------------------------------------------- start-up
-
     def _build_replay_buffer(self) -> ReplayBuffer:
         return ordered(super()._build_replay_buffer(), self.folder / ENDS_FILE, self.config.actor_rollout_ref.rollout.n)
 
@@ -84,8 +82,6 @@ class FSPOHooks(PPOTrainer):
     def on_init_end(self) -> None:
         super().on_init_end()
         self.actor_rollout_wg.begin_run(str(self.folder))
-
-    # ---------------------------------------------------------------- checkpoints
 
     def _save_checkpoint(self) -> None:
         # Before verl's save, which ends by naming this checkpoint the latest: what is named must be complete.
@@ -105,8 +101,6 @@ class FSPOHooks(PPOTrainer):
             if self.verl_mode != "sync":
                 clear_trained()
         self._records.note()
-
-    # ---------------------------------------------------------------- order of a batch
 
     def _fetch_one_gen_batch(self) -> Any:
         # Several times a step where verl draws single prompts: to replace groups that it filters out, for example.
@@ -132,8 +126,6 @@ class FSPOHooks(PPOTrainer):
         self._padding.clear(str(batch.partition_id))
         return batch
 
-    # ---------------------------------------------------------------- distance to the start
-
     @property
     def _validates(self) -> bool:
         every, step = self.config.trainer.test_freq, self.global_steps
@@ -146,8 +138,6 @@ class FSPOHooks(PPOTrainer):
         if self.config.fspo.kl_to_start and self._validates:
             metrics["fspo/kl_to_start"] = kl_to_start(batch)
         return batch
-
-    # ---------------------------------------------------------------- pi_old, advantage, update
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._padding.put(batch, self._outcomes, self.tokenizer.eos_token_id)

@@ -90,8 +90,6 @@ class RunnerHooks(PPOTrainer):
         self.global_steps = 0  # verl sets it when it looks for a checkpoint
         super().__init__(config)
 
-    # ---------------------------------------------------------------- what it is doing
-
     def _enter(self, phase: str) -> None:
         self._look_for_end()
         self._phase = write_phase(self.folder, Phase(self.global_steps, phase))
@@ -111,8 +109,6 @@ class RunnerHooks(PPOTrainer):
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         self._enter("update")
         return super()._update_actor(batch, metrics)
-
-    # ---------------------------------------------------------------- responses
 
     def raise_failure(self) -> None:
         """Raise what a reward worker could not do; verl would go on without those responses."""
@@ -160,8 +156,6 @@ class RunnerHooks(PPOTrainer):
         if not actor.shuffle:  # else verl's mini-batches are drawn at random
             batch.extra_info["mini_batch_size"] = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
         return super()._compute_old_log_prob(batch, metrics)
-
-    # ---------------------------------------------------------------- start-up
 
     def init(self) -> None:
         try:
@@ -233,8 +227,6 @@ class RunnerHooks(PPOTrainer):
         servers = [server for replica in replicas for server in replica.servers]
         ray.get([server.collective_rpc.remote("reseed", args=(seed + i,)) for i, server in enumerate(servers)])
 
-    # ---------------------------------------------------------------- logging
-
     def _open_run_log(self) -> None:
         """Add the run folder to verl's loggers, which exist from the first validation or the first step on."""
         if self._run_log is None:
@@ -259,8 +251,6 @@ class RunnerHooks(PPOTrainer):
         self._open_run_log()
         self._training = True
         super().on_train_begin()
-
-    # ---------------------------------------------------------------- preemption
 
     def _look_for_end(self) -> None:
         """Look whether the run shall save and end; raises Preempted before the first step, with nothing to wait for."""
@@ -318,8 +308,6 @@ class RunnerHooks(PPOTrainer):
         if self._is_to_end and self.global_steps < self.total_training_steps:
             # Not now: it may take longer than the time that is left. The resumed run begins with a validation.
             self.config.trainer.test_freq = -1
-
-    # ---------------------------------------------------------------- checkpoints
 
     def _save_checkpoint(self) -> None:
         # Before verl's save, which ends by naming this checkpoint the latest, and then runs its callback.

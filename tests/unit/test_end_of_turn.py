@@ -63,8 +63,6 @@ def test_the_token_that_ends_a_turn(kind: str) -> None:
     assert found == (None if token is None else made.convert_tokens_to_ids(token))
 
 
-# ---------------------------------------------------------------- in a run
-
 MakeModel = Callable[..., Path]
 
 

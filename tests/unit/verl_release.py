@@ -65,9 +65,6 @@ def measured(release: str) -> list[dict[str, Any]]:
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-# ---------------------------------------------------------------- in a process with that release
-
-
 def actor_config(loss: dict[str, Any]) -> Any:
     """The actor's configuration, from verl's own files, as a command with these overrides has it in a worker."""
     import verl

@@ -121,9 +121,6 @@ def whole(tensors: Any) -> torch.Tensor:
     return torch.cat([part.detach().flatten() for part in parts]).double()
 
 
-# ---------------------------------------------------------------- one batch by each worker
-
-
 def of_verls_command() -> Any:
     """What verl's own command gets, once its driver has asked the plugin."""
     from hydra import compose, initialize_config_dir
@@ -180,9 +177,6 @@ def update(rank: int, losses: list[str], ranks: int) -> None:
         if rank == 0:
             print(json.dumps(printed | {"change": change.tolist()}), flush=True)
         dist.destroy_process_group()
-
-
-# ---------------------------------------------------------------- with padding in place of some rows
 
 
 class KeepingWorker(RecordingTrainingWorker):
@@ -255,9 +249,6 @@ def gradient() -> None:
             off = max(float((a - b).abs().max()) for a, b in zip(*gradients, strict=True)) / largest
             printed = {"loss": f"{loss} {mode}", "alone": alone, "rows": records, "largest": largest, "off": off}
             print(json.dumps(printed | {"second": float(gradients[1][1].abs().max())}), flush=True)
-
-
-# ---------------------------------------------------------------- packs of two passes
 
 
 def split_k(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

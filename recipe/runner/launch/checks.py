@@ -35,9 +35,6 @@ _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json", "t
 _OR_NAMES: Final = ("lora_adapter_path", "tokenizer_path", "generation_config")
 
 
-# ---------------------------------------------------------------- the machine
-
-
 def package_problems(model: DictConfig) -> Iterator[str]:
     """verl's release, and packages that a worker imports minutes later."""
     installed = importlib.metadata.version("verl")
@@ -109,9 +106,6 @@ def logger_problems(names: str | Sequence[str]) -> Iterator[str]:
             yield MachineProblem(f"trainer.logger: {name} needs the package {package}: pip install {package}")
 
 
-# ---------------------------------------------------------------- the model
-
-
 def looks_like_a_path(model: str) -> bool:
     """Whether a model is named by a path, and not by its name on the hub."""
     return model.startswith(("/", ".", "~")) or model.count("/") > 1 or Path(model).exists()
@@ -164,9 +158,6 @@ def model_problems(model: DictConfig) -> Iterator[str]:
             f"{key}={name!r} has a tokenizer without a chat template, and prompts are lists of messages: add "
             f"chat_template.jinja to the folder, or set {_MODEL}.custom_chat_template"
         )
-
-
-# ---------------------------------------------------------------- arithmetic
 
 
 def _ulysses(actor: DictConfig) -> int:
@@ -224,9 +215,6 @@ def length_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[st
                 f"data.max_prompt_length + data.max_response_length = {longest} exceeds {name} = {limit}: raise it, or "
                 "shorten data.max_response_length"
             )
-
-
-# ---------------------------------------------------------------- settings by themselves (docs/settings.md)
 
 
 def setting_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[str]:

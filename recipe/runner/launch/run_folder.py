@@ -89,9 +89,6 @@ def has_results(folder: Path) -> bool:
     return saved or (metrics.is_file() and metrics.stat().st_size > 0)
 
 
-# ---------------------------------------------------------------- a start of a run
-
-
 @dataclass
 class Start:
     """One start of a run, ready for verl."""
@@ -216,9 +213,6 @@ def _earlier_starts(folder: Path, earlier: Mapping[str, Any]) -> list[dict[str, 
     return starts
 
 
-# ---------------------------------------------------------------- words
-
-
 def _key(word: str) -> str:
     """The key of a word; an option of Hydra's counts as one."""
     return word.lstrip("+~").partition("=")[0]
@@ -259,9 +253,6 @@ def _meaning(word: str) -> str:
     except HydraException:  # an option
         return word
     return word if override.is_delete() else f"{key_of(override)}={override.value()}"
-
-
-# ---------------------------------------------------------------- the folder
 
 
 def foreign_files(folder: Path) -> Iterator[str]:
@@ -320,9 +311,6 @@ def choose_checkpoint(trainer: DictConfig, settings: Mapping[str, Any] | None) -
             f"trainer.resume_mode={trainer.resume_mode} trainer.resume_from_path={path} would put another run's "
             f"metrics beside those in {folder}: give another {RUN}"
         )
-
-
-# ---------------------------------------------------------------- what a start changes
 
 
 def _changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:

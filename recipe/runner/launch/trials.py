@@ -49,9 +49,6 @@ def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-# ---------------------------------------------------------------- the loss
-
-
 def loss_problem(config: DictConfig) -> str | None:
     """Why the loss that a configuration names would end a run at its first mini-batch; None if it would not.
 
@@ -150,9 +147,6 @@ def _update(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         raise ValueError("its gradient is not finite")
 
 
-# ---------------------------------------------------------------- what verl calls by a name
-
-
 def name_problems(config: DictConfig) -> Iterator[str]:
     """Names of functions of verl's that nobody registers, and a correction whose threshold it cannot use."""
     import torch
@@ -187,9 +181,6 @@ def name_problems(config: DictConfig) -> Iterator[str]:
                 call()
         except (Exception, SystemExit) as error:
             yield f"{key}={name}: {' '.join(str(error).split()) or type(error).__name__}"
-
-
-# ---------------------------------------------------------------- the reward
 
 
 def reward_problems(config: DictConfig) -> Iterator[str]:
