@@ -297,7 +297,8 @@ def columns_of(rows: pa.Table) -> Rows:
             values = values.cast(values.type.value_type)
         if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
             values = values.combine_chunks().dictionary_encode().indices
-        kind, unknown = (pa.int64(), -1) if pa.types.is_integer(values.type) else (pa.float32(), float("nan"))
+        number = values.type if pa.types.is_floating(values.type) else pa.float32()
+        kind, unknown = (pa.int64(), -1) if pa.types.is_integer(values.type) else (number, float("nan"))
         columns[name] = np.asarray(pc.fill_null(values.cast(kind), unknown).to_numpy(zero_copy_only=False))
     return columns
 

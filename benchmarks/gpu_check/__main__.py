@@ -80,8 +80,13 @@ def run(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             start.process.wait(LIMIT_S)
     finally:
+        status = start.process.poll()
         start.stop()  # after Ctrl-C, too: nothing may be left on the GPU
-    row = {"verdict": "failed", "reason": f"the process gave no result within {LIMIT_S} s", "numbers": {}}
+    row = {
+        "verdict": "failed",
+        "reason": f"no result within {LIMIT_S} s (status {status})",
+        "numbers": {},
+    }
     if answer.is_file():
         row = json.loads(answer.read_text(encoding="utf-8"))
     return {"seconds": round(time.monotonic() - begin, 1), "log": start.log.name, **row}

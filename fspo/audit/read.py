@@ -148,7 +148,10 @@ def _read_file(path: Path) -> Table:
     if "last" in meta:  # of a table, which may have rows without S
         table.take(rows)
         return table
-    columns = table.columns = columns_of(rows)
+    try:
+        columns = table.columns = columns_of(rows)
+    except pa.ArrowException as error:
+        raise ValueError(f"has a column that is neither numbers nor text ({error})") from None
     for name in columns.keys() & {"S", "L", "A", "step", "minibatch", "update", "seed"}:
         try:
             # A copy: torch takes none of arrow's memory.

@@ -135,7 +135,8 @@ class Audit:
             if kept is not None and known:
                 raise ValueError("kept=: the rule of the audit or output= says already what is kept; leave one out")
             output = judge(new_BT, old_BT, a_BT, mask_BT, self._rule) if output is None else output
-            columns = {"S": output.log_ratio_B, "A": output.advantage_B, "L": mask_BT.to(torch.bool).sum(-1)}
+            s_B = output.log_ratio_B.masked_fill(~output.valid_B, torch.nan)  # the loss may have left it out
+            columns = {"S": s_B, "A": output.advantage_B, "L": mask_BT.to(torch.bool).sum(-1)}
             if kept is not None:
                 self._meta["rule"] = "own"
                 columns["inside"] = columns["kept"] = _by_response("kept", kept, mask_BT)
@@ -247,10 +248,11 @@ def from_packed(values: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
         ValueError: If the two do not belong together.
     """
     values_T = values.reshape(-1)
-    if cu_seqlens.dim() != 1 or cu_seqlens[:1].any() or cu_seqlens[-1:].tolist() != [len(values_T)]:
+    ends = cu_seqlens.to(torch.int64)
+    if ends.dim() != 1 or ends[:1].any() or ends[-1:].tolist() != [len(values_T)] or (ends.diff() < 0).any():
         remedy = "cut padding at the end of the pack off both"
         raise ValueError(f"cu_seqlens must rise from 0 to the number of values, {len(values_T)}; {remedy}")
-    sequences = torch.split(values_T, cu_seqlens.diff().tolist())
+    sequences = torch.split(values_T, ends.diff().tolist())
     return pad_sequence(list(sequences), batch_first=True) if sequences else values_T.new_zeros(0, 0)
 
 

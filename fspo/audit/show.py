@@ -112,7 +112,8 @@ def describe(
     moved, notes = records.responses.moved(), [f"note: {note}" for note in records.notes()]
     share = records.accept if accept is None else accept
     if not len(moved):
-        return "\n".join([*notes, *(records.problems or [NOT_MOVED])])
+        nothing_read = [] if len(records.responses) else records.problems
+        return "\n".join([*notes, *(nothing_read or [NOT_MOVED])])
     if not len(in_view(moved, view)):
         return "\n".join([*notes, f"no response has an advantage, so nothing could be {view}"])
     table = by_length(moved, share, view, bands, records.own_mask)

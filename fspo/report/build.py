@@ -52,7 +52,7 @@ def build_report(paths: Sequence[Path], out: Path, every_mini_batch: bool = Fals
     runs = [run for run in loaded if run.steps or len(run.responses)]
     problems = list(dict.fromkeys(problem for run in loaded for problem in run.problems))
     if not runs:
-        raise FileNotFoundError("\n".join([*problems, "no run could be read, and nothing is written"]))
+        raise FileNotFoundError("\n".join(["no run could be read, and nothing is written", *problems]))
     groups = group_runs(runs, problems)
     # All groups of a file have the same responses.
     alone = runs[0] if len({run.path for run in runs}) == 1 and len(runs[0].responses) else None

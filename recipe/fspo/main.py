@@ -177,6 +177,8 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
     if settings is not None and (repaired := integrity.tracker_repair(trainer, contents)) is not None:
         note, start.checkpoint = repaired  # the tracker is written within the folder's lock
         start.notes.append(note)
+    elif settings is not None and start.checkpoint is None and not config.evaluate:
+        start.notes.append(f"{trainer.default_local_dir} holds no complete checkpoint: the run starts as it began")
     found += integrity.resume_problems(trainer, contents, start.checkpoint)
     if config.evaluate:
         run_folder.turn_into_evaluation(config, start.checkpoint)

@@ -35,6 +35,8 @@ def compute_score(
     max_response_length: int | None = None,
     n_workers: int | None = None,
     time_limit_s: float = 3.0,
+    reward_router_address: str | None = None,
+    reward_model_tokenizer: Any = None,
 ) -> dict[str, Any]:
     """Score of one response, and what verl should log of it.
 
@@ -45,6 +47,7 @@ def compute_score(
         overlong_buffer: tokens of DAPO's soft overlong penalty; 0 or None turns it off. Needs `max_response_length` and
             the reward manager of `recipe.runner.reward_manager`, which tells the length of the response in tokens.
         n_workers, time_limit_s: see `recipe.math.answers.MathScorer`; per reward worker of verl.
+        reward_router_address, reward_model_tokenizer: passed by verl beside a reward model, not used.
 
     Returns:
         The same keys for every data source: `score`; `acc` (what validation reports); `timeout`, `parse_failed` and
@@ -52,9 +55,11 @@ def compute_score(
         `response_length` in tokens, None without our reward manager.
 
     Raises:
-        ValueError: the overlong penalty is on, but a length is not known or the buffer is longer than the longest
-            response.
+        ValueError: a ground truth that is not text; the overlong penalty is on, but a length is not known or the
+            buffer is longer than the longest response.
     """
+    if not isinstance(ground_truth, str):
+        raise ValueError(f"reward_model.ground_truth={ground_truth!r} of {data_source}: write it as text")
     info = extra_info or {}
     if data_source == offline_task.DATA_SOURCE:
         status = Status.CORRECT if offline_task.score_answer(solution_str, ground_truth) else Status.WRONG

@@ -70,6 +70,8 @@ def test_each_spelling_changes_its_example(spelling: Spelling) -> None:
         (r"x > 5", r"(5, \infty)", "correct"),
         ("0 < m < 7", r"\{0, 7\}", "wrong"),
         ("y > 2", "x > 2", "wrong"),
+        ("x > 1, y < 2", "x < 2, y > 1", "wrong"),
+        ("xy = 1", "y = 1/x", "correct"),
         (r"x < 1 \text{ or } x > 2", r"(-\infty, 1) \cup (2, \infty)", "correct"),
         ("2y = 4x + 6", "y = 2x + 3", "correct"),
         ("x^2 + 1 = 0", "x^2 + 2 = 0", "wrong"),

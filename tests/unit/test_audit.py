@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from audited_loop import GSPO, micro_batch, train
@@ -152,6 +153,14 @@ def test_what_is_no_table_is_named_with_what_is_one(
     assert main([str(tmp_path / name)]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: {tmp_path / name}: ") and "parquet" in said and "expected removed=" in said
+
+
+def test_columns_of_other_types_are_read_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = pd.DataFrame({"S": [0.1] * 8, "L": [3] * 8, "A": [1] * 8, "prompt": 2e9 + np.arange(8) // 2})
+    rows.to_parquet(file := tmp_path / "rows.parquet")
+    assert len(set(read_audit(file).responses.prompt_B)) == 4, "identifiers that pandas made floats"
+    rows.assign(S=pd.Timestamp(0)).to_parquet(file)
+    assert main([str(file)]) == 2 and capsys.readouterr().err.startswith(f"error: {file}: ")
 
 
 def test_of_several_runs_the_newest_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from audited_loop import GSPO, micro_batch
 
 import fspo.audit
 from fspo.audit import Audit, describe, from_packed, read_audit
-from fspo.losses import ALGORITHMS
+from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.table import Table, read_table
 
 
@@ -68,6 +68,16 @@ def test_what_other_loops_hold_is_what_a_tensor_says(form: str) -> None:
     equal(others.end_mini_batch(1), tensors.end_mini_batch(1))
 
 
+def test_a_response_that_the_loss_left_out_has_no_s() -> None:
+    new, old, mask, a = micro_batch(2)
+    of_the_loss = mask & (torch.arange(len(mask)) != 3)[:, None]
+    output = sequence_policy_loss(new, old, a[:, None].expand_as(new), of_the_loss, GSPO)
+    audit = Audit(None)
+    audit.add(new, old, mask, a, output=output, row_B=torch.arange(len(mask)))
+    rows = audit.end_mini_batch(1)
+    assert rows["row"][np.isnan(rows["S"])].tolist() == [3] and mask[3].any()
+
+
 def test_of_advantages_by_token_the_mean_counts() -> None:
     """S = 0.3 above every band at L = 4; A is positive in the mean of the first row, and negative in the second's."""
     old, mask = -torch.ones(3, 5), torch.tensor([[1, 1, 1, 1, 0]] * 3)
@@ -88,7 +98,8 @@ def test_packed_sequences_are_those_of_rows() -> None:
     packs.add(*packed, a)
     equal(packs.end_mini_batch(1), rows.end_mini_batch(1))
     assert torch.equal(from_packed(new[mask][None], cu_seqlens), packed[0])
-    for wrong in (cu_seqlens[:-1], cu_seqlens + 1, cu_seqlens.flip(0), cu_seqlens[None]):
+    falling = cu_seqlens[[0, 2, 1, *range(3, len(cu_seqlens))]]
+    for wrong in (cu_seqlens[:-1], cu_seqlens + 1, cu_seqlens.flip(0), cu_seqlens[None], falling):
         with pytest.raises(ValueError, match="cu_seqlens"):
             from_packed(new[mask], wrong)
 

@@ -77,6 +77,11 @@ def weighs_the_ratio(rollout_is_weights: Any = None, old_log_prob: Any = None, *
     return FSPO(old_log_prob=old_log_prob - torch.where(first_BT, v, 1.0).log(), **given)
 
 
+def without_weights(rollout_is_weights: Any = None, **others: Any) -> Any:
+    assert rollout_is_weights is None, "no such argument"
+    return GSPO(**others)
+
+
 ANOTHER, NEAR = "another loss: on policy cosine", "equal up to log-ratio 0."
 
 #: Name, loss, the check that must fail; then the loss whose name it has, and how ``--like`` of that begins.
@@ -87,6 +92,7 @@ FAULTS: list[tuple[str, Loss, str, Loss, str]] = [
      "equal"),
     ("a discount by column", with_advantages(lambda a, mask: a * 0.99 ** torch.arange(a.shape[1])), "gaps", PPO,
      ANOTHER),
+    ("a weight that is refused", without_weights, "weights", GSPO, "equal"),
     ("one ratio for all", partial(GSPO, ratio="micro-batch"), "micro-batches", GSPO, ANOTHER),
     ("large A centred", with_advantages(lambda a, mask: a - (c := a[mask].mean().nan_to_num()) * (c.abs() > 10)),
      "micro-batches", PPO, "equal"),
@@ -95,6 +101,7 @@ FAULTS: list[tuple[str, Loss, str, Loss, str]] = [
 #: Name, loss; the loss whose name it has, how ``--like`` of that begins, and what stands in it.
 SOUND: list[tuple[str, Loss, Loss, str, str]] = [
     *((name, loss, loss, "equal", "") for name, loss in (("PPO", PPO), ("GSPO", GSPO), ("FSPO", FSPO))),
+    ("PPO by response", partial(PPO, mean="responses"), PPO, "42 1/L times", ""),
     ("weights in the ratio", weighs_the_ratio, FSPO, "equal", ""),
     ("bounded A", with_advantages(lambda a, mask: a.clamp(-5, 5)), PPO, "equal, but not where A is 30 or -30", ""),
     ("A > 0 alone", with_advantages(lambda a, mask: a.clamp(min=0)), PPO, ANOTHER, ""),

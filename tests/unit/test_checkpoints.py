@@ -55,6 +55,11 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def test_a_first_save_that_was_killed_begins_again(tmp_path: Path) -> None:
+    cut(write_checkpoint(tmp_path, 1, track=False) / "data.pt")
+    assert tracker_repair(config(tmp_path).trainer, KINDS) is None and problems_of(config(tmp_path)) == []
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0xFF

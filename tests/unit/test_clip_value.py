@@ -97,6 +97,9 @@ def test_a_fixed_value_that_no_longer_fits_is_questioned_once(sigma: float) -> N
     assert lines.index(line) == 9 and "warning" in line
     assert f"c_high={scaled(FSPO, scale_for(needed, 0.85)).c_high:.3g}" in line
     assert measurement.scale == last, "a policy that moves farther is clipped more"
+    fits = ClipMeasurement(FSPO, 0.85)
+    fed(fits, 1, FIXED_AFTER)
+    assert fed(fits, 11, 40) == []
 
 
 def test_what_says_nothing_measures_nothing() -> None:

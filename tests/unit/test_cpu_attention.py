@@ -8,7 +8,7 @@ from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from recipe.runner.cpu.attention import NAME
+from recipe.runner.cpu.attention import NAME, packed_attention
 
 ORIGINAL = "original_sdpa"
 AttentionInterface.register(ORIGINAL, sdpa_attention_forward)
@@ -46,3 +46,20 @@ def test_a_pack_gives_what_sdpa_with_its_mask_gives(
         gradients[attention] = [parameter.grad for parameter in model.parameters()]
     torch.testing.assert_close(logits[NAME], logits[ORIGINAL], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradients[NAME], gradients[ORIGINAL], rtol=1e-4, atol=1e-5)
+
+
+def test_padded_batches_go_the_way_of_sdpa(models: dict[str, Qwen3ForCausalLM]) -> None:
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[0, :4] = 0  # verl pads prompts on the left
+    tokens = torch.randint(11, (2, 9), generator=torch.Generator().manual_seed(2))
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad():
+        batch = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
+        logits = {name: model(**batch, use_cache=False).logits for name, model in models.items()}
+    torch.testing.assert_close(logits[NAME][mask.bool()], logits[ORIGINAL][mask.bool()], rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_does_not_tell_the_positions_is_refused() -> None:
+    states = torch.zeros(1, 2, 5, 8)
+    with pytest.raises(ValueError, match=r"Linear .*attn_implementation=eager"):
+        packed_attention(torch.nn.Linear(1, 1), states, states, states, None, scaling=1.0)

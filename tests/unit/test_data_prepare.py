@@ -193,6 +193,14 @@ def test_a_name_that_would_be_anothers_file_is_refused(tmp_path: Path, file: str
     assert refused.value.code == 2 and files_of(tmp_path) == before
 
 
+def test_a_file_of_somebody_s_own_is_not_replaced(tmp_path: Path) -> None:
+    write(tmp_path / "mine.jsonl", [{"q": QUESTION, "a": "2"}])
+    (tmp_path / "out").mkdir()
+    pq.write_table(pa.table({"theirs": [1]}), tmp_path / "out/mine.parquet")
+    before = files_of(tmp_path)
+    assert of_columns(tmp_path / "mine.jsonl", tmp_path / "out") == 1 and files_of(tmp_path) == before
+
+
 def test_a_prepared_file_asks_once(tmp_path: Path) -> None:
     own = "How many? Write it in \\boxed{your answer}."
     write(tmp_path / "mine.jsonl", [{"q": QUESTION, "a": "2"}, {"q": own, "a": "3"}])

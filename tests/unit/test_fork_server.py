@@ -96,6 +96,10 @@ def test_workers_are_forked_with_their_own_environment(server: Server, tmp_path:
     assert first["pid"] != second["pid"]
 
 
+def test_without_a_server_python_runs_the_worker(tmp_path: Path) -> None:
+    assert not run_client(tmp_path / "nothing", tmp_path)["forked"]
+
+
 @pytest.mark.slow
 def test_what_a_forked_worker_spawns_is_forked_and_ends_alike(server: Server, tmp_path: Path) -> None:
     spawner, out = tmp_path / "spawner.py", tmp_path / "out"

@@ -98,6 +98,16 @@ present = [name for name in sys.modules if name.startswith("recipe.runner.cpu")]
 assert not present, present
 """
 
+#: With an audit, in a process that trains nothing.
+AUDITED = """
+import sys, verl
+trains = "verl.workers.engine_workers" in sys.modules
+assert not trains, "every reward and rollout worker would need the memory of a trainer"
+from verl.workers.engine_workers import TrainingWorker
+for method in (TrainingWorker.set_loss_fn, TrainingWorker.train_batch):
+    assert method.__wrapped__.__module__ == method.__module__ and "recipe" in method.__code__.co_filename
+"""
+
 #: One thread takes the signals; Ray's handler, or the default one, would take them in a thread that has them unblocked.
 SIGNALS = """
 import os, re, runpy, signal, sys
@@ -119,6 +129,9 @@ for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, si
     [
         pytest.param(LIGHT, {}, id="light modules import nothing heavy"),
         pytest.param(VERL_ON_CPUS, ON_CPUS, id="verl has losses, platform, trainers", marks=pytest.mark.slow),
+        pytest.param(
+            AUDITED, ON_CPUS | {"FSPO_AUDIT": "audit"}, id="an audit waits for what it wraps", marks=pytest.mark.slow
+        ),
         pytest.param(SIGNALS, {}, id="one thread takes the signals"),
         pytest.param(VERL_ON_GPUS, {}, id="a GPU run imports nothing of CPUs", marks=pytest.mark.slow),
     ],

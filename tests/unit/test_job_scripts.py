@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
+from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_SUBMIT_DIR": str(ROOT)}
@@ -29,6 +33,16 @@ def bash(script: str, *arguments: str, **environment: str) -> subprocess.Complet
     kept = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV" and "FSPO" not in name}
     words = ["bash", str(ROOT / "slurm" / script), *arguments]
     return subprocess.run(words, env=kept | environment, cwd=ROOT, capture_output=True, text=True, timeout=200)
+
+
+def second_node(folder: Path, ray: str, **more: str) -> dict[str, str]:
+    """The variables of Ray's step on the second node of a job, with a program in place of Ray."""
+    install(folder, ray=ray)
+    (folder / "ray_address").write_text("10.0.0.1:20000")
+    return SLURM | {
+        "FSPO_ROOT": str(folder), "FSPO_LOG_DIR": str(folder), "FSPO_VENV": "", "SLURMD_NODENAME": "node2",
+        "SLURM_NODEID": "1", "SLURM_CPUS_ON_NODE": "1", "PATH": on_path(folder), **more,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -54,18 +68,13 @@ def test_a_node_takes_a_ray_in_path_before_the_repository_s(
 
 def test_nobody_else_may_enter_the_folder_of_ray_s_files(tmp_path: Path) -> None:
     """Ray lets everybody write to the folder that it makes, and the address of the job's Ray stands in a file there."""
-    install(tmp_path, ray='#!/bin/sh\necho "$@"\nexit 1\n')
-    (tmp_path / "ray_address").write_text("10.0.0.1:20000")
     with tempfile.TemporaryDirectory() as short:  # pytest's own may be too long for a socket of Ray's
-        second_node = {
-            "FSPO_ROOT": str(tmp_path), "FSPO_LOG_DIR": str(tmp_path), "FSPO_VENV": "", "FSPO_RAY_TMP": short,
-            "SLURMD_NODENAME": "node2", "SLURM_NODEID": "1", "SLURM_CPUS_ON_NODE": "1", "PATH": on_path(tmp_path),
-        }  # fmt: skip
-        bash("node.sh", "ray", **SLURM | second_node)
+        of_ray = second_node(tmp_path, '#!/bin/sh\necho "$@"\nexit 1\n', FSPO_RAY_TMP=short)
+        bash("node.sh", "ray", **of_ray)
         private, said = Path(short, f"fspo-{os.getuid()}"), (tmp_path / "ray-node2.log").read_text()
         assert {f"--temp-dir={private}/7-1", "--num-cpus=1", "--address=10.0.0.1:20000"} <= set(said.split())
         private.chmod(0o777)
-        bash("node.sh", "ray", **SLURM | second_node)
+        bash("node.sh", "ray", **of_ray)
     said = (tmp_path / "ray-node2.log").read_text()
     assert said.startswith("error: ") and str(private) in said and "--num-cpus" not in said
 
@@ -204,6 +213,37 @@ def test_a_lost_node_ends_the_start_at_once(tmp_path: Path) -> None:
     """Without waiting for Ray's step, whose other nodes do not take the TERM that SLURM sends them."""
     status, output, requeued = launch(tmp_path, steps=LOST)
     assert (status, requeued) == (75, ["7"]) and "Ray ended on node node1" in output, output
+
+
+#: In place of Ray, whose processes have handlers of their own.
+RAY = """
+import signal, subprocess, sys
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, lambda *_: sys.exit(3))
+raylet = subprocess.Popen(["sleep", "60"])
+print("begun", flush=True)
+raylet.wait()
+"""
+
+
+def test_ray_outlives_slurm_s_signals_and_ends_by_a_file(tmp_path: Path) -> None:
+    environment = os.environ | second_node(tmp_path, f"#!{sys.executable}\n{RAY}")
+    log = tmp_path / "ray-node2.log"
+    step = subprocess.Popen(["bash", str(ROOT / "slurm/node.sh"), "ray"], env=environment, start_new_session=True)
+    try:
+        wait_until(lambda: log.exists() and "begun" in log.read_text(), 60)
+        processes = psutil.Process(step.pid).children(recursive=True)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):  # to all processes of the step
+            os.killpg(step.pid, number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            step.wait(2)
+        (tmp_path / "end").write_text("now")
+        assert step.wait(60) == 0, log.read_text()
+        assert not [process for process in processes if process.is_running()]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(step.pid, signal.SIGKILL)
+        step.wait()
 
 
 def test_a_fourth_start_without_a_checkpoint_ends_at_once(tmp_path: Path) -> None:

@@ -163,6 +163,15 @@ def test_responses_without_S_are_counted_but_for_skipped_ones(tmp_path: Path) ->
         assert (len(read), read.left_out) == (1, left_out) and pd.read_parquet(folder)["S"].isna().sum() == 2
 
 
+def test_a_damaged_file_is_set_aside_by_a_resume(tmp_path: Path) -> None:
+    writer(tmp_path).append(rows(1))
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-50])
+    writer(tmp_path, first_step=9).append(rows(9))
+    assert numbers(pd.DataFrame(read_table(tmp_path).columns)) == {(9, 0): 3}
+    assert file.with_name(f"{file.name}.damaged").exists() and not read_table(tmp_path).problems
+
+
 def test_what_is_no_row_or_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="colour"):
         writer(tmp_path).append(rows(1) | {"colour": 1})

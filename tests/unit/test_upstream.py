@@ -1,7 +1,7 @@
 """Everything of verl, Ray, vLLM and others that this project relies on and that is private or undocumented.
 
-The methods of verl's classes that ours call by ``super()`` are read from our code: what verl renames it never calls.
-For the rest a mark stands where it is used: ``# upstream: MODULE:NAME(PARAMETER, ...)``, a class, function, method
+What our files import, and the methods of verl's classes that ours call by ``super()``, is read from their code. For the
+rest a mark stands where it is used: ``# upstream: MODULE:NAME(PARAMETER, ...)``, a class, function, method
 (``Class.a|b``) or assigned attribute, with parameters that it must take; or ``# upstream: MODULE "TEXT"``, a text of
 the installed source, blanks and lines aside. ``grep -rn "# upstream:" fspo recipe`` is the list to go through before an
 upgrade. Installed sources are read as text, nothing is imported.
@@ -17,14 +17,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import pytest
 from checking import check_all
+from messages import holds
 
 from recipe.runner import verl_patches
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = sorted([*(ROOT / "recipe").rglob("*.py"), *(ROOT / "fspo").rglob("*.py")])
 Check = tuple[str, Callable[[], None]]
-#: Classes of these are looked up; of ours, because classes of ours derive from each other.
+#: What our code imports of these is looked up; of ours, because classes of ours derive from each other.
 WATCHED = ("verl", "vllm", "transfer_queue", "transformers", "hydra", "ray", "recipe")
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -135,6 +137,27 @@ def marks() -> Iterator[tuple[str, str, Callable[[], None]]]:
                 yield place, "", partial(check_definition, module, owner + name, parameters)
 
 
+def imports() -> Iterator[Check]:
+    """A check of each module and name of a watched package that our code imports."""
+    for path in OURS:
+        for node in ast.walk(tree_of(path)):
+            found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                found = [f"{node.module}:{alias.name}" for alias in node.names]
+            for name in found:
+                if is_watched(name) and not name.startswith("recipe."):
+                    yield f"an import in {path.relative_to(ROOT)}", partial(check_import, *name.split(":"))
+
+
+def check_import(module: str, name: str | None = None) -> None:
+    body = tree_of(source_of(module)).body
+    if name is None or name in attributes_of(body):
+        return
+    whole = [node.module for node in body if isinstance(node, ast.ImportFrom) and node.names[0].name == "*"]
+    if not any(name in attributes_of(tree_of(source_of(f"{module}.{part}")).body) for part in whole):
+        source_of(f"{module}.{name}")
+
+
 def overrides() -> Iterator[Check]:
     """A check of each method that calls the one above it, and of the parameters that it names."""
     for path in OURS:
@@ -151,7 +174,7 @@ def overrides() -> Iterator[Check]:
 def test_everything_that_the_project_relies_on_is_still_there() -> None:
     marked, inherited = [(place, check) for place, _, check in marks()], [*overrides()]
     assert len(marked) > 60 and len(inherited) > 35
-    check_all([*marked, *inherited])
+    check_all([*marked, *inherited, *imports()])
 
 
 def test_each_patch_of_verl_marks_what_is_wrong_in_it() -> None:
@@ -159,3 +182,18 @@ def test_each_patch_of_verl_marks_what_is_wrong_in_it() -> None:
     texts = {place.partition(":")[0] for place, text, _ in marks() if text}
     for path in (ROOT / "recipe/runner/verl_patches").glob("[!_]*.py"):
         assert str(path.relative_to(ROOT)) in texts and f"``{path.stem}``" in (verl_patches.__doc__ or "")
+
+
+def test_a_name_that_moves_is_named() -> None:
+    base = "verl.trainer.ppo.v1.trainer_base"
+    trainer = ast.parse("class Ours(PPOTrainer): pass").body[0]
+    lost = [
+        ("one", partial(check_import, "verl.workers.config", "NoSuchConfig")),
+        ("two", partial(check_import, "verl.trainer.nowhere")),
+        ("three", partial(check_text, base, "no such line")),
+        ("four", partial(check_definition, base, "PPOTrainer.fit", {"no_such_parameter"})),
+        ("five", partial(check_above, base, trainer, "_no_such_method", set())),
+    ]
+    check_above(base, trainer, "fit", {"self"})  # type: ignore[arg-type]
+    with pytest.raises(pytest.fail.Exception, match=holds(*(name for name, _ in lost))):
+        check_all(lost)

@@ -151,8 +151,8 @@ def _as_set(text: str) -> tuple[Any, set[Any]]:
     if not all(hasattr(part, "as_set") or isinstance(part, sympy.Set) for part in parts):
         return None, set()
     names = set().union(*(part.free_symbols for part in parts))
-    if len(parts) == 1 and len(names) > 1:
-        return parts[0].canonical, names  # x + y > 2
+    if len(names) > 1:
+        return (parts[0].canonical if len(parts) == 1 else None), names  # x + y > 2; not x > 1, y < 2
     sets = [part if isinstance(part, sympy.Set) else part.as_set() for part in parts]
     both = sympy.Intersection(*sets)
     return sympy.Union(*sets) if ";" in text or both is sympy.S.EmptySet else both, names
@@ -199,7 +199,7 @@ def _equal(gold: Any, value: Any) -> bool:
     """Closed expressions by their exact values, equations by their ratio, others by math-verify."""
     equations = [side for side in (gold, value) if isinstance(side, sympy.Eq)]
     if len(equations) == 2:
-        zeros = [side.lhs - side.rhs for side in equations]
+        zeros = [sympy.together(side.lhs - side.rhs).as_numer_denom()[0] for side in equations]
         ratio = sympy.simplify(zeros[0] / zeros[1])
         return bool(ratio.is_number and ratio.is_finite and ratio != 0)
     if not all(isinstance(side, sympy.Expr) and not side.free_symbols for side in (gold, value)):
