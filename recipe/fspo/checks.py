@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import recipe.fspo.sqrt_rejection  # noqa: F401  (adds a rule to verl's)
 from omegaconf import DictConfig, OmegaConf
 from recipe.fspo.config import (
     ACTOR,
@@ -21,6 +20,7 @@ from recipe.fspo.config import (
     is_ours,
     policy_loss_settings,
 )
+from recipe.fspo.sqrt_rejection import RULE  # and adds it to verl's
 from recipe.runner.checkpoints.integrity import TRACKER_FILE
 from recipe.runner.launch.check_values import value_problems
 from recipe.runner.launch.settings import leaves
@@ -151,6 +151,10 @@ def _ratio_problems(config: DictConfig, settings: SequenceLossSettings | None) -
             estimator in GROUP_ESTIMATORS and rollout.n < 2,
             f"algorithm.adv_estimator={estimator} compares the responses to one prompt, but {ROLLOUT}.n={rollout.n}: "
             f"set {ROLLOUT}.n=2 or more",
+        ),
+        (
+            RULE in str(rules) and rules != RULE,
+            f"{_CORRECTION}.rollout_rs={rules}: {RULE} stands alone, because verl knows no list of rules with it",
         ),
         (
             by_token and by_sequence,

@@ -160,7 +160,6 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
         value_problems(config, {"fspo": method.FspoSettings}),
         secrets.literal_problems(OmegaConf.to_container(config)),
         trainer_problems(config.trainer),
-        checks.setting_problems(config.actor_rollout_ref.actor.policy_loss),
     ):
         if wrong := list(alone):
             raise Refused(*wrong)
@@ -185,8 +184,10 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
         found += run_folder.foreign_files(Path(trainer.default_local_dir))
 
     joins = not machine.starts_ray(config.ray_kwargs.ray_init)
-    found += [*secrets.printed_problems(start.references, joins), *of_a_run.problems(config)]
-    found += checks.method_problems(config)
+    found += secrets.printed_problems(start.references, joins)
+    wrong = list(checks.setting_problems(config.actor_rollout_ref.actor.policy_loss))  # the loss's trial says it, too
+    found += [one for one in of_a_run.problems(config) if not any(said in one for said in wrong)]
+    found += wrong or checks.method_problems(config)
     start.unsettled = [problem for problem in found if elsewhere and isinstance(problem, MachineProblem)]
     if refused := [problem for problem in dict.fromkeys(found) if problem not in start.unsettled]:
         raise Refused(*refused)

@@ -22,6 +22,8 @@ def as_before() -> Iterator[None]:
 
     A loss adds itself to verl's registry, and a command that runs in this process leaves Hydra begun.
     """
+    if "verl" in sys.modules:
+        import verl.trainer.ppo.core_algos  # noqa: F401
     losses = getattr(sys.modules.get("verl.trainer.ppo.core_algos"), "POLICY_LOSS_REGISTRY", {})
     registered = dict(losses)
     yield

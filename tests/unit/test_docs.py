@@ -31,7 +31,7 @@ from hydra.core.global_hydra import GlobalHydra
 from of_the_reader import blocks, write_own_loss
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-import recipe.fspo.sqrt_rejection  # noqa: F401  (adds a rule to verl's; in a run the plugin imports it)
+import recipe.fspo.sqrt_rejection  # noqa: F401  (adds a rule to verl's)
 from benchmarks import settings
 from fspo.table import TableWriter
 from recipe.fspo import checks

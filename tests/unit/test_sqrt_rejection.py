@@ -7,7 +7,7 @@ import torch
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo import rollout_corr_helper as helper
 
-import recipe.fspo.sqrt_rejection  # noqa: F401  (adds the rule; in a run the plugin imports it)
+import recipe.fspo.sqrt_rejection  # noqa: F401  (adds the rule; in a run the checks and the worker import it)
 
 RULE = "seq_sqrt_k1"
 

@@ -44,7 +44,7 @@ def add_stop_token(config: DictConfig, of_run: Mapping[str, Any] | None, elsewhe
     trust, named = bool(model.get("trust_remote_code")), OmegaConf.select(config, SETTING)
     source = model.path if named in (None, "auto", "vllm") else named
     places = (model.get("tokenizer_path") or model.path, model.path, source)
-    is_absent = elsewhere and not all(map(model_folder, places))
+    is_absent = elsewhere and not all((folder := model_folder(place)) and any(folder.iterdir()) for place in places)
     if is_absent or config.actor_rollout_ref.rollout.get("ignore_eos"):  # responses are to have the full length
         return [], ""
     try:

@@ -182,8 +182,10 @@ def private_run(trainer: DictConfig, ray_init: DictConfig) -> Iterator[None]:
         ENDING.folder = None
         if (ray := sys.modules.get("ray")) is not None:
             ray.shutdown()
-        status = read_object(Path(trainer.default_local_dir) / INFO_FILE).get("status")
-        is_kept = status not in ("finished", "preempted", "interrupted") and any(folder.glob("session_*/logs"))
+        is_kept = False
+        if any(folder.glob("session_*/logs")):  # else nothing has begun, and the run's folder may be a wrong value
+            status = read_object(Path(trainer.default_local_dir) / INFO_FILE).get("status")
+            is_kept = status not in ("finished", "preempted", "interrupted")
         limit = time.monotonic() + _REMOVAL_S
         while not is_kept and folder.exists() and time.monotonic() < limit:
             shutil.rmtree(folder, ignore_errors=True)
