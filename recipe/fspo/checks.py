@@ -49,27 +49,20 @@ _OLD_REWARD_GROUPS: Final = ("custom_reward_function", "reward_model", "sandbox_
 def problems(config: DictConfig) -> list[str]:
     """All problems of a configuration of verl's own command that is not completed yet, a sentence each.
 
-    Wrong values come alone, because the other rules do arithmetic with values.
+    Values of a wrong type come alone, because the rules do arithmetic with values.
     """
     wrong = list(value_problems(config, {"fspo": FspoSettings}))
-    if wrong := wrong or [*setting_problems(config.actor_rollout_ref.actor.policy_loss)]:
-        return wrong
-    loss = [*filter(None, [loss_problem(config)])]
-    return [*loss, *method_problems(config), *_table_problems(config.trainer, is_ours(config))]
-
-
-def setting_problems(policy_loss: DictConfig) -> Iterator[str]:
-    """Settings of a loss of this repository's that are out of range, contradict each other or do not exist."""
-    try:
-        policy_loss_settings(policy_loss)
-    except ValueError as error:
-        yield str(error)
+    return wrong or [*method_problems(config), *_table_problems(config.trainer, is_ours(config))]
 
 
 def method_problems(config: DictConfig) -> list[str]:
-    """What is said in both commands, of right values."""
-    settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
-    return [*_loss_problems(config, settings), *_ratio_problems(config, settings), *_unread_problems(config)]
+    """What of it is said in both commands, of values that have the right types."""
+    try:
+        settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
+    except ValueError as error:  # the other rules ask for the loss
+        return [str(error)]
+    loss = filter(None, [loss_problem(config)])
+    return [*loss, *_loss_problems(config, settings), *_ratio_problems(config, settings), *_unread_problems(config)]
 
 
 def notes(config: DictConfig) -> Iterator[str]:

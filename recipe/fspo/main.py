@@ -185,9 +185,8 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
 
     joins = not machine.starts_ray(config.ray_kwargs.ray_init)
     found += secrets.printed_problems(start.references, joins)
-    wrong = list(checks.setting_problems(config.actor_rollout_ref.actor.policy_loss))  # the loss's trial says it, too
-    found += [one for one in of_a_run.problems(config) if not any(said in one for said in wrong)]
-    found += wrong or checks.method_problems(config)
+    # The method first: its trial of the loss imports an own one's module, which may register more than a loss.
+    found += [*checks.method_problems(config), *of_a_run.problems(config)]
     start.unsettled = [problem for problem in found if elsewhere and isinstance(problem, MachineProblem)]
     if refused := [problem for problem in dict.fromkeys(found) if problem not in start.unsettled]:
         raise Refused(*refused)

@@ -83,7 +83,10 @@ WRONG = {
         "adv_estimator=gae rollout_rs=token_k1 calculate_log_probs=false rollout.name=sglang",
     ),
     "a drift that verl's trainer does not measure": ("algo=fspo_v1 trainer.v1.trainer_mode=sync", "trainer_mode"),
-    "an exponent out of range": (f"{LOSS}.exponent=3", f"{LOSS}.exponent=3"),
+    "an exponent out of range, and a size": (
+        f"{LOSS}.exponent=3 data.train_batch_size=30",
+        f"{LOSS}.exponent=3 train_batch_size=30",
+    ),
     "clip values just too narrow and too wide, one token too many": (
         f"data.max_response_length=497 {LOSS}.c_low=1.51 {LOSS}.c_high=5.9e-4",
         "c_low=1.51 c_high=0.00059 max_response_length 513 512",
@@ -170,9 +173,10 @@ WRONG_IN_VERL = {
         f"{LOSS}.loss_mode=fspo_v1 trainer.v1.trainer_mode=sync",
         "loss_mode=fspo_v1",
     ),
-    "a correction without log-probabilities": (
-        f"{CORRECTION}.rollout_is=sequence {ROLLOUT}.calculate_log_probs=false",
-        "calculate_log_probs=false",
+    "a correction without log-probabilities, and a list with a rule that stands alone": (
+        f"{CORRECTION}.rollout_is=sequence {ROLLOUT}.calculate_log_probs=false "
+        f"{CORRECTION}.rollout_rs='seq_sqrt_k1,seq_mean_k1'",
+        "calculate_log_probs=false rollout_rs=seq_sqrt_k1,seq_mean_k1",
     ),
     "verl's clip range, where only the loss is ours": (
         f"{ACTOR}.clip_ratio_high=0.28 trainer.v1.trainer_mode=sync",

@@ -14,7 +14,8 @@ from tokenizers import AddedToken
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
 
-from recipe.runner.launch.end_of_turn import FILE, SETTING, add_stop_token, end_of_turn
+from recipe.runner.launch.end_of_turn import SETTING, add_stop_token, end_of_turn
+from recipe.runner.launch.run_folder import GENERATION_FILE
 from recipe.runner.launch.settings import Refused
 
 _EACH, _END = "{% for m in messages %}", "{% endfor %}"
@@ -76,7 +77,7 @@ def model(tmp_path: Path) -> MakeModel:
         (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "eos_token_id": config}))
         (folder / "model.safetensors").write_bytes(bytes(2048))
         if generation is not None:
-            (folder / FILE).write_text(json.dumps({"eos_token_id": generation}))
+            (folder / GENERATION_FILE).write_text(json.dumps({"eos_token_id": generation}))
         return folder
 
     return write
@@ -111,7 +112,8 @@ def test_a_token_at_which_vllm_would_not_stop_is_added(
 ) -> None:
     added, line = stops_and_line(model(**files), *overrides)
     assert added == stops and bool(line) == bool(stops)
-    for part in ("'<|im_end|>'", f"({END})", "'<|endoftext|>'", f"({EOS})", f"/nowhere/{FILE}") if stops else ():
+    tokens = ("'<|im_end|>'", f"({END})", "'<|endoftext|>'", f"({EOS})")
+    for part in (*tokens, f"/nowhere/{GENERATION_FILE}") if stops else ():
         assert part in line
 
 
@@ -121,11 +123,18 @@ def test_ordinary_text_is_named_and_adds_nothing(model: MakeModel) -> None:
     assert stops_and_line("pkg://recipe.math.data/assets/demo_model") == ([], ""), "the demo ends with its eos"
 
 
+def test_of_files_that_are_elsewhere_nothing_is_said(tmp_path: Path) -> None:
+    config = composed(f"{OF_MODEL}.path={tmp_path}")
+    assert add_stop_token(config, None, True) == ([], ""), "a mount that this machine lacks"
+    with pytest.raises(Refused):
+        add_stop_token(config, None, False)
+
+
 def test_a_folder_of_the_user_s_takes_the_place_of_the_model_s(model: MakeModel, tmp_path: Path) -> None:
     of_model, own = model(generation=[EOS, END]), tmp_path / "own"
     own.mkdir()
     for given, stops in (([7], [EOS, 7, END]), ([7, END], [])):
-        (own / FILE).write_text(json.dumps({"eos_token_id": given}))
+        (own / GENERATION_FILE).write_text(json.dumps({"eos_token_id": given}))
         assert stops_and_line(of_model, f"++{SETTING}={own}")[0] == stops
     assert stops_and_line(of_model, f"++{SETTING}=auto") == ([], ""), "vLLM then reads the model's"
 

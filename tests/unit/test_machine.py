@@ -78,6 +78,11 @@ def test_a_path_of_a_socket_may_have_107_bytes(parent: Path) -> None:
     assert list((long / f"fspo-{os.getuid()}").iterdir()) == []
 
 
+def test_a_refusal_is_told_where_the_run_s_folder_is_wrong() -> None:
+    with pytest.raises(Refused, match="of a check"), private_run("trainer.default_local_dir=null"):
+        raise Refused("of a check")
+
+
 @pytest.mark.parametrize("status", ["finished", "failed", "running"])
 def test_ray_s_files_are_private_and_go_unless_the_run_failed(status: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({"status": status}))

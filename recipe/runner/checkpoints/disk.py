@@ -31,7 +31,8 @@ def room_for_save(root: Path, step: int) -> Iterator[None]:
     def refusal(why: str) -> ExplainedError:
         return ExplainedError(
             f"the checkpoint of step {step} cannot be written ({why}): {shutil.disk_usage(root).free / 2**20:.1f} MiB "
-            f"are free in {root}; the last good checkpoint: {good}. Make room, or mend the file system, before going on"
+            f"are free in {root}; the last good checkpoint: {good or 'none'}. Make room, or mend the file system, "
+            "before going on"
         )
 
     root.mkdir(parents=True, exist_ok=True)

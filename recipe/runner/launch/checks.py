@@ -20,7 +20,7 @@ from fspo.files import folder_problem, read_object
 from recipe.runner import SUPPORTED_VERL, ranks
 from recipe.runner.launch.check_data import data_problems
 from recipe.runner.launch.settings import PATHS, MachineProblem
-from recipe.runner.launch.trials import loss_problem, name_problems, reward_problems
+from recipe.runner.launch.trials import name_problems, reward_problems
 from recipe.runner.ray_worker import HOOK
 
 _ACTOR: Final = "actor_rollout_ref.actor"
@@ -318,7 +318,6 @@ def problems(config: DictConfig) -> list[str]:
         *size_problems(config, model),
         *length_problems(config, model),
         *setting_problems(config, model),
-        *filter(None, [loss_problem(config)]),  # imports the module of an own loss, which may register more than a loss
         *name_problems(config),
         *reward_problems(config),
     ]

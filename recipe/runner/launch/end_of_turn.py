@@ -15,14 +15,14 @@ from typing import Any, Final
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner.launch.checks import model_folder
+from recipe.runner.launch.run_folder import GENERATION_FILE
 from recipe.runner.launch.settings import Refused
 
 #: The folder whose generation_config.json vLLM reads; without it that of the model.
 SETTING: Final = "actor_rollout_ref.rollout.engine_kwargs.vllm.generation_config"
-FILE: Final = "generation_config.json"
 #: How a person gives a stop token.
 REMEDY: Final = (
-    f"If responses run on, name a folder with a {FILE} whose eos_token_id lists the token that ends yours: "
+    f"If responses run on, name a folder with a {GENERATION_FILE} whose eos_token_id lists the token that ends yours: "
     f"++{SETTING}=FOLDER"
 )
 
@@ -73,7 +73,7 @@ def add_stop_token(config: DictConfig, of_run: Mapping[str, Any] | None, elsewhe
     text = tokenizer.convert_ids_to_tokens(token)
     return [*dict.fromkeys(present), token], (
         f"the chat template ends a turn with {text!r} ({token}), and vLLM stops at {stops}: token {token} is added in "
-        f"{config.trainer.default_local_dir}/{FILE}, for training and validation"
+        f"{config.trainer.default_local_dir}/{GENERATION_FILE}, for training and validation"
     )
 
 

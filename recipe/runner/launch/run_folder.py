@@ -29,10 +29,12 @@ from recipe.runner.faults.preemption import FAILED, PREEMPTED, STOP_FILE
 from recipe.runner.launch.secrets import as_given, is_reference
 from recipe.runner.launch.settings import Refused, is_below, key_of, parsed, quoted
 
+#: From its ``eos_token_id`` vLLM takes where to stop.
+GENERATION_FILE: Final = "generation_config.json"
 #: Files that a start replaces or appends to.
 _FILES: Final = (
     *(CONFIG_FILE, INFO_FILE, METRICS_FILE, FOLDER, "ends.jsonl", "launcher.log", "phase.json", "progress.log"),
-    *("global_step_*", "generation_config.json", STOP_FILE),
+    *("global_step_*", GENERATION_FILE, STOP_FILE),
 )
 #: Keys (and whatever lies below them) that may change when a run goes on: how long it runs, what it saves and logs, and
 #: the machine it runs on. None of them changes what a step computes.
@@ -184,7 +186,7 @@ def begin(folder: Path, start: Start, words: Sequence[str]) -> None:
     }
     write_json(folder / INFO_FILE, info, allow_nan=True)  # a setting of a user's loss may be infinite
     if start.stop_tokens:
-        write_json(folder / "generation_config.json", {"eos_token_id": start.stop_tokens})
+        write_json(folder / GENERATION_FILE, {"eos_token_id": start.stop_tokens})
     with atomic_path(folder / CONFIG_FILE) as temporary:
         temporary.write_text(OmegaConf.to_yaml(start.written()), encoding="utf-8")
 
