@@ -6,6 +6,7 @@ seconds of imports.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -46,6 +47,7 @@ class Ended:
 
 
 def _become(module: str, words: list[str], folder: str, environment: dict[str, str], out: str, error: str) -> None:
+    gc.freeze()  # what is imported already is not looked through again and again
     for number, path in ((1, out), (2, error)):
         os.dup2(os.open(path, os.O_WRONLY), number)
     os.chdir(folder)

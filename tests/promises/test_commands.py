@@ -66,16 +66,17 @@ def refused(ended: Ended, keys: str) -> bool:
 
 #: Commands with several wrong settings each, and the words by which every one of them is named.
 WRONG = {
-    "sampling, sizes and lost work": (
+    "sampling, sizes, lost work, clip values just too narrow and too wide, one token too many": (
         f"{ROLLOUT}.n=1 {ROLLOUT}.top_p=0.9 {ROLLOUT}.top_k=50 {ROLLOUT}.log_prob_max_token_len_per_gpu=1024 "
         f"{ACTOR}.clip_ratio_high=0.28 {CORRECTION}.rollout_is=token data.train_batch_size=30 "
         f"{ACTOR}.checkpoint.async_save=true trainer.max_actor_ckpt_to_keep=1 {ACTOR}.kl_loss_coef=0.01 "
         f"{ACTOR}.grad_clip=0.5 trainer.resume_from_path=/x/global_step_1 {ROLLOUT}.tensor_model_parallel_size=3 "
-        f"data.max_response_length=600 {ROLLOUT}.val_kwargs.n=2 {ROLLOUT}.val_kwargs.temperature=0 "
-        f"{LOSS}.c_low=3e-4 {ROLLOUT}.agent.default_agent_loop=tool_agnet trainer.logger=[nosuch]",
+        f"data.max_response_length=497 {ROLLOUT}.val_kwargs.n=2 {ROLLOUT}.val_kwargs.temperature=0 "
+        f"{LOSS}.c_low=1.51 {LOSS}.c_high=5.9e-4 {ROLLOUT}.agent.default_agent_loop=tool_agnet trainer.logger=[nosuch]",
         "rollout.n=1 top_p=0.9 top_k=50 log_prob_max_token_len_per_gpu=1024 clip_ratio_high=0.28 rollout_is=token "
         "train_batch_size=30 async_save=true max_actor_ckpt_to_keep=1 kl_loss_coef=0.01 grad_clip=0.5 resume_from_path "
-        "tensor_model_parallel_size=3 max_response_length val_kwargs.n=2 c_low=0.0003 tool_agnet nosuch",
+        "tensor_model_parallel_size=3 max_response_length 513 512 val_kwargs.n=2 c_low=1.51 c_high=0.00059 tool_agnet "
+        "nosuch",
     ),
     "advantage and correction by token, no log-probabilities, an engine that is not served": (
         f"algorithm.adv_estimator=gae {CORRECTION}.rollout_rs=token_k1 {CORRECTION}.rollout_rs_threshold=2 "
@@ -87,26 +88,15 @@ WRONG = {
         f"{LOSS}.exponent=3 data.train_batch_size=30",
         f"{LOSS}.exponent=3 train_batch_size=30",
     ),
-    "clip values just too narrow and too wide, one token too many": (
-        f"data.max_response_length=497 {LOSS}.c_low=1.51 {LOSS}.c_high=5.9e-4",
-        "c_low=1.51 c_high=0.00059 max_response_length 513 512",
-    ),
     "types and an empty variable": (
         f"{ACTOR}.use_kl_loss=Flase {ROLLOUT}.n=2.5 {MODEL}.path= seed=abc",
         f"use_kl_loss=Flase rollout.n=2.5 {MODEL}.path seed=abc",
     ),
-    "a loss that nobody registers": (f"algo=gspo_verl {LOSS}.loss_mode=gsop", "loss_mode=gsop"),
-    "data that cannot be read or is no data of verl's": (
-        "data.train_files=broken.parquet data.val_files=foreign.parquet",
-        "broken.parquet foreign.parquet",
-    ),
-    "silently wrong: LoRA, staleness, temperature": (
+    "nobody's loss, data, LoRA, staleness, temperature, a reward model without a model, DAPO's penalty": (
+        f"algo=gspo_verl {LOSS}.loss_mode=gsop data.train_files=broken.parquet data.val_files=foreign.parquet "
         f"mode=separate_async {MODEL}.lora_rank=8 trainer.v1.sampler.max_off_policy_threshold=0 "
-        f"{ROLLOUT}.temperature=0.001",
-        "lora_rank=8 max_off_policy_threshold=0 temperature=0.001",
-    ),
-    "silently wrong: a reward model without a model, DAPO's penalty, which nothing reads": (
-        f"reward.reward_model.enable=true {PENALTY}.enable=true {PENALTY}.len=512",
+        f"{ROLLOUT}.temperature=0.001 reward.reward_model.enable=true {PENALTY}.enable=true {PENALTY}.len=512",
+        "loss_mode=gsop broken.parquet foreign.parquet lora_rank=8 max_off_policy_threshold=0 temperature=0.001 "
         "reward_model overlong_buffer_cfg",
     ),
 }
@@ -132,10 +122,12 @@ def test_a_right_command_is_taken_and_writes_nothing(place: Path) -> None:
     assert ended.status == 0, ended.error
 
 
-def test_data_of_one_s_own_are_taken_and_a_reward_that_raises_is_told(place: Path) -> None:
-    """By its own words; a dry run may be on another machine than the run."""
+def test_what_is_one_s_own_is_taken_and_a_reward_that_raises_told(place: Path) -> None:
+    """Data, a loss by verl's two keys, a reward by its own words; a dry run may be on another machine than the run."""
     data = "data.train_files=rows.parquet data.val_files=[rows.parquet,four.parquet] trainer.total_training_steps=3"
-    ended = tried(place, f"{data} {REWARD}=raises.py")
+    loss = f"{MODEL}.external_lib=my_loss {LOSS}.loss_mode=mine {LOSS}._target_=verl.workers.config.PolicyLossConfig"
+    words = f"{data} {REWARD}=raises.py algo=grpo {loss} dry_run=true"
+    ended = main(*words.split(), folder=place, environment={"PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"})
     assert ended.status == 0 and "of mine" in ended.said, ended.error
 
 
@@ -163,24 +155,16 @@ def plain(place: Path, words: str) -> Ended:
 
 
 WRONG_IN_VERL = {
-    "sampling and sizes": (
+    "sampling, sizes, a correction without log-probabilities, a list with a rule that stands alone": (
         f"{ROLLOUT}.n=1 {ROLLOUT}.top_p=0.9 {ROLLOUT}.top_k=50 {CORRECTION}.rollout_is=token {TYPED} "
-        f"+{LOSS}.c_low=30.0",
-        "rollout.n=1 top_p=0.9 top_k=50 rollout_is=token c_low=30.0",
+        f"+{LOSS}.c_low=30.0 {ROLLOUT}.calculate_log_probs=false {CORRECTION}.rollout_rs='seq_sqrt_k1,seq_mean_k1'",
+        "rollout.n=1 top_p=0.9 top_k=50 rollout_is=token c_low=30.0 calculate_log_probs=false "
+        "rollout_rs=seq_sqrt_k1,seq_mean_k1",
     ),
     "a loss that nobody registers": (f"{LOSS}.loss_mode=gsop", "loss_mode=gsop"),
-    "a drift that verl's trainer does not measure": (
-        f"{LOSS}.loss_mode=fspo_v1 trainer.v1.trainer_mode=sync",
-        "loss_mode=fspo_v1",
-    ),
-    "a correction without log-probabilities, and a list with a rule that stands alone": (
-        f"{CORRECTION}.rollout_is=sequence {ROLLOUT}.calculate_log_probs=false "
-        f"{CORRECTION}.rollout_rs='seq_sqrt_k1,seq_mean_k1'",
-        "calculate_log_probs=false rollout_rs=seq_sqrt_k1,seq_mean_k1",
-    ),
-    "verl's clip range, where only the loss is ours": (
-        f"{ACTOR}.clip_ratio_high=0.28 trainer.v1.trainer_mode=sync",
-        "clip_ratio_high=0.28",
+    "where only the loss is ours: a drift that nobody measures, verl's clip range": (
+        f"{LOSS}.loss_mode=fspo_v1 trainer.v1.trainer_mode=sync {ACTOR}.clip_ratio_high=0.28",
+        "loss_mode=fspo_v1 clip_ratio_high=0.28",
     ),
 }
 
@@ -250,13 +234,6 @@ def test_a_sweep_checks_every_arm_first(place: Path) -> None:
     arms = ("-m", "algo=fspo,rloo", "algorithm.adv_estimator=grpo", "dry_run=true")
     before = files_of(place)
     assert main(*arms, folder=place).status == 0 and files_of(place) == before
-
-
-def test_a_loss_of_one_s_own_is_taken_by_verl_s_two_keys(place: Path) -> None:
-    settings = "_target_=verl.workers.config.PolicyLossConfig"
-    words = f"algo=grpo {MODEL}.external_lib=my_loss {LOSS}.loss_mode=mine {LOSS}.{settings}"
-    ended = main(*words.split(), "dry_run=true", folder=place, environment={"PYTHONPATH": str(place)})
-    assert ended.status == 0, ended.error
 
 
 # ---------------------------------------------------------------- 26: secrets

@@ -37,14 +37,15 @@ def tried(folder: Path, *words: str) -> Ended:
     return ended
 
 
-@pytest.mark.parametrize("name", ["run.json", "config.yaml", "metrics.jsonl", "responses/mine.parquet"])
-def test_a_file_of_the_user_s_is_in_the_way_of_a_run(name: str, tmp_path: Path) -> None:
-    mine = tmp_path / "run" / name
-    mine.parent.mkdir(parents=True)
-    mine.write_text("{}")
-    (tmp_path / "run/notes.txt").write_text("mine")
+def test_files_of_the_user_s_are_in_the_way_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "run/responses").mkdir(parents=True)
+    names = ("run.json", "config.yaml", "metrics.jsonl", "responses/mine.parquet", "notes.txt")
+    for name in names:
+        (tmp_path / "run" / name).write_text("{}")
     ended = tried(tmp_path / "run", f"trainer.default_local_dir={tmp_path}/run")
-    assert ended.status == 2 and name.partition("/")[0] in ended.error and str(tmp_path) in ended.error
+    assert ended.status == 2 and str(tmp_path) in ended.error
+    named = [name for name in names if name.partition("/")[0] in ended.error]
+    assert named == [*names[:-1]], ended.error
 
 
 def test_a_resume_has_the_settings_of_the_run(folder: Path) -> None:
@@ -57,30 +58,24 @@ def test_a_resume_has_the_settings_of_the_run(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (f"{LR}=1e-5", f"{LR} 0.0002 1e-05"),
-        ("algo=fspo", "algo"),
+        (f"{LR}=1e-5", [f"{LR} was 0.0002 and would be 1e-05"]),
         (
-            "mode=colocate_async data.max_response_length=128 trainer.balance_batch=false",
-            "trainer.v1.trainer_mode data.max_response_length 128 trainer.balance_batch",
+            "algo=fspo mode=colocate_async data.max_response_length=128 trainer.balance_batch=false",
+            ["algo was 'gspo'", "trainer.v1.trainer_mode", "data.max_response_length", " 128", "trainer.balance_batch"],
         ),
-        ("actor_rollout_ref.actor.policy_loss.c_low=1e-3", "c_low"),
     ],
 )
-def test_a_changed_setting_is_refused_with_both_values(words: str, named: str, folder: Path) -> None:
+def test_a_changed_setting_is_refused_with_both_values(words: str, named: list[str], folder: Path) -> None:
     ended = tried(folder, f"resume={folder}", *words.split())
-    assert ended.status == 2 and [part for part in named.split() if part not in ended.error] == [], ended.error
+    assert ended.status == 2 and [part for part in named if part not in ended.error] == [], ended.error
 
 
-def test_length_saving_logging_and_machine_may_change(folder: Path) -> None:
-    words = (LONGER, "trainer.save_freq=1", "trainer.logger=[file]", "trainer.nnodes=1")
-    ended = tried(folder, f"resume={folder}", *words)
+def test_length_saving_logging_machine_and_what_is_allowed_may_change(folder: Path) -> None:
+    words = (LONGER, "trainer.save_freq=1", "trainer.logger=[file]", "trainer.nnodes=1", f"{LR}=1e-5")
+    ended = tried(folder, f"resume={folder}", *words, f"run.allow_changed=[{LR}]")
     assert ended.status == 0, ended.error
-
-
-def test_what_is_allowed_to_change_may(folder: Path) -> None:
-    assert tried(folder, f"resume={folder}", f"{LR}=1e-5", f"run.allow_changed=[{LR}]").status == 0
-    ended = tried(folder, f"resume={folder}", f"{LR}=1e-5", "run.allow_changed=[trainer.balance_batch]")
-    assert ended.status == 2 and LR in ended.error
+    ended = tried(folder, f"resume={folder}", *words, "run.allow_changed=[trainer.balance_batch]")
+    assert ended.status == 2 and LR in ended.error and "save_freq" not in ended.error
 
 
 def test_the_length_is_a_setting_where_the_learning_rate_hangs_on_it(tmp_path: Path) -> None:
@@ -108,9 +103,7 @@ def test_the_newest_whole_checkpoint_is_gone_on_from(tracker: str, folder: Path)
     assert ended.status == 0 and str(newest) in ended.said and "21" in ended.out, ended
 
 
-@pytest.mark.parametrize(
-    ("file", "left"), [("model", 0.5), ("model", 0.999), ("optim", None), ("optim", 0), ("optim", 0.5)]
-)
+@pytest.mark.parametrize(("file", "left"), [("model", 0.999), ("optim", None), ("optim", 0.5)])
 def test_a_torn_checkpoint_is_never_resumed(file: str, left: float | None, folder: Path) -> None:
     name = f"{file}_world_size_1_rank_0.pt"
     whole, torn = saved(folder, 10), saved(folder, 20) / "actor" / name

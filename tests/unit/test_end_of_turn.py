@@ -103,7 +103,6 @@ def stops_and_line(model: Path | str, *overrides: str) -> tuple[list[int], str]:
         ({"generation": END}, [], []),
         ({"config": END}, [], []),  # without generation_config.json vLLM reads this one
         ({"generation": EOS, "config": END, "template": ENDS["Zephyr"][0]}, [], []),
-        ({}, ["actor_rollout_ref.rollout.ignore_eos=true"], []),
         ({"template": None}, [], []),  # without a chat template the checks refuse the run
     ],
 )

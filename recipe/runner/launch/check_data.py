@@ -62,26 +62,22 @@ def data_problems(data: DictConfig) -> Iterator[str]:
         return
     own, prompts = splits_to_write(data), str(data.get("prompt_key", "prompt"))
     for name, needed in zip(DATA, (data.train_batch_size, 1), strict=True):
-        key, rows, files, is_known = f"data.{name}", 0, files_of(data, name), True
+        key, numbers, files = f"data.{name}", list[int](), files_of(data, name)
         for file in files:
             if file in own:
-                rows += data.offline_task[f"n_{own[file]}"]
-                continue
-            if "://" in file:  # verl copies it
-                is_known = False
-                continue
-            try:
-                columns, number, some = read_some(file)
-            except (ValueError, OSError) as error:
-                is_known = False
-                yield (MachineProblem if isinstance(error, FileNotFoundError) else str)(f"{key}: {error}")
-                continue
-            rows += number
-            if problem := _row_problem(columns, some, prompts):
-                yield f"{key}: {file} {problem} ({_PAGE})"
-        limit = data.get(f"{name.removesuffix('_files')}_max_samples") or -1
+                numbers.append(data.offline_task[f"n_{own[file]}"])
+            elif "://" not in file:  # others verl copies
+                try:
+                    columns, number, some = read_some(file)
+                except (ValueError, OSError) as error:
+                    yield (MachineProblem if isinstance(error, FileNotFoundError) else str)(f"{key}: {error}")
+                    continue
+                numbers.append(number)
+                if problem := _row_problem(columns, some, prompts):
+                    yield f"{key}: {file} {problem} ({_PAGE})"
+        limit, rows = data.get(f"{name.removesuffix('_files')}_max_samples") or -1, sum(numbers)
         taken = limit if 0 < limit < rows else rows
-        if is_known and taken < needed:
+        if len(numbers) == len(files) and taken < needed:
             yield (
                 f"{key}: {taken} rows are taken of {rows} in {len(files)} file(s), and {needed} are needed "
                 f"(data.train_batch_size, or 1): give more data ({_PAGE}), or a smaller batch"
@@ -92,14 +88,9 @@ def _row_problem(columns: Sequence[str], rows: Rows, prompt: str) -> str | None:
     """What verl cannot use of a file, by its columns and first rows; None if nothing."""
     if absent := [column for column in (prompt, "data_source", "reward_model") if column not in columns]:
         return f"has no column {', '.join(absent)}; it has {', '.join(columns) or 'none'}"
-    for number, row in enumerate(rows):
-        value, truth = row.get(prompt), row.get("reward_model")
+    for number, value in enumerate(row.get(prompt) for row in rows):
         if not (isinstance(value, list) and value and all(isinstance(one, dict) and "content" in one for one in value)):
             return f'row {number}: {prompt} must be a list of messages, such as [{{"role": "user", "content": TEXT}}]'
-        if not isinstance(truth, dict) or "ground_truth" not in truth:
-            return f'row {number}: reward_model must be a record such as {{"ground_truth": TEXT}}'
-        if not isinstance(row.get("data_source"), str):
-            return f"row {number}: data_source={row.get('data_source')!r} must be text"
     return None
 
 

@@ -16,7 +16,6 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from recipe.runner.launch.machine import verl_config
@@ -75,12 +74,8 @@ def value_problems(config: DictConfig, classes: Mapping[str, type]) -> Iterator[
         refers = isinstance(text, str) and "${" in text and key not in ("seed", *_PATHS)  # to a key that is named
         if text == "???" or name == "_target_" or refers or (key in defaults and defaults[key] == text):
             continue
-        try:
-            value = OmegaConf.select(config, key)
-            value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        except (OmegaConfBaseException, ValueError, TypeError) as error:
-            yield f"{key}={text}: {' '.join(str(error).split())}"
-            continue
+        value = OmegaConf.select(config, key)
+        value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         target, default = of_groups.get(above) or OmegaConf.select(config, f"{above}._target_"), defaults.get(key)
         of_default = Any if "${" in str(default) else _BY_DEFAULT.get(type(default), Any)
         kind = _BY_HAND.get(key) or (_types(target).get(name) if target else None) or of_default

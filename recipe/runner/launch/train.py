@@ -125,11 +125,7 @@ def how_far(config: DictConfig) -> str:
     saved, done = last_steps(Path(config.trainer.default_local_dir))
     if not done:
         return NOTHING_SAVED
-    if saved == done:
-        return f"after step {done}, which is saved"
-    if saved:
-        return f"after step {done}; the last checkpoint is that of step {saved}"
-    return f"after step {done}; nothing is saved (trainer.save_freq={config.trainer.save_freq})"
+    return f"after step {done}; {f'the last checkpoint is that of step {saved}' if saved else 'nothing is saved'}"
 
 
 def _how_ended() -> str:

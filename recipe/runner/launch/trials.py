@@ -59,25 +59,23 @@ def loss_problem(config: DictConfig) -> str | None:
     from verl.utils.config import omega_conf_to_dataclass
 
     actor, library = config.actor_rollout_ref.actor, config.actor_rollout_ref.model.external_lib
-    loss_mode, target = actor.policy_loss.loss_mode, str(actor.policy_loss.get("_target_"))
-    settings_class = f"{_ACTOR}.policy_loss._target_={target}"
-    named = {f"{_LIBRARY}={library}": [library] if isinstance(library, str) else library or ()}
-    for given, modules in (named | {settings_class: [target.rpartition(".")[0]]}).items():
-        try:
-            for module in modules:  # each may register the loss
-                importlib.import_module(str(module))
-        except (Exception, SystemExit) as error:
-            return f"{given} cannot be imported ({_in_words(error)})"
+    loss_mode = actor.policy_loss.loss_mode
+    try:
+        for module in [library] if isinstance(library, str) else library or ():
+            importlib.import_module(str(module))
+    except (Exception, SystemExit) as error:
+        return f"{_LIBRARY}={library} cannot be imported ({_in_words(error)})"
+    try:
+        settings = omega_conf_to_dataclass(actor)  # the module of its class may register the loss, too
+    except Exception as error:
+        said = " ".join(str(error.__cause__ or error).split())
+        return f"{_ACTOR}.policy_loss._target_={actor.policy_loss.get('_target_')}: {said}"
     if loss_mode not in POLICY_LOSS_REGISTRY:
         known = ", ".join(sorted(POLICY_LOSS_REGISTRY))
         return (
             f"{_LOSS}={loss_mode} is registered by nobody: name the module that registers it in {_LIBRARY}, or choose "
             f"one of {known}"
         )
-    try:
-        settings = omega_conf_to_dataclass(actor)
-    except Exception as error:
-        return f"{settings_class}: {' '.join(str(error.__cause__ or error).split())}"
     function, arguments = POLICY_LOSS_REGISTRY[loss_mode], _arguments(settings)
     try:
         _update(function, arguments)
@@ -98,12 +96,9 @@ class _ResultError(ValueError):
 
 def _takes(function: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
     try:
-        inspect.signature(function).bind(**arguments)
+        return inspect.signature(function).bind(**arguments) is not None
     except TypeError:
         return False
-    except ValueError:  # a compiled function has no signature
-        pass
-    return True
 
 
 def _arguments(settings: Any) -> dict[str, Any]:
