@@ -127,7 +127,7 @@ def test_what_is_one_s_own_is_taken_and_a_reward_that_raises_told(place: Path) -
     data = "data.train_files=rows.parquet data.val_files=[rows.parquet,four.parquet] trainer.total_training_steps=3"
     loss = f"{MODEL}.external_lib=my_loss {LOSS}.loss_mode=mine {LOSS}._target_=verl.workers.config.PolicyLossConfig"
     words = f"{data} {REWARD}=raises.py algo=grpo {loss} dry_run=true"
-    ended = main(*words.split(), folder=place, environment={"PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"})
+    ended = main(*words.split(), folder=place)
     assert ended.status == 0 and "of mine" in ended.said, ended.error
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Iterator, Mapping
-from dataclasses import InitVar, dataclass, fields, is_dataclass
+from dataclasses import InitVar, fields, is_dataclass
 from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
@@ -21,26 +21,13 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from recipe.runner.launch.machine import verl_config
 from recipe.runner.launch.settings import leaves
 
-
-@dataclass(frozen=True)
-class RunSettings:
-    """The settings ``run.*``; ``recipe/runner/conf/run.yaml`` has their values and says what each does."""
-
-    hang_after_s: float | None
-    allow_changed: list[str]
-
-
-@dataclass(frozen=True)
-class _OwnSettings:
-    """Settings beside verl's groups."""
-
-    seed: int
-    evaluate: bool
-    dry_run: bool
-
-
-#: Types that no dataclass of verl's gives, of keys whose default does not tell.
+#: Types that no dataclass gives: of settings beside verl's groups, and of keys whose default does not tell.
 _BY_HAND: Final[dict[str, Any]] = {
+    "seed": int,
+    "evaluate": bool,
+    "dry_run": bool,
+    "run.hang_after_s": float,
+    "run.allow_changed": list[str],
     "trainer.logger": str | list[str],
     "data.train_files": str | list[str] | None,
     "data.val_files": str | list[str] | None,
@@ -68,7 +55,7 @@ def value_problems(config: DictConfig, classes: Mapping[str, type]) -> Iterator[
         names = [field.name for field in fields(settings)]
         unknown = [name for name in OmegaConf.select(config, group) or () if name not in names]
         yield from (f"{group}.{name}: there is no such setting; there are {', '.join(names)}" for name in unknown)
-    defaults, of_groups = _verls_defaults(), {"": _OwnSettings, "run": RunSettings, **classes}
+    defaults = _verls_defaults()
     for key, text in leaves(OmegaConf.to_container(config)):
         above, _, name = key.rpartition(".")
         refers = isinstance(text, str) and "${" in text and key not in ("seed", *_PATHS)  # to a key that is named
@@ -76,7 +63,7 @@ def value_problems(config: DictConfig, classes: Mapping[str, type]) -> Iterator[
             continue
         value = OmegaConf.select(config, key)
         value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        target, default = of_groups.get(above) or OmegaConf.select(config, f"{above}._target_"), defaults.get(key)
+        target, default = classes.get(above) or OmegaConf.select(config, f"{above}._target_"), defaults.get(key)
         of_default = Any if "${" in str(default) else _BY_DEFAULT.get(type(default), Any)
         kind = _BY_HAND.get(key) or (_types(target).get(name) if target else None) or of_default
         if value is not None and (problem := type_problem(key, value, kind)):

@@ -60,8 +60,9 @@ def room_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[str]
     A checkpoint has 12 bytes per parameter: weights and two moments in fp32. With LoRA only the adapters have moments.
     """
     root = Path(config.trainer.default_local_dir)
+    setting = f"trainer.default_local_dir={root}"
     if problem := folder_problem(root):
-        yield MachineProblem(f"trainer.default_local_dir={root}: {problem}")
+        yield MachineProblem(f"{setting}: {problem}")
         return
     place = next(place for place in (root, *root.absolute().parents) if place.exists())
     folder = model_folder(config.actor_rollout_ref.model.path)
@@ -71,10 +72,10 @@ def room_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[str]
     contents = OmegaConf.select(config, f"{_ACTOR}.checkpoint.save_contents") or ("optimizer",)
     has_moments = "optimizer" in contents and not OmegaConf.select(config, f"{_MODEL}.lora_rank")
     needed, free = (12 if has_moments else 4) * parameters * kept, shutil.disk_usage(place).free
-    if not any(root.glob("global_step_*")) and free < needed:
+    if free < needed and not any(root.glob("global_step_*")):
         yield MachineProblem(
-            f"trainer.default_local_dir={root}: {free / 2**30:.1f} GiB are free, and {kept} checkpoint(s) need "
-            f"{needed / 2**30:.1f} GiB: make room, or give another folder"
+            f"{setting}: {free / 2**30:.1f} GiB are free, and {kept} checkpoint(s) need {needed / 2**30:.1f} GiB: make "
+            "room, or give another folder"
         )
 
 
@@ -120,37 +121,34 @@ def model_folder(model: str) -> Path | None:
 def model_problems(model: DictConfig) -> Iterator[str]:
     """A model that is not there or incomplete; a tokenizer that is missing, or has no chat template."""
     path, is_path, folder = model.path, looks_like_a_path(model.path), model_folder(model.path)
+    setting = f"{_MODEL}.path={path!r}"
     if folder is None or not (folder / "config.json").is_file():
         if is_path:
             yield MachineProblem(
-                f"{_MODEL}.path={path!r} is not a folder with a config.json: give one that holds a model in Hugging "
-                "Face format (of a checkpoint `python -m recipe.runner.export` makes one), or a name on the hub"
+                f"{setting} is not a folder with a config.json: give one that holds a model in Hugging Face format (of "
+                "a checkpoint `python -m recipe.runner.export` makes one), or a name on the hub"
             )
         elif os.environ.get("HF_HUB_OFFLINE") == "1":
-            yield MachineProblem(
-                f"{_MODEL}.path={path!r} is not in the local hub cache and HF_HUB_OFFLINE=1: download it, or give a "
-                "folder"
-            )
+            yield MachineProblem(f"{setting} is not in the local hub cache and HF_HUB_OFFLINE=1: download it")
         return
     # A file of less than 1 kB in place of weights is the pointer that git-lfs leaves.
     sizes = {file.name: file.stat().st_size for file in (*folder.glob("*.safetensors"), *folder.glob("*.bin"))}
     shards = set(read_object(folder / "model.safetensors.index.json").get("weight_map", {}).values())
     absent = sorted(name for name in shards | sizes.keys() if sizes.get(name, 0) < 1024)
     if is_path and (absent or not sizes):
-        yield MachineProblem(
-            f"{_MODEL}.path={path!r} is incomplete: {', '.join(absent[:3]) or 'weights (*.safetensors or *.bin)'} is "
-            "missing or a git-lfs pointer; download it again"
-        )
-    key = f"{_MODEL}.tokenizer_path" if model.get("tokenizer_path") else f"{_MODEL}.path"
-    place = model_folder(name := model.get("tokenizer_path") or path)
+        what = ", ".join(absent[:3]) or "weights (*.safetensors or *.bin)"
+        yield MachineProblem(f"{setting} is incomplete: {what} is missing or a git-lfs pointer; download it again")
+    name = model.get("tokenizer_path") or path
+    setting = f"{_MODEL}.{'tokenizer_path' if model.get('tokenizer_path') else 'path'}={name!r}"
+    place = model_folder(name)
     if place is None or not looks_like_a_path(name):
         return  # on the hub
     settings = read_object(place / "tokenizer_config.json")
     if not any((place / file).is_file() for file in _TOKENIZER_FILES):
-        yield MachineProblem(f"{key}={name!r} has no tokenizer ({_TOKENIZER_FILES[0]}): copy its files there")
+        yield MachineProblem(f"{setting} has no tokenizer ({_TOKENIZER_FILES[0]}): copy its files there")
     elif not (settings.get("chat_template") or any(place.glob("chat_template*")) or model.get("custom_chat_template")):
         yield (
-            f"{key}={name!r} has a tokenizer without a chat template, and prompts are lists of messages: add "
+            f"{setting} has a tokenizer without a chat template, and prompts are lists of messages: add "
             f"chat_template.jinja to the folder, or set {_MODEL}.custom_chat_template"
         )
 
@@ -166,28 +164,23 @@ def size_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[str]
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     mini, n, ulysses = f"{_ACTOR}.ppo_mini_batch_size", f"{_ROLLOUT}.n", f"{_ACTOR}.ulysses_sequence_parallel_size"
     training, by_rank = "trainer.nnodes * trainer.n_gpus_per_node", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
-    number, sequences = ranks.training(config.trainer), actor.ppo_mini_batch_size * rollout.n
-    parts = _ulysses(actor)
-    size, tensor = actor.fsdp_config.fsdp_size, rollout.tensor_model_parallel_size
+    tensor_key, tensor = f"{_ROLLOUT}.tensor_model_parallel_size", rollout.tensor_model_parallel_size
+    number, sequences, parts = ranks.training(config.trainer), actor.ppo_mini_batch_size * rollout.n, _ulysses(actor)
+    size, micro = actor.fsdp_config.fsdp_size, actor.ppo_micro_batch_size_per_gpu
+    generating = ranks.only_generating(config.trainer, rollout)
+    own = f"{_ROLLOUT}.nnodes * {_ROLLOUT}.n_gpus_per_node" if generating else training  # vLLM's ranks
+    of_replica = tensor * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     pairs = [
         ("data.train_batch_size", config.data.train_batch_size, mini, actor.ppo_mini_batch_size),
         (f"{mini} * {n}", sequences, training, number),
         (training, number, ulysses, parts),
         (training, number, f"{_ACTOR}.fsdp_config.fsdp_size", size if 0 < size < number else number),
+        (own, generating or number, f"{tensor_key} * data_parallel_size * pipeline_model_parallel_size", of_replica),
     ]
-    if actor.ppo_micro_batch_size_per_gpu is not None and not actor.use_dynamic_bsz and sequences % number == 0:
-        pairs.append((f"{mini} * {n} / ranks", sequences // number, by_rank, actor.ppo_micro_batch_size_per_gpu))
-    replica = f"{_ROLLOUT}.tensor_model_parallel_size * data_parallel_size * pipeline_model_parallel_size"
-    of_replica, own = tensor * rollout.data_parallel_size * rollout.pipeline_model_parallel_size, training
-    if generating := ranks.only_generating(config.trainer, rollout):  # vLLM has ranks of its own
-        own, number = f"{_ROLLOUT}.nnodes * {_ROLLOUT}.n_gpus_per_node", generating
-    pairs.append((own, number, replica, of_replica))
+    if micro is not None and not actor.use_dynamic_bsz and sequences % number == 0:
+        pairs.append((f"{mini} * {n} / ranks", sequences // number, by_rank, micro))
     if isinstance(heads := model.get("num_attention_heads"), int):
-        of_model = "the model's attention heads"
-        pairs += [
-            (of_model, heads, f"{_ROLLOUT}.tensor_model_parallel_size", tensor),
-            (of_model, heads, ulysses, parts),
-        ]
+        pairs += [("the model's attention heads", heads, *by) for by in ((tensor_key, tensor), (ulysses, parts))]
     for larger_key, larger, key, value in pairs:
         if value <= 0 or larger % value:
             yield f"{key}={value} does not divide {larger_key}={larger}: change one of them"

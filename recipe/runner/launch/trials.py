@@ -196,17 +196,15 @@ def reward_problems(config: DictConfig) -> Iterator[str]:
     rows = [] if users_manager or asks else rows_to_try(config.data)
     is_users = own.path and not str(own.path).startswith(_RECIPES)
     plain = {"reward": OmegaConf.to_container(reward, resolve=True)}
-    problem, failure, note = (_asked if is_users else tried)(plain, rows)
-    setting = f"reward.custom_reward_function.path={own.path}, name={own.name}"
-    if problem:
-        yield f"{setting}: {problem}"
-    elif failure:  # what a call asks may be on the run's machine
-        yield MachineProblem(f"{setting}: {failure}")
-    elif note:
-        print(f"note: {setting}: {note}", file=sys.stderr, flush=True)
+    kind, said = (_asked if is_users else tried)(plain, rows)
+    sentence = f"reward.custom_reward_function.path={own.path}, name={own.name}: {said}"
+    if kind == "note":
+        print(f"note: {sentence}", file=sys.stderr, flush=True)
+    elif said:  # what a call asks may be on the run's machine
+        yield MachineProblem(sentence) if kind == "call" else sentence
 
 
-def _asked(reward: Mapping[str, Any], rows: Sequence[Row]) -> tuple[str, str, str]:
+def _asked(reward: Mapping[str, Any], rows: Sequence[Row]) -> tuple[str, str]:
     """:func:`tried` in a process of its own."""
     with tempfile.TemporaryDirectory() as folder, Path(folder, "log").open("w+b") as log:
         answer = Path(folder, "answer")
@@ -214,17 +212,17 @@ def _asked(reward: Mapping[str, Any], rows: Sequence[Row]) -> tuple[str, str, st
         try:
             ended = subprocess.run(command, input=given, stdout=log, stderr=log, timeout=_LIMIT_S, check=False)
         except subprocess.TimeoutExpired:
-            return "", f"it has not been imported and called within {_LIMIT_S} s", ""
+            return "call", f"it has not been imported and called within {_LIMIT_S} s"
         if not answer.exists():
             log.seek(0)
             last = log.read().decode(errors="replace").strip()[-2000:]
-            return f"the process that imported it ended with status {ended.returncode}: {last}", "", ""
-        problem, failure, note = json.loads(answer.read_text(encoding="utf-8"))
-        return problem, failure, note
+            return "load", f"the process that imported it ended with status {ended.returncode}: {last}"
+        kind, said = json.loads(answer.read_text(encoding="utf-8"))
+        return kind, said
 
 
-def tried(reward: Mapping[str, Any], rows: Sequence[Row]) -> tuple[str, str, str]:
-    """Why a reward cannot be loaded, how a call of it fails, and what is worth a note.
+def tried(reward: Mapping[str, Any], rows: Sequence[Row]) -> tuple[str, str]:
+    """``load`` or ``call`` and why that fails; or ``note`` and what is worth one; or two empty texts.
 
     ``reward`` is the group of that name in plain containers. Each row is tried with the usual forms of its ground truth
     and with an empty response.
@@ -233,7 +231,7 @@ def tried(reward: Mapping[str, Any], rows: Sequence[Row]) -> tuple[str, str, str
         function = _loaded(reward)
     except (Exception, SystemExit) as error:
         said = _in_words(error.__cause__ or error)  # of verl's error that of the module
-        return f"it cannot be loaded ({said}): correct path, name or file, or install what it imports", "", ""
+        return "load", f"it cannot be loaded ({said}): correct path, name or file, or install what it imports"
     earned, place = dict[str, bool](), ""
     try:
         for where, row in rows:
@@ -244,10 +242,10 @@ def tried(reward: Mapping[str, Any], rows: Sequence[Row]) -> tuple[str, str, str
             source = str(row["data_source"])
             earned[source] = earned.get(source, False) or max(scores) > scores[0]
     except (Exception, SystemExit) as error:
-        return "", f"{place}: {''.join(traceback.format_exception(error, limit=-3)).rstrip()}", ""
-    unearned = ", ".join(source for source, is_earned in earned.items() if not is_earned)
-    note = f"no usual form of the ground truth earns more than an empty response: data_source={unearned}"
-    return "", "", note if unearned else ""
+        return "call", f"{place}: {''.join(traceback.format_exception(error, limit=-3)).rstrip()}"
+    if unearned := ", ".join(source for source, is_earned in earned.items() if not is_earned):
+        return "note", f"no usual form of the ground truth earns more than an empty response: data_source={unearned}"
+    return "", ""
 
 
 def _loaded(reward: Mapping[str, Any]) -> Callable[..., Any]:
