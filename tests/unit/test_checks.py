@@ -207,38 +207,25 @@ def tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_asked", module.tried)
 
 
-@pytest.mark.usefixtures("tried_here")
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("path=reward.py", "name=compute_scor"), ("path=", "name=compute_scor:", "AttributeError", "correct")),
-        (("path=/no/such.py",), ("path=/no/such.py,", "correct")),
-        (("path=imports.py",), ("path=", "imports.py,", "not_installed", "correct")),
-        (("path=pkg://not_installed.reward",), ("path=pkg://", "No module named 'not_installed'", "install")),
-    ],
-)
-def test_a_reward_that_cannot_be_loaded_is_wrong_on_any_machine(
-    place: Path, words: tuple[str, ...], says: tuple[str, ...]
-) -> None:
-    (place / "imports.py").write_text("import not_installed\n")
-    config = here(composed(*(f"{REWARD}.{word}" for word in words)))
-    (problem,) = checks.reward_problems(config)
-    assert not isinstance(problem, MachineProblem) and "Traceback" not in problem
-    assert re.search(holds(*says), problem), problem
-    assert not [of_path for of_path in checks.path_problems(config) if "reward" in of_path], "said once"
-
-
 @pytest.mark.usefixtures("place", "tried_here")
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "says", "of_a_call"),
     [
-        ("path=narrow.py", "data_source"),
-        (f"path=reward.py +{REWARD}.reward_kwargs.overlong_bufer=64", "overlong_bufer"),
+        ("path=reward.py name=compute_scor", ("path=", "name=compute_scor:", "AttributeError", "correct"), False),
+        ("path=/no/such.py", ("path=/no/such.py,", "correct"), False),
+        ("path=imports.py", ("path=", "imports.py,", "not_installed", "correct"), False),
+        ("path=pkg://not_installed.reward", ("path=pkg://", "No module named 'not_installed'", "install"), False),
+        ("path=narrow.py", ("data_source",), True),
+        ("path=reward.py reward_kwargs.overlong_bufer=64", ("overlong_bufer",), True),
     ],
 )
-def test_a_call_of_a_reward_may_need_the_machine_of_the_run(words: str, says: str) -> None:
-    (problem,) = checks.reward_problems(here(composed(*f"{REWARD}.{words} {ROWS}".split())))
-    assert isinstance(problem, MachineProblem) and says in problem
+def test_only_a_call_of_a_reward_may_need_the_run_s_machine(words: str, says: tuple[str, ...], of_a_call: bool) -> None:
+    Path("imports.py").write_text("import not_installed\n")
+    config = here(composed(*(f"++{REWARD}.{word}" for word in words.split()), *ROWS.split()))
+    (problem,) = checks.reward_problems(config)
+    assert isinstance(problem, MachineProblem) == of_a_call == ("Traceback" in problem)
+    assert re.search(holds(*says), problem), problem
+    assert not [of_path for of_path in checks.path_problems(config) if "reward" in of_path], "said once"
 
 
 def test_a_tokenizer_of_any_format_is_one_and_has_a_chat_template(tmp_path: Path) -> None:

@@ -1,73 +1,13 @@
-"""Who imports whom, and what a fresh process imports."""
+"""What a fresh process imports, and in which thread it takes signals; who imports whom: promises/test_imports.py."""
 
 from __future__ import annotations
 
-import ast
-import functools
 import os
 import subprocess
 import sys
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-#: What these packages may import of the library. The runner: a run folder's files and table. The task: files, texts,
-#: intervals.
-MAY: dict[str, tuple[str, ...]] = {
-    "recipe.runner": ("fspo.files", "fspo.table"),
-    "recipe.math": ("fspo.fairness.lre", "fspo.files", "fspo.markdown"),
-}
-Graph = dict[str, set[str]]
-
-
-@functools.cache
-def imports() -> Graph:
-    """What each module of ours imports anywhere, also inside functions: ours by full name, others as written."""
-    paths = [path for house in ("fspo", "recipe", "benchmarks") for path in sorted((ROOT / house).rglob("*.py"))]
-    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
-    graph: Graph = {module: set() for module in modules}
-    for module, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                graph[module] |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                full = {f"{node.module}.{alias.name}" for alias in node.names}
-                graph[module] |= {name if name in modules else str(node.module) for name in full}
-    return graph
-
-
-def test_runner_and_task_know_files_and_texts_of_the_library_alone() -> None:
-    """What else goes one way: tests/promises/test_imports.py."""
-    for module, imported in imports().items():
-        for package, names in MAY.items():
-            others = [name for name in imported if name.startswith("fspo.") and not name.startswith(names)]
-            assert not module.startswith(package) or others == [], module
-
-
-def test_no_modules_import_each_other() -> None:
-    graph = imports()
-    TopologicalSorter({module: names & graph.keys() for module, names in graph.items()}).prepare()  # names a circle
-
-
-#: What a fresh process imports. The library alone: tests/promises/test_imports.py. verl fixes its platform while it is
-#: imported, and a command decides about the platform first.
-LIGHT = """
-import sys
-
-def absent(*packages):
-    present = set(packages) & {name.split(".")[0] for name in sys.modules}
-    assert not present, present
-
-import recipe.math.reward
-recipe.math.reward.compute_score("aime24", r"\\boxed{1}", "1")
-absent("math_verify", "sympy", "torch", "verl", "ray", "transformers", "datasets")
-
-import recipe.fspo.main
-recipe.fspo.main.composed(["experiment=qwen3_8b"])
-absent("verl", "ray", "vllm", "transformers")
-"""
 
 ON_CPUS = {"VERL_PLATFORM": "cpu"}
 VERL_ON_CPUS = """
@@ -127,7 +67,6 @@ for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, si
 @pytest.mark.parametrize(
     ("code", "environment"),
     [
-        pytest.param(LIGHT, {}, id="light modules import nothing heavy"),
         pytest.param(VERL_ON_CPUS, ON_CPUS, id="verl has losses, platform, trainers", marks=pytest.mark.slow),
         pytest.param(
             AUDITED, ON_CPUS | {"FSPO_AUDIT": "audit"}, id="an audit waits for what it wraps", marks=pytest.mark.slow

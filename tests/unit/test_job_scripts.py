@@ -21,7 +21,7 @@ SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_SUBMIT_DIR":
 
 #: The scripts' waits, ten times as quick.
 QUICK = {
-    "sleep": '#!/bin/sh\nexec /bin/sleep 0.1\n',
+    "sleep": "#!/bin/sh\nexec /bin/sleep 0.1\n",
     "tail": '#!/bin/sh\nexec /usr/bin/tail --sleep-interval=0.1 "$@"\n',
 }
 
