@@ -97,7 +97,7 @@ WRONG = {
         f"mode=separate_async {MODEL}.lora_rank=8 trainer.v1.sampler.max_off_policy_threshold=0 "
         f"{ROLLOUT}.temperature=0.001 reward.reward_model.enable=true {PENALTY}.enable=true {PENALTY}.len=512",
         "loss_mode=gsop broken.parquet foreign.parquet lora_rank=8 max_off_policy_threshold=0 temperature=0.001 "
-        "reward_model overlong_buffer_cfg",
+        "reward_model.enable=true overlong_buffer_cfg",
     ),
 }
 

@@ -1,10 +1,12 @@
-"""``composed()``: the configuration of a command, each choice of groups put together once per process."""
+"""The configuration of a command, each choice of groups put together once per process: this recipe's, and verl's."""
 
 from __future__ import annotations
 
 import functools
 import pickle
 
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
@@ -31,6 +33,20 @@ def composed(*overrides: str) -> DictConfig:
     groups = tuple(word for word, override in by_word.items() if override.key_or_group in _GROUPS)
     config: DictConfig = pickle.loads(_pickled(groups))
     ConfigLoaderImpl._apply_overrides_to_config([by_word[word] for word in overrides if word not in groups], config)
+    return config
+
+
+@functools.cache
+def _pickled_of_verl() -> bytes:
+    GlobalHydra.instance().clear()
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return pickle.dumps(hydra_compose("ppo_trainer"))
+
+
+def of_verl(*overrides: str) -> DictConfig:
+    """The configuration of verl's own command with these words, none of which chooses a group."""
+    config: DictConfig = pickle.loads(_pickled_of_verl())
+    ConfigLoaderImpl._apply_overrides_to_config(parsed(overrides), config)
     return config
 
 

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import pickle
 import re
 import sys
 from pathlib import Path
 
 import pytest
-from composing import ALGOS, completed, composed, here
-from hydra import compose, initialize_config_module
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.global_hydra import GlobalHydra
+from composing import ALGOS, completed, composed, here, of_verl
 from hydra.utils import instantiate
 from messages import holds
 from mistakes import ACTOR, BOTH, FILES, LOSS, MAIN, PLAIN, REWARD, RIGHT, ROWS, Row
-from omegaconf import DictConfig
 
 from fspo.losses import ALGORITHMS
 from fspo.table import FOLDER
@@ -26,22 +20,8 @@ from recipe.fspo.config import FspoSettings, complete
 from recipe.runner import SUPPORTED_VERL
 from recipe.runner.launch import checks
 from recipe.runner.launch.check_values import value_problems
-from recipe.runner.launch.settings import MachineProblem, parsed
+from recipe.runner.launch.settings import MachineProblem
 from recipe.runner.launch.trials import loss_problem
-
-
-@functools.cache
-def _verls() -> bytes:
-    GlobalHydra.instance().clear()
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        return pickle.dumps(compose("ppo_trainer"))
-
-
-def of_verl(*words: str) -> DictConfig:
-    """The configuration of verl's own command."""
-    config: DictConfig = pickle.loads(_verls())
-    ConfigLoaderImpl._apply_overrides_to_config(parsed([*PLAIN, *words]), config)
-    return config
 
 
 def in_main(*words: str) -> list[str]:
@@ -74,13 +54,13 @@ def test_a_mistake_is_refused_in_both_commands_or_in_ours(group: str) -> None:
     for row in (BOTH | MAIN)[group]:
         missing.append(unlike(in_main(*row[0].split()), row))
         if group in BOTH:  # by the same words
-            missing.append(unlike(method.problems(of_verl(*row[0].split())), row))
+            missing.append(unlike(method.problems(of_verl(*PLAIN, *row[0].split())), row))
     assert list(filter(None, missing)) == []
 
 
 @pytest.mark.parametrize("words", RIGHT)
 def test_a_right_command_is_taken_in_both(words: str) -> None:
-    assert in_main(*words.split()) == [] and method.problems(of_verl(*words.split())) == []
+    assert in_main(*words.split()) == [] and method.problems(of_verl(*PLAIN, *words.split())) == []
 
 
 @pytest.mark.parametrize("algo", ALGOS)
@@ -96,7 +76,7 @@ def test_what_is_shipped_has_values_of_their_types(words: str) -> None:
 
 def test_two_trainings_in_one_table_are_refused(tmp_path: Path) -> None:
     """A table of a training that is not resumed."""
-    config = of_verl(f"trainer.default_local_dir={tmp_path}")
+    config = of_verl(*PLAIN, f"trainer.default_local_dir={tmp_path}")
     assert method.problems(config) == []
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "responses-run-00000-000000001.parquet").touch()
@@ -122,7 +102,7 @@ ONE_UPDATE = f"{ACTOR}.ppo_mini_batch_size"
 )
 def test_notes(words: tuple[str, ...], says: tuple[str, ...]) -> None:
     """Whichever command."""
-    notes = list(method.notes(of_verl(*words)))
+    notes = list(method.notes(of_verl(*PLAIN, *words)))
     assert len(notes) == bool(says) and all(part in note for note in notes for part in says)
 
 
@@ -136,7 +116,7 @@ def test_notes(words: tuple[str, ...], says: tuple[str, ...]) -> None:
     ],
 )
 def test_a_given_clip_value_holds_in_both_commands(words: tuple[str, ...], kept: str | None) -> None:
-    for config in (composed(*words), of_verl(*words)):
+    for config in (composed(*words), of_verl(*PLAIN, *words)):
         notes = [note for note in complete(config) if note.startswith("clip values are not measured")]
         assert config.fspo.clip_values == ("measured" if kept == "" else "published")
         assert len(notes) == bool(kept) and all(str(kept) in note for note in notes)

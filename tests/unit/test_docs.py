@@ -24,9 +24,7 @@ from unittest import mock
 
 import pytest
 from checking import check_all
-from composing import composed
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
+from composing import composed, of_verl
 from hydra.core.global_hydra import GlobalHydra
 from of_the_reader import blocks, write_own_loss
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
@@ -161,9 +159,7 @@ def check_plain_verl(*arguments: str) -> None:
     if arguments[0] == "...":  # the reader's own command; the page's complete one will do, without its loss
         own = next(split_commands(next(blocks(text_of("docs/verl.md"), "bash"))))[3:]
         arguments = (*(word for word in own if ".policy_loss." not in word), *arguments[1:])
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(config_dir=str(verl_config()), version_base=None):
-        config = hydra_compose("ppo_trainer", overrides=[os.path.expandvars(argument) for argument in arguments])
+    config = of_verl(*map(os.path.expandvars, arguments))
     assert checks.problems(config) == []
     omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     validate_config(config, need_reference_policy(config), need_critic(config))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from composing import composed
-from hydra import compose, initialize_config_module
+from composing import of_verl as verl_config
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
@@ -36,9 +36,7 @@ def of_verl(tmp_path: Path) -> tuple[DictConfig, list[str]]:
     """verl's own configuration with the script's overrides, and their keys."""
     module, *overrides = words(tmp_path, "trainer.nnodes=2")[1:]
     assert module == "verl.trainer.main_ppo" and overrides[-1] == "trainer.nnodes=2"
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides[:-1])
-    return config, [word.partition("=")[0] for word in overrides[:-1]]
+    return verl_config(*overrides[:-1]), [word.partition("=")[0] for word in overrides[:-1]]
 
 
 def test_verl_takes_every_key(of_verl: tuple[DictConfig, list[str]]) -> None:

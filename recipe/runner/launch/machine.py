@@ -117,7 +117,6 @@ def on_this_machine(config: DictConfig, elsewhere: bool = False) -> None:
             if place.startswith("pkg://") and key in PATHS[:2]:  # a model of an installed package
                 package, _, inside = place.removeprefix("pkg://").partition("/")
                 place = str(importlib.resources.files(package) / inside)
-            place = place.removeprefix("file://")
             if place and "://" not in place and Path(place).expanduser().exists():
                 OmegaConf.update(config, key, absolute(place))
         for name in DATA:

@@ -77,5 +77,4 @@ def files_of(data: DictConfig, name: str) -> list[str]:
 
 def absolute(path: str) -> str:
     """A path that means the same in another working folder; an address as it is."""
-    path = path.removeprefix("file://")
     return path if "://" in path else str(Path(path).expanduser().absolute())
