@@ -37,10 +37,6 @@ def tokenizer(template: str | None = _CHATML) -> Any:
 #: Template and the token that ends a turn; None: there is none.
 ENDS = {
     "ChatML": (_CHATML, "<|im_end|>"),
-    "Llama 3, which strips": (
-        f"{_EACH}{{{{ '<|h|>' + m.role + '\n\n' + m.content | trim + '<|eot_id|>' }}}}{_END}",
-        "<|eot_id|>",
-    ),
     "Zephyr": (f"{_EACH}<|{{{{ m.role }}}}|>\n{{{{ m.content }}}}{{{{ eos_token }}}}\n{_END}", "<|endoftext|>"),
     "Gemma, a token that is special but of no role": (
         f"{_EACH}<|h|>{{{{ m.content | trim }}}}<end_of_turn>\n{_END}",

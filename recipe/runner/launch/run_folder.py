@@ -111,8 +111,7 @@ class Start:
 
     def written(self) -> dict[str, Any]:
         """The configuration as files and loggers get it: with its references to the environment."""
-        plain = OmegaConf.to_container(self.config, resolve=True)
-        return as_given(plain, references=self.references)  # type: ignore[no-any-return]
+        return as_given(self.config, self.references)
 
 
 def _now() -> str:
@@ -315,7 +314,7 @@ def changed_settings(
     change, and is not in ``run.allow_changed``.
     """
     before = (run_info(Path(config.trainer.default_local_dir)) or {}).get("algo", algo)
-    new = as_given(OmegaConf.to_container(config, resolve=True), references)
+    new = as_given(config, references)
     # A text that came from the environment, and now does not, differs: a shell lacks the variable of the beginning.
     differing = [one for one in _changes({"algo": before} | settings, {"algo": algo} | new) if not is_reference(one[2])]
     fixed = [*_MAY_NOT, *(_LENGTH if _schedule_has_a_length(config) else ())]

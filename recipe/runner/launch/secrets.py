@@ -105,16 +105,12 @@ def references(config: DictConfig) -> dict[str, Any]:
     return {key: text for key, text in texts.items() if not isinstance(OmegaConf.select(config, key), int | float)}
 
 
-def as_given(value: Any, references: Mapping[str, Any], key: str = "") -> Any:
-    """A resolved value in plain containers with every text from the environment as the reference that it was given as.
-
-    ``references`` is what :func:`references` gives; ``key`` that of the value, with those of the groups above it.
-    """
-    if key in references:
-        return references[key]
-    if isinstance(value, Mapping):
-        return {name: as_given(part, references, f"{key}.{name}" if key else name) for name, part in value.items()}
-    return value
+def as_given(config: DictConfig, references: Mapping[str, Any]) -> dict[str, Any]:
+    """A resolved configuration in plain containers, with what :func:`references` gives of it in its places."""
+    given = config.copy()
+    for key, text in references.items():
+        OmegaConf.update(given, key, text, force_add=True)
+    return OmegaConf.to_container(given)  # type: ignore[return-value]
 
 
 def printed_problems(references: Mapping[str, Any], joins: bool) -> Iterator[str]:
