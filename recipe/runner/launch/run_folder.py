@@ -109,10 +109,6 @@ class Start:
         """After which it goes on."""
         return self.checkpoint.step if self.checkpoint else 0
 
-    def written(self) -> dict[str, Any]:
-        """The configuration as files and loggers get it: with its references to the environment."""
-        return as_given(self.config, self.references)
-
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
@@ -180,7 +176,7 @@ def begin(folder: Path, start: Start, words: Sequence[str]) -> None:
     if start.stop_tokens:
         write_json(folder / GENERATION_FILE, {"eos_token_id": start.stop_tokens})
     with atomic_path(folder / CONFIG_FILE) as temporary:
-        temporary.write_text(OmegaConf.to_yaml(start.written()), encoding="utf-8")
+        temporary.write_text(OmegaConf.to_yaml(as_given(start.config, start.references)), encoding="utf-8")
 
 
 def end(folder: str | Path, status: str, error: str | None = None) -> None:

@@ -18,10 +18,9 @@ from typing import Any, Final
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner.faults.preemption import ENDING, FAILED, PREEMPTED, STOP_VARIABLE, status_of
-from recipe.runner.launch.run_folder import comparable, run_info
+from recipe.runner.launch.run_folder import RUN, comparable, run_info
 from recipe.runner.launch.settings import Refused, is_below, leaves, quoted
 
-_FOLDER: Final = "trainer.default_local_dir"
 _GOES_ON: Final = "the same command goes on where this one stopped"
 
 
@@ -69,7 +68,7 @@ class Sweep:
             text = ",".join(f"{name if last[name] == 1 else key}={value}" for key, name, value in named) or "alone"
             name = re.sub(r"[^\w.,=+-]", "_", text)[:150]
             name += "" if name == text else f"-{hashlib.sha1(text.encode()).hexdigest()[:8]}"
-            given = [word for word in arm.words if word.startswith(f"{_FOLDER}=")]
+            given = [word for word in arm.words if word.startswith(f"{RUN}=")]
             root = arm.config.trainer.default_local_dir if given or "FSPO_RUN_DIR" in os.environ else None
             places.append(Path(root or f"runs/compare/{arm.config.trainer.experiment_name}").absolute() / name)
         return places
@@ -81,7 +80,7 @@ class Sweep:
         for arm in self.arms:
             for key, value in leaves(OmegaConf.to_container(arm.config)):
                 values.setdefault(key, set()).add(str(value))
-        left_out = [*swept, *self.of_the_loss, _FOLDER]
+        left_out = [*swept, *self.of_the_loss, RUN]
         return [key for key, different in values.items() if len(different) > 1 and not is_below(key, left_out)]
 
     def run(self, dry_run: bool) -> int:
@@ -96,9 +95,7 @@ class Sweep:
             before = (run_info(folder) or {}).get("overrides", [])
             if is_done and comparable(before) != comparable(arm.words):
                 other = sorted(set(comparable(before)) ^ set(comparable(arm.words)))
-                raise Refused(
-                    f"{folder} holds a finished run of other words ({', '.join(other)}): give another {_FOLDER}"
-                )
+                raise Refused(f"{folder} holds a finished run of other words ({', '.join(other)}): give another {RUN}")
         if keys := self.differing():
             print(f"note: beside the loss the runs differ in {', '.join(keys)}", flush=True)
         codes = set[int]()
@@ -121,8 +118,8 @@ class Sweep:
 
     def _start(self, arm: Arm, folder: Path) -> int:
         """Run one arm to its end; its exit status, -N if signal N ended it."""
-        words = [word for word in arm.words if not word.startswith(f"{_FOLDER}=")]
-        command = [sys.executable, "-m", self.module, *words, f"{_FOLDER}={quoted(folder)}"]
+        words = [word for word in arm.words if not word.startswith(f"{RUN}=")]
+        command = [sys.executable, "-m", self.module, *words, f"{RUN}={quoted(folder)}"]
         with self._lock:  # a signal that comes now waits for the process
             # In a group of its own: a terminal's Ctrl-C reaches it once, from here.
             self._process = subprocess.Popen(command, process_group=0)
