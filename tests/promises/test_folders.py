@@ -70,7 +70,7 @@ def test_a_changed_setting_is_refused_with_both_values(words: str, named: list[s
     assert ended.status == 2 and [part for part in named if part not in ended.error] == [], ended.error
 
 
-def test_length_saving_logging_machine_and_what_is_allowed_may_change(folder: Path) -> None:
+def test_length_saving_machine_and_what_is_allowed_may_change(folder: Path) -> None:
     words = (LONGER, "trainer.save_freq=1", "trainer.logger=[file]", "trainer.nnodes=1", f"{LR}=1e-5")
     ended = tried(folder, f"resume={folder}", *words, f"run.allow_changed=[{LR}]")
     assert ended.status == 0, ended.error
