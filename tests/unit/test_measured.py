@@ -9,8 +9,7 @@ import torch
 from composing import completed, composed
 from omegaconf import DictConfig, open_dict
 
-from fspo.verl import trained_settings
-from recipe.fspo.config import complete
+from recipe.fspo.config import complete, policy_loss_settings
 from recipe.fspo.measured_values import LossScale
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -55,7 +54,9 @@ def test_a_given_factor_on_the_gradient_is_the_only_one(
         scale = LossScale(config)
         scale.measure(LENGTH)
         assert (config.fspo.match_scale == "native") == bool(overrides)
-        return scale.factor * float(trained_settings(config.actor_rollout_ref.actor.policy_loss).grad_multiplier)
+        settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
+        assert settings is not None
+        return scale.factor * settings.grad_multiplier
 
     assert factor() == pytest.approx(1 / 40)
     assert "grad_multiplier" not in capsys.readouterr().out

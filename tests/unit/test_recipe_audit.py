@@ -20,7 +20,6 @@ from verl.workers.utils.losses import ppo_loss
 from fspo.losses import ALGORITHMS, judged
 from fspo.table import read_table
 from recipe.fspo import audit
-from recipe.fspo import recorder as recorder_module
 from recipe.fspo.recorder import ROWS, Recorder
 
 RANKS = 2
@@ -69,8 +68,7 @@ def train(folder: Path, loss: str, rank: int = 0, steps: int = 2, reports: bool 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     recorder = Recorder()
-    for module in (audit, recorder_module):
-        monkeypatch.setattr(module, "RECORDER", recorder)
+    monkeypatch.setattr(audit, "RECORDER", recorder)
     monkeypatch.setenv(audit.FOLDER, str(tmp_path))
     monkeypatch.setenv(audit.RUN, json.dumps({"run": "run", "calls": 1, "limit": 50, "every_mini_batch": "no"}))
     return tmp_path

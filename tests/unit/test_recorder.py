@@ -17,8 +17,11 @@ import fspo.verl
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.types import BandState, c_of_eps
 from recipe.fspo import recorder as module
+from recipe.fspo import worker
 from recipe.fspo.policy_loss import band_of, judged_rows
-from recipe.fspo.recorder import MiniBatch, Recorder, join_ranks, recorded
+from recipe.fspo.recorder import MiniBatch, Recorder
+from recipe.fspo.step_records import join_ranks
+from recipe.fspo.worker import recorded
 
 FIXED = [name for name, settings in ALGORITHMS.items() if not settings.needs_state]
 
@@ -26,7 +29,7 @@ FIXED = [name for name, settings in ALGORITHMS.items() if not settings.needs_sta
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    monkeypatch.setattr(module, "RECORDER", recorder)
+    monkeypatch.setattr(worker, "RECORDER", recorder)
     monkeypatch.setattr(fspo.verl, "recorder", recorder)
     return recorder
 
@@ -107,14 +110,12 @@ def test_a_response_without_a_token_or_not_finite_has_no_s(recorder: Recorder) -
     assert np.isnan(rows["S"]).tolist() == [False, True, True, False, False] and rows["L"][2] == 0
 
 
-def test_mini_batches_are_kept_apart_and_handed_over_once(recorder: Recorder) -> None:
+def test_mini_batches_are_kept_apart(recorder: Recorder) -> None:
     for parts in (2, 1):
         for _ in range(parts):
             record("fspo", *micro_batch(4))
-        recorder.end_mini_batch(0.5, 1e-6)
-    first, second = recorder.pop()
-    assert (len(first.rows["S"]), len(second.rows["S"]), first.grad_norm) == (6, 3, 0.5)
-    assert recorder.pop() == []
+        mini_batch = recorder.end_mini_batch(0.5, 1e-6)
+        assert (len(mini_batch.rows["S"]), mini_batch.grad_norm) == (3 * parts, 0.5)
 
 
 def test_band_state_follows_the_mini_batch(recorder: Recorder) -> None:

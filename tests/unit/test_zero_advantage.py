@@ -20,6 +20,7 @@ from verl.trainer.ppo.v1 import trainer_base
 
 from fspo.table import read_table
 from recipe.fspo import rollout_batch, zero_advantage
+from recipe.fspo import trainer as trainer_module
 from recipe.fspo.checks import problems
 from recipe.fspo.config import GROUP_ESTIMATORS, complete
 from recipe.fspo.recorder import MiniBatch
@@ -33,7 +34,7 @@ REWARDS = {"tenth": [0.1] * 8, "mixed": [0.7] * 7 + [0.1], "tenths": [0.7] * 8}
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     queue = Queue()
-    for module in (trainer_base, zero_advantage, rollout_batch, padding_utils):
+    for module in (trainer_base, trainer_module, zero_advantage, rollout_batch, padding_utils):
         monkeypatch.setattr(module, "tq", queue)
     return queue
 
@@ -62,10 +63,9 @@ def trainer_of(*overrides: str) -> FSPOTrainer:
 
 
 def advantages(queue: Queue, rewards: dict[str, list[float]], *overrides: str) -> dict[str, torch.Tensor]:
-    batch, trainer = put(queue, rewards), trainer_of(*overrides)
+    batch, trainer = put(queue, rewards), trainer_of("fspo.skip_zero_advantage=false", *overrides)
     with mock.patch.object(trainer_base.PPOTrainer, "_balance_batch"):
         FSPOHooks._balance_batch(trainer, batch, {})
-    trainer._padding.clear("train")
     trainer._compute_advantage(batch, {})
     return {key: queue.rows[key]["advantages"] for key in batch.keys}
 
@@ -103,6 +103,7 @@ class Workers:
         self.queue, self.passes, self.updates = queue, list[list[str]](), list[Any]()
 
     def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
+        assert batch.extra_info["mini_batch_size"] == 8, "as in the updates"
         self.passes.append(batch.keys)
         for key in batch.keys:
             length = len(self.queue.rows[key]["input_ids"])
@@ -146,8 +147,7 @@ def one_step(
         queue.rows[key] |= tokens | {"rollout_log_probs": -torch.ones(tag["response_len"])}
     for method in ("_balance_batch", "_compute_old_log_prob", "_compute_advantage", "_update_actor"):
         batch = getattr(trainer, method)(batch, metrics)
-    trainer._padding.clear("train")
-    return metrics, batch, workers
+    return metrics, trainer._padding.removed(batch), workers
 
 
 FOUR = {"b": [0.7] * 4, "c": [0.0] * 4, "d": [1.0] * 4, "a": [1.0, 0.0, 0.0, 0.0]}

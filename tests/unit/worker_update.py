@@ -69,7 +69,8 @@ from fspo.table import read_table  # noqa: E402
 from fspo.types import BandState  # noqa: E402
 from recipe.fspo import rollout_batch, zero_advantage  # noqa: E402
 from recipe.fspo.plugin import check  # noqa: E402
-from recipe.fspo.recorder import ROWS, join_ranks  # noqa: E402
+from recipe.fspo.recorder import ROWS  # noqa: E402
+from recipe.fspo.step_records import join_ranks  # noqa: E402
 from recipe.fspo.worker import FSPOWorker, RecordingTrainingWorker  # noqa: E402
 
 
@@ -211,8 +212,7 @@ def reduced(data: TensorDict, queue: Queue) -> TensorDict:
         queue.rows[key] |= {"extra_fields": {}, "data_source": "math"}
         meta.tags[index] = {"response_len": length, "seq_len": 0}
     outcomes, padding = rollout_batch.read_outcomes(meta), zero_advantage.Padding()
-    padding.choose(meta, zero_advantage.equal_rewards(outcomes))
-    padding.put(meta, outcomes, 3)
+    padding.put(meta, zero_advantage.equal_rewards(outcomes), outcomes, 3)
     for key in padding.stand_ins.values():
         queue.rows[key] |= {"advantages": torch.zeros(1), "old_log_probs": torch.zeros(1)}
     return queue.kv_batch_get(padding.in_place(meta).keys, "train", names).to_tensordict()
