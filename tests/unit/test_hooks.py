@@ -14,9 +14,7 @@ from messages import holds
 from transfer_queue import KVBatchMeta
 from verl.checkpoint_engine import CheckpointEngineManager, base
 from verl.trainer.ppo.v1 import trainer_base
-from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
-from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode, PPOTrainerSeparateAsync
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
 from verl.workers.config import CheckpointEngineConfig
 from verl.workers.rollout.replica import RolloutReplica
 
@@ -26,11 +24,6 @@ from recipe.runner.faults.preemption import UNSAVED_VARIABLE, Preempted, ask_to_
 from recipe.runner.launch.end_of_turn import SETTING
 from recipe.runner.progress import Progress
 
-TRAINERS = {
-    "sync": PPOTrainerSync,
-    "colocate_async": PPOTrainerColocateAsync,
-    "separate_async": PPOTrainerSeparateAsync,
-}
 HYBRID = ("actor_rollout_ref.hybrid_engine=true", "trainer.v1.separate_async.hybrid_rollout.enable_switch=true")
 #: The 8B job with one update a step and a regular save at step 2.
 WORDS = (
@@ -93,7 +86,7 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Train:
         monkeypatch.setattr(hooks, "_LOGGERS", {})  # of the whole process
         monkeypatch.setattr(RolloutReplica, "max_concurrency", RolloutReplica.max_concurrency)  # a trainer replaces it
 
-        class Trainer(hooks.RunnerHooks, TRAINERS[mode]):  # type: ignore[misc]
+        class Trainer(hooks.RunnerHooks, trainer_base.get_trainer_cls(mode)):  # type: ignore[misc]
             verl_mode = mode
 
             def _step_once(self, *_: Any) -> KVBatchMeta:

@@ -112,10 +112,9 @@ def test_an_error_ends_the_audit_and_not_the_run(
 
 
 def announced(mode: str) -> dict[str, str]:
-    loss = {"actor": {"policy_loss": {"loss_mode": "gspo"}}}
-    v1 = {"trainer_mode": mode, "separate_async": {"parameter_sync_step": 4}}
-    config = {"actor_rollout_ref": loss, "trainer": {"v1": v1}, "data": {"max_response_length": 96}}
-    return audit.announced(OmegaConf.create(config))
+    words = ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "data.max_response_length=96")
+    v1 = (f"trainer.v1.trainer_mode={mode}", "trainer.v1.separate_async.parameter_sync_step=4")
+    return audit.announced(OmegaConf.from_dotlist([*words, *v1]))
 
 
 def test_rays_workers_are_told_and_the_driver_says_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

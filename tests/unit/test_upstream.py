@@ -17,9 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import pytest
 from checking import check_all
-from messages import holds
 
 from recipe.runner import verl_patches
 
@@ -182,18 +180,3 @@ def test_each_patch_of_verl_marks_what_is_wrong_in_it() -> None:
     texts = {place.partition(":")[0] for place, text, _ in marks() if text}
     for path in (ROOT / "recipe/runner/verl_patches").glob("[!_]*.py"):
         assert str(path.relative_to(ROOT)) in texts and f"``{path.stem}``" in (verl_patches.__doc__ or "")
-
-
-def test_a_name_that_moves_is_named() -> None:
-    base = "verl.trainer.ppo.v1.trainer_base"
-    trainer = ast.parse("class Ours(PPOTrainer): pass").body[0]
-    lost = [
-        ("one", partial(check_import, "verl.workers.config", "NoSuchConfig")),
-        ("two", partial(check_import, "verl.trainer.nowhere")),
-        ("three", partial(check_text, base, "no such line")),
-        ("four", partial(check_definition, base, "PPOTrainer.fit", {"no_such_parameter"})),
-        ("five", partial(check_above, base, trainer, "_no_such_method", set())),
-    ]
-    check_above(base, trainer, "fit", {"self"})  # type: ignore[arg-type]
-    with pytest.raises(pytest.fail.Exception, match=holds(*(name for name, _ in lost))):
-        check_all(lost)
