@@ -3,7 +3,7 @@
 | CASE | what is updated | what is printed |
 | --- | --- | --- |
 | verl | one batch with each LOSS, by verl's own worker | losses, gradient norms, change of the weights, rows |
-| audit, recipe, plain | the same under FSPO_AUDIT; by the recipe's worker, as its command or verl's own has it | |
+| audit, recipe | the same under FSPO_AUDIT; by the recipe's worker (LOSS plain: as verl's own command has it) | |
 | ranks | the same by the recipe's worker on two gloo ranks | by the first rank |
 | gradient | by the recipe's worker, with all rows and with padding in place of some, for a few losses | of each |
 | packs | nothing: two gloo ranks, a learning rate of 0, a kernel that rounds by a pack's tokens | the largest S |
@@ -23,11 +23,10 @@ import torch.distributed as dist
 from batches import PROMPT, batch_of
 
 from recipe.fspo.main import composed as compose
-from recipe.runner.launch.machine import export_platform, verl_config
+from recipe.runner.launch.machine import export_platform
 
 FOLDER, CASE = Path(sys.argv[1]), sys.argv[2]
 SEQUENCES, MINI_BATCH, LONGEST = 16, 8, 40
-MODEL_FOLDER = Path(__file__).resolve().parents[2] / "recipe/math/data/assets/demo_model"
 ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 CONFIG = compose(
     [
@@ -35,20 +34,6 @@ CONFIG = compose(
         f"{MODEL}.external_lib=recipe.runner.cpu.engine",
     ]
 )
-PRECISION = "{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}"
-#: The same job in the words of verl's own command.
-PLAIN = [
-    *("trainer.v1.trainer_mode=fspo", f"{ACTOR}.policy_loss.loss_mode=fspo", "algorithm.adv_estimator=grpo"),
-    *("trainer.device=cpu", f"trainer.default_local_dir={FOLDER}", "data.train_batch_size=32"),
-    *(f"{MODEL}.path={MODEL_FOLDER}", f"{MODEL}.external_lib=recipe.runner.cpu.engine"),
-    *(f"{MODEL}.use_remove_padding=true", f"{MODEL}.enable_gradient_checkpointing=false"),
-    *(f"+{MODEL}.override_config.attn_implementation=sdpa", f"{ACTOR}.ppo_mini_batch_size=8"),
-    *(f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_max_token_len_per_gpu=2048", f"{ACTOR}.optim.lr=1e-4"),
-    *(f"{ACTOR}.optim.total_training_steps=1", f"{ACTOR}.use_torch_compile=false", f"{ACTOR}.strategy=fsdp2"),
-    *(f"{ACTOR}.fsdp_config.strategy=fsdp2", f"{ACTOR}.fsdp_config.use_torch_compile=false"),
-    *(f"+{ACTOR}.fsdp_config.mixed_precision={PRECISION}", "actor_rollout_ref.rollout.name=vllm"),
-    *("actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=2048"),
-]
 export_platform(CONFIG.trainer)  # before verl is imported
 if CASE == "audit":  # and this, too
     facts = {"run": "run", "calls": 1, "limit": LONGEST, "every_mini_batch": "no"}
@@ -57,13 +42,14 @@ if CASE == "packs":  # before transformers
     import two_ranks
 
 from composing import here  # noqa: E402
+from omegaconf import OmegaConf  # noqa: E402
 from queue_in_memory import Queue  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
-from transfer_queue import KVBatchMeta  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
 from verl.workers.utils.padding import response_from_nested  # noqa: E402
 
+from benchmarks.versus_verl import plain_verl  # noqa: E402
 from fspo.losses import ALGORITHMS  # noqa: E402
 from fspo.table import read_table  # noqa: E402
 from fspo.types import BandState  # noqa: E402
@@ -124,10 +110,9 @@ def whole(tensors: Any) -> torch.Tensor:
 
 def of_verls_command() -> Any:
     """What verl's own command gets, once its driver has asked the plugin."""
-    from hydra import compose, initialize_config_dir
-
-    with initialize_config_dir(str(verl_config()), version_base=None):
-        config = compose("ppo_trainer", PLAIN)
+    plain_verl(FOLDER, "experiment=demo", f"{ACTOR}.optim.total_training_steps=1")
+    config = OmegaConf.load(FOLDER / "plain.yaml")
+    config.trainer.v1.trainer_mode = "fspo"
     check(config)
     return config
 
@@ -154,14 +139,14 @@ def part_of(data: TensorDict, rank: int, ranks: int) -> TensorDict:
 
 
 def update(rank: int, losses: list[str], ranks: int) -> None:
-    is_ours = CASE in ("recipe", "plain", "ranks")
+    is_ours = CASE in ("recipe", "ranks")
     for loss in losses:
-        config = of_verls_command() if CASE == "plain" else of_loss(loss)
+        config = of_verls_command() if loss == "plain" else of_loss(loss)
         store = dist.FileStore(f"{FOLDER}/store_of_{loss}", ranks)
         worker = started(FSPOWorker if is_ours else ActorRolloutRefWorker, config, store, rank, ranks)
         data = for_update(part_of(batch(worker), rank, ranks), MINI_BATCH)
         if is_ours:
-            worker.begin_update(BandState(clip_scale=3.0) if loss in ALGORITHMS else None, 3)
+            worker.begin_update(BandState(clip_scale=3.0), 3)
         before = whole(worker.actor.engine.module.parameters())
         metrics = worker.update_actor(data)["metrics"]
         rows = []
@@ -170,7 +155,8 @@ def update(rank: int, losses: list[str], ranks: int) -> None:
             dist.all_gather_object(of_ranks, worker.pop_mini_batches())
             rows = [part.rows for part in join_ranks(of_ranks)]
         elif CASE == "audit":
-            rows = [read_table(FOLDER / "audit").columns]
+            columns = read_table(FOLDER / "audit").columns
+            rows = [{name: column[columns["step"] == columns["step"].max()] for name, column in columns.items()}]
         names = ("S", "L", "A", "inside", "kept", "weight")
         joined = {name: [x for part in rows for x in part[name].tolist()] for name in names if rows and name in rows[0]}
         change = whole(worker.actor.engine.module.parameters()) - before
@@ -202,15 +188,11 @@ class Worker(FSPOWorker):
 def reduced(data: TensorDict, queue: Queue) -> TensorDict:
     """As the trainer makes it, through the queue: of the first mini-batch half of the rows stay, of the second none."""
     names = [name for name in [*data.keys()] if torch.is_tensor(data[name])]
-    rows = {name: data[name].unbind() for name in names}
-    meta = KVBatchMeta([f"{i // 2}_{i % 2}_0" for i in range(SEQUENCES)], [{}] * SEQUENCES, "train")
-    for index, key in enumerate(meta.keys):
-        length = len(rows["responses"][index])
-        scores = torch.zeros(length)
-        scores[-1] = 0.7 if index >= MINI_BATCH // 2 else index % 2
-        queue.rows[key] = {name: rows[name][index] for name in names} | {"rm_scores": scores}
-        queue.rows[key] |= {"extra_fields": {}, "data_source": "math"}
-        meta.tags[index] = {"response_len": length, "seq_len": 0}
+    scores = torch.tensor([[0.7 if i >= MINI_BATCH // 2 else i % 2] for i in range(SEQUENCES)])
+    keys = [f"{i // 2}_{i % 2}_0" for i in range(SEQUENCES)]
+    meta = queue.kv_batch_put(keys, "train", data.select(*names).set("rm_scores", scores), [{}] * SEQUENCES)
+    for row in queue.rows.values():
+        row |= {"extra_fields": {}, "data_source": "math"}
     outcomes, padding = rollout_batch.read_outcomes(meta), zero_advantage.Padding()
     padding.put(meta, zero_advantage.equal_rewards(outcomes), outcomes, 3)
     for key in padding.stand_ins.values():
