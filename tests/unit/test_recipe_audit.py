@@ -58,10 +58,8 @@ def train(folder: Path, loss: str, rank: int = 0, steps: int = 2, reports: bool 
     for step in range(steps):
         critic.train_batch(tu.get_tensordict({}, {"seed": 0}))
         for index in range(2):
-            data = tu.get_tensordict(
-                {}, {"seed": 100 * rank + 10 * step + 4 * index, "update_lr_scheduler": index == 1}
-            )
-            outputs.append(worker.train_batch(data))
+            place = {"seed": 100 * rank + 10 * step + 4 * index, "update_lr_scheduler": index == 1}
+            outputs.append(worker.train_batch(tu.get_tensordict({}, place)))
     return outputs
 
 

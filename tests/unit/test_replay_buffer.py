@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from queue_in_memory import Queue
+from verl.trainer.ppo.v1 import replay_buffer as of_verl
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from fspo.files import read_lines
@@ -31,15 +33,10 @@ def buffer_in(folder: Path, kind: type[Any] = ReplayBufferAsync) -> Any:
 
 def test_what_is_evicted_has_a_line_with_its_lengths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In the model's tokens, over the rows of a response; of one that never came nobody knows the length."""
-    cleared: list[str] = []
-
-    def read(keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, torch.Tensor]:
-        assert not cleared, "afterwards they are gone"
-        rows = [torch.tensor(MASKS[key]) for key in keys]
-        return {"response_mask": torch.nested.nested_tensor(rows, layout=torch.jagged)}
-
-    monkeypatch.setattr(replay_buffer.tq, "kv_batch_get", read)
-    monkeypatch.setattr(replay_buffer.tq, "kv_clear", lambda keys, partition_id: cleared.extend(keys))
+    queue = Queue()
+    queue.rows = {key: {"response_mask": torch.tensor(mask)} for key, mask in MASKS.items()} | {"a": {}, "b": {}}
+    for module in (replay_buffer, of_verl):
+        monkeypatch.setattr(module, "tq", queue)
     buffer = buffer_in(tmp_path)
     buffer.partitions["train"] |= {key: {"response_len": len(mask)} for key, mask in MASKS.items()}
     buffer._evict_terminal_groups(3, "train", ({"a"}, set(), {"b"}, Counter()))
@@ -47,7 +44,7 @@ def test_what_is_evicted_has_a_line_with_its_lengths(monkeypatch: pytest.MonkeyP
         {"step": 3, "reason": "failed", "lengths": [1, None]},
         {"step": 3, "reason": "stale", "lengths": [3, 3]},
     ]
-    assert set(cleared) == {"a", "b", *MASKS}
+    assert queue.rows == {}
 
 
 def test_a_rollout_batch_has_the_data_loader_s_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

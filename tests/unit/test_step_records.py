@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +36,10 @@ def outcomes(rewards: list[float]) -> Outcomes:
 
 
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     printed: list[str] = []
     monkeypatch.setattr(PROGRESS, "say", printed.append)
-    yield printed
+    return printed
 
 
 REWARDS = [0.0, 1.0] * 4

@@ -18,7 +18,7 @@ from updates import updates
 from verl.trainer.ppo import padding_utils
 from verl.trainer.ppo.v1 import trainer_base
 
-from fspo.table import read_table
+from fspo.table import as_rows, read_table
 from recipe.fspo import rollout_batch, zero_advantage
 from recipe.fspo import trainer as trainer_module
 from recipe.fspo.checks import problems
@@ -124,14 +124,12 @@ class Workers:
 
     def pop_mini_batches(self) -> list[list[MiniBatch]]:
         """As the workers record two mini-batches of eight: a row that stands in for a response has no token."""
-        (_, columns), recorded = self.updates[-1], []
-        rows = torch.stack(columns["fspo_rows"].unbind()).flatten().numpy()
-        stands_in = np.array([len(tokens) == 2 for tokens in columns["input_ids"].unbind()])
-        for part in (slice(0, 8), slice(8, 16)):
-            columns = {"S": np.where(stands_in[part], np.nan, 1.0), "A": np.where(stands_in[part], 0.0, 1.0)}
-            columns = {name: values.astype(np.float32) for name, values in columns.items()}
-            recorded.append(MiniBatch(columns | {"L": np.where(stands_in[part], 0, 1), "row": rows[part]}, 1.0, 1e-6))
-        return [recorded]
+        columns = self.updates[-1][1]
+        own_B = np.array([len(tokens) > 2 for tokens in columns["input_ids"].unbind()])
+        rows = as_rows({"S": np.where(own_B, 1.0, np.nan), "L": own_B, "A": own_B})
+        rows["row"] = torch.stack(columns["fspo_rows"].unbind()).flatten().numpy()
+        parts = ({name: column[part] for name, column in rows.items()} for part in (slice(0, 8), slice(8, 16)))
+        return [[MiniBatch(part, 1.0, 1e-6) for part in parts]]
 
 
 def one_step(
