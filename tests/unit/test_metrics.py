@@ -35,7 +35,7 @@ def normal(length_B: torch.Tensor, sigma: float, drift_per_token: float = 0.0) -
 
 def minibatches(seed: int) -> Responses:
     """Four, the first with S = 0, as after a rollout."""
-    return responses_of(*(sequences(seed * 10 + i, scale=0.03 if i else 0.0) for i in range(4)), truncated=118)
+    return responses_of(*(sequences(seed * 10 + i, scale=0.03 if i else 0.0) for i in range(4)))
 
 
 def test_step_metrics_equal_one_pass_over_the_sequences() -> None:

@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from batches import PROMPT, batch_of
 
 from recipe.fspo.main import composed as compose
 from recipe.runner.launch.machine import export_platform
 
 FOLDER, CASE = Path(sys.argv[1]), sys.argv[2]
-SEQUENCES, MINI_BATCH, LONGEST = 16, 8, 40
+SEQUENCES, MINI_BATCH, PROMPT, LONGEST = 16, 8, 4, 40
 ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 CONFIG = compose(
     [
@@ -72,11 +71,23 @@ def started(kind: Any, config: Any, store: Any, rank: int = 0, ranks: int = 1) -
     return worker
 
 
-def sequences(count: int, first: int, last: int) -> list[torch.Tensor]:
-    """Prompts with responses of 1 to ``LONGEST`` tokens."""
+def batch_of(count: int, first: int = 4, last: int = 16, part: slice = slice(None)) -> TensorDict:
+    """What the trainer gives a worker: prompts of four tokens, responses of 1 to ``LONGEST``, A = 1 and -1 in turn."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, LONGEST + 1, (count,), generator=generator).tolist()
-    return [torch.randint(first, last, (PROMPT + length,), generator=generator) for length in lengths]
+    rows = [torch.randint(first, last, (PROMPT + length,), generator=generator) for length in lengths][part]
+    lengths = lengths[part]
+    columns = {
+        "prompts": [row[:PROMPT] for row in rows],
+        "responses": [row[PROMPT:] for row in rows],
+        "input_ids": rows,
+        "position_ids": [torch.arange(len(row)) for row in rows],
+        "response_mask": [torch.ones(length, dtype=torch.int64) for length in lengths],
+        "loss_mask": [torch.ones(length, dtype=torch.int64) for length in lengths],
+        "advantages": [torch.full((length,), 1.0 - 2.0 * (i % 2)) for i, length in enumerate(lengths)],
+    }
+    nested = {name: torch.nested.as_nested_tensor(values, layout=torch.jagged) for name, values in columns.items()}
+    return TensorDict(nested, batch_size=len(rows))
 
 
 def inferred(worker: Any, data: TensorDict, **settings: int) -> Any:
@@ -94,7 +105,7 @@ def for_update(data: TensorDict, mini_batch: int) -> TensorDict:
 def batch(worker: Any) -> TensorDict:
     """pi_old is the policy itself, moved a little, so that ratios mean something."""
     generator = torch.Generator().manual_seed(1)
-    data = batch_of(sequences(SEQUENCES, 4, 16))
+    data = batch_of(SEQUENCES)
     log_probs = response_from_nested(inferred(worker, data)["log_probs"], data["response_mask"])
     rows = [row + 0.02 * torch.randn(len(row), generator=generator) for row in log_probs.unbind()]
     data["old_log_probs"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
@@ -259,7 +270,7 @@ def packs(rank: int, folder: str, ulysses: int) -> None:
             module.config._attn_implementation = "flash_attention_2"
     torch.nn.functional.linear = split_k
     for way, of_packs in (("as the update", {"mini_batch_size": 16}), ("as verl", {})):
-        data = batch_of(sequences(48, 0, 512)[rank // ulysses :: 2 // ulysses])
+        data = batch_of(48, 0, 512, slice(rank // ulysses, None, 2 // ulysses))
         answers = [inferred(worker, data, **of_packs)]
         if ulysses > 1:
             dist.broadcast_object_list(answers, src=0)  # verl hands on what the first rank of a group answers
