@@ -18,13 +18,7 @@ from recipe.fspo.replay_buffer import ENDS_FILE, ordered
 
 #: Three responses to two prompts, of which an agent has written one in two rows, and a tool a part of each.
 MASKS = {"a_0_0": [1, 0, 0, 1], "a_0_1": [0, 1], "a_1_0": [1, 1, 1, 0], "b_0_0": [0, 0, 0, 1]}
-
-
 SAMPLER = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return read_lines(folder / ENDS_FILE)
 
 
 def buffer_in(folder: Path, kind: type[Any] = ReplayBufferAsync) -> Any:
@@ -40,7 +34,7 @@ def test_what_is_evicted_has_a_line_with_its_lengths(monkeypatch: pytest.MonkeyP
     buffer = buffer_in(tmp_path)
     buffer.partitions["train"] |= {key: {"response_len": len(mask)} for key, mask in MASKS.items()}
     buffer._evict_terminal_groups(3, "train", ({"a"}, set(), {"b"}, Counter()))
-    assert lines(tmp_path) == [
+    assert read_lines(tmp_path / ENDS_FILE) == [
         {"step": 3, "reason": "failed", "lengths": [1, None]},
         {"step": 3, "reason": "stale", "lengths": [3, 3]},
     ]
@@ -54,10 +48,10 @@ def test_a_rollout_batch_has_the_data_loader_s_order(monkeypatch: pytest.MonkeyP
     ended = {f"{prompt}_{index}_0": {"response_len": 1} for prompt in "cadb" for index in range(2)}
     batch = buffer._materialize_batch("train", ["a", "b", "c", "d"], ended)
     assert batch.keys == [f"{prompt}_{index}_0" for prompt in "abcd" for index in range(2)]
-    assert lines(tmp_path) == []
+    assert read_lines(tmp_path / ENDS_FILE) == []
     del ended["b_1_0"]
     buffer._materialize_batch("train", ["a", "b", "c", "d"], ended)
-    assert lines(tmp_path) == [{"step": 0, "reason": "failed", "lengths": [None]}]
+    assert read_lines(tmp_path / ENDS_FILE) == [{"step": 0, "reason": "failed", "lengths": [None]}]
     buffer.prompt_global_steps["train"] |= {"b": 1, "z": 1, "a": 2}
     assert buffer._select_prompt_uids("train", {"a", "b", "z"}, 2)[0] == ["b", "z"], "the oldest, and then by name"
 

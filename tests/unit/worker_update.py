@@ -221,10 +221,7 @@ def gradient() -> None:
     rows = [torch.full((length,), value) for length, value in zip(lengths, advantage, strict=True)]
     everything["advantages"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
     some = reduced(everything, queue)
-    policy_loss = worker.actor.loss_fn
-    while "config" not in getattr(policy_loss, "keywords", {}):
-        policy_loss = policy_loss.args[0]
-    config = policy_loss.keywords["config"]
+    config = worker.actor.loss_fn.args[0].keywords["config"]  # what is recorded is verl's
     for loss, mode in (("fspo", "token-mean"), ("vanilla", "token-mean"), ("vanilla", "seq-mean-token-mean")):
         object.__setattr__(config.policy_loss, "loss_mode", loss)
         object.__setattr__(config, "loss_agg_mode", mode)
