@@ -2,7 +2,7 @@
 
 verl averages what a policy loss returns as metrics over micro-batches, ranks and mini-batches, unweighted. A row per
 response and mini-batch therefore travels beside verl's metrics. It is made here and nowhere else, from what verl hands
-to its loss (:func:`recorded`): S, L and A of any loss, and of verl's token-level losses what they keep. The trainer
+to its loss (:func:`rows_of`): S, L and A of any loss, and of verl's token-level losses what they keep. The trainer
 collects the rows after the update (:mod:`recipe.fspo.worker`), judges those of a band, and adds what it alone knows
 (:mod:`recipe.fspo.step_records`). One recorder exists per process, because verl's loss registry holds plain functions.
 """
