@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from recipe.fspo.recorder import MiniBatch
 from recipe.fspo.rollout_batch import Outcomes
 from recipe.fspo.step_records import StepRecords
 from recipe.runner.faults.errors import ExplainedError
-from recipe.runner.progress import PROGRESS
+from recipe.runner.progress import PROGRESS, RunLog
 
 N = 8
 
@@ -49,7 +50,7 @@ class Steps:
 
     def __init__(self, folder: Path, *overrides: str) -> None:
         settings = (f"trainer.default_local_dir={folder}", "fspo.clip_values=published", "fspo.match_scale=native")
-        self.records, self.step = StepRecords(composed(*settings, *overrides), folder), 0
+        self.records, self.log, self.step = StepRecords(composed(*settings, *overrides), folder), RunLog(folder, 9), 0
 
     def __call__(self, rewards: list[float] = REWARDS, advantage: float = 1.0) -> dict[str, float]:
         outputs = [loss_output(N, 20, seed=self.step + 1, scale=0.3 * moved, shortest=1) for moved in (0.0, advantage)]
@@ -63,7 +64,9 @@ class Steps:
         self.step += 1
         mini_batches = [MiniBatch(as_rows(part | {"row": np.arange(N)}), 0.5, 1e-3) for part in parts]
         self.records.add(outcomes(rewards), mini_batches, [skipped] if skipped else [], self.step)
-        return self.records.end(self.step)
+        metrics = self.records.end(self.step)
+        self.log.log(metrics | {"timing_s/step": 1.0}, step=self.step)
+        return metrics
 
 
 def test_a_run_notes_each_clip_value_when_it_is_set(tmp_path: Path, lines: list[str]) -> None:
@@ -140,7 +143,9 @@ def test_that_all_advantages_are_0_is_said_once(tmp_path: Path, lines: list[str]
     metrics = [steps([0.0] * N, advantage=0.0) for _ in range(2)]
     (warning,) = (line for line in lines if "advantages" in line)
     assert "step 2 " in warning
-    assert all(of_step["fspo/advantage_zero_frac"] == 1 for of_step in metrics)
+    written = [json.loads(line)["metrics"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(written) == 3
+    assert all(of_step["fspo/advantage_zero_frac"] == 1 for of_step in (*metrics, *written[1:]))
 
 
 def test_a_norm_clip_that_always_binds_is_said_once(tmp_path: Path, lines: list[str]) -> None:
