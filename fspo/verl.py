@@ -89,11 +89,6 @@ class SequencePolicyLossConfig(PolicyLossConfig):
         return settings
 
 
-def trained_settings(policy_loss: Any) -> SequenceLossSettings:
-    """What a loss of :data:`fspo.losses.ALGORITHMS` trains with, by ``actor.policy_loss`` as a worker has it."""
-    return resolve_settings(policy_loss) or ALGORITHMS[policy_loss.loss_mode]
-
-
 def unmeasured(loss_mode: str, settings: SequenceLossSettings) -> str:
     """The problem of settings that need a state where nothing measures one: the key, its value, the remedy."""
     setting, remedy = f"drift={settings.drift}", "leave it out"
@@ -143,8 +138,8 @@ def policy_loss(
     Raises:
         Unmeasured: If its band is measured during training, and nothing here measures it.
     """
-    settings = trained_settings(config.policy_loss)
     state = None if recorder is None else recorder.current_band_state()
+    settings = resolve_settings(config.policy_loss) or ALGORITHMS[config.policy_loss.loss_mode]
     if state is None and settings.needs_state:  # a trainer that measures sends BandState() before it has data
         raise Unmeasured(unmeasured(config.policy_loss.loss_mode, settings))
     tensors = (log_prob, old_log_prob, advantages, response_mask)

@@ -56,7 +56,7 @@ class AuditedWorkers:
                 rows = rows_of(model_output["log_probs"].detach(), data, loss_fn.keywords["config"])  # type: ignore[attr-defined]
                 length_B, end_B = (column.numpy() for column in lengths_and_ends(data["response_mask"].cpu()))
                 limit = json.loads(os.environ[RUN])["limit"] or float("inf")
-                RECORDER.add(rows | {"truncated": (end_B[length_B > 0] >= limit).astype("float32")})
+                RECORDER.parts.append(rows | {"truncated": (end_B[length_B > 0] >= limit).astype("float32")})
         return result
 
     def _write(self, worker: Any, mini_batch: MiniBatch) -> None:
@@ -97,7 +97,6 @@ class AuditedWorkers:
                 with self.trial():
                     metrics = {} if output is None else tu.get(output, "metrics")
                     mini_batch = RECORDER.end_mini_batch(metrics.get("grad_norm"), learning_rate)
-                    RECORDER.pop()
                     if output is not None:  # else another rank has seen the same
                         self._write(worker, mini_batch)
                         self._updates += bool(ends)

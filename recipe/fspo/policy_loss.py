@@ -12,10 +12,9 @@ from typing import Any, Final
 import torch
 
 from fspo.kept import UnclippedWeight, kept_output
-from fspo.losses import ALGORITHMS, judged
+from fspo.losses import ALGORITHMS, judged, resolve_settings
 from fspo.table import Rows
 from fspo.types import BandState, SequenceLossSettings, c_of_eps
-from fspo.verl import trained_settings
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
 #: By what verl's token-level losses weigh a token without their clip; bypass_mode is another loss inside.
@@ -59,10 +58,8 @@ def kept_by_gradient(
 def band_of(actor: Any) -> SequenceLossSettings | None:
     """The settings of the loss that ``actor_rollout_ref.actor`` names, if its rule is a band on S; else None."""
     name = actor.policy_loss.get("loss_mode", "vanilla")
-    if name in ALGORITHMS:
-        return trained_settings(actor.policy_loss)
     if name != "gspo":
-        return None
+        return resolve_settings(actor.policy_loss)
     # Where only clip_ratio is set, it holds on both sides.
     low, high = (actor.clip_ratio if eps is None else eps for eps in (actor.clip_ratio_low, actor.clip_ratio_high))
     c_low, c_high = c_of_eps(float(low), float(high))

@@ -2,7 +2,7 @@
 
 verl averages what a policy loss returns as metrics over micro-batches, ranks and mini-batches, unweighted. A row per
 response and mini-batch therefore travels beside verl's metrics. It is made here and nowhere else, from what verl hands
-to its loss (:func:`recorded`): S, L and A of any loss, and of verl's token-level losses what they keep. The trainer
+to its loss (:func:`rows_of`): S, L and A of any loss, and of verl's token-level losses what they keep. The trainer
 collects the rows after the update (:mod:`recipe.fspo.worker`), judges those of a band, and adds what it alone knows
 (:mod:`recipe.fspo.step_records`). One recorder exists per process, because verl's loss registry holds plain functions.
 """
@@ -10,8 +10,7 @@ collects the rows after the update (:mod:`recipe.fspo.worker`), judges those of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -45,22 +44,6 @@ class MiniBatch:
         return finite and self.learning_rate != 0
 
 
-def join_ranks(per_rank: Sequence[Sequence[MiniBatch] | None]) -> list[MiniBatch]:
-    """Join what the ranks recorded: entry i of the result holds mini-batch i of the update, over all ranks.
-
-    A rank that another one speaks for has None. Responses stand in the order of their rows in the rollout batch, so
-    that no figure depends on the ranks. Raises ValueError if the ranks recorded different numbers of mini-batches.
-    """
-    joined = []
-    for ranks in zip(*(recorded for recorded in per_rank if recorded is not None), strict=True):
-        rows = join_rows([one.rows for one in ranks])
-        if "row" in rows:
-            order = np.argsort(rows["row"], kind="stable")
-            rows = {name: values[order] for name, values in rows.items()}
-        joined.append(replace(ranks[0], rows=rows))
-    return joined
-
-
 class Recorder:
     """Collects a :class:`MiniBatch` per optimizer step, and holds what the trainer sends for the update."""
 
@@ -69,8 +52,8 @@ class Recorder:
         self.loss_scale = 1.0
         self._band_state: BandState | None = None
         self._step = self._index = 0
-        self._parts: list[Rows] = []
-        self._mini_batches: list[MiniBatch] = []
+        #: Of the micro-batches of the mini-batch in progress.
+        self.parts: list[Rows] = []
 
     def begin_update(self, band_state: BandState | None, step: int, loss_scale: float = 1.0) -> None:
         """Set what the next update uses: band state of the rollout batch of a step, and factor on the loss.
@@ -85,34 +68,15 @@ class Recorder:
         """The band state for the mini-batch in progress; None before any was sent."""
         return None if self._band_state is None else self._band_state.at_mini_batch(self._index)
 
-    def add(self, rows: Rows) -> None:
-        """Add the rows of one micro-batch to the mini-batch in progress."""
-        self._parts.append(rows)
-
     def end_mini_batch(self, grad_norm: float | None, learning_rate: float | None) -> MiniBatch:
         """Close the mini-batch in progress, with the gradient norm (before clipping) and its learning rate."""
-        mini_batch = MiniBatch(join_rows([NO_ROWS, *self._parts]), grad_norm, learning_rate)
-        self._mini_batches.append(mini_batch)
-        self._parts, self._index = [], self._index + 1
-        return mini_batch
-
-    def pop(self) -> list[MiniBatch]:
-        """Hand over the mini-batches recorded since the last call, in the order of their updates."""
-        recorded, self._mini_batches = self._mini_batches, []
-        return recorded
+        parts, self.parts, self._index = self.parts, [], self._index + 1
+        return MiniBatch(join_rows([NO_ROWS, *parts]), grad_norm, learning_rate)
 
 
 #: The recorder of this process.
 RECORDER: Final = Recorder()
 fspo.verl.recorder = RECORDER
-
-
-def recorded(loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_group: Any = None) -> Any:
-    """``loss_fn`` of an actor, and a row for each response of the micro-batch, whatever its policy loss."""
-    result = loss_fn(model_output=model_output, data=data, dp_group=dp_group)
-    config = loss_fn.keywords["config"]  # type: ignore[attr-defined]
-    RECORDER.add(rows_of(model_output["log_probs"].detach(), data, config))
-    return result
 
 
 @torch.no_grad()

@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import transfer_queue as tq
 from recipe.fspo.recorder import ROWS
@@ -100,18 +99,6 @@ def outcome_metrics(outcomes: Outcomes, diagnostics: LengthDiagnostics) -> dict[
         metrics |= diagnostics.outcome_metrics("acc", acc_B, outcomes.length_B)
     statuses = Counter(str(facts["status"]) for facts in outcomes.info_B if facts.get("status") is not None)
     return metrics | {f"reward/status/{name}": count / statuses.total() for name, count in statuses.items()}
-
-
-def outcome_columns(outcomes: Outcomes, position_B: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """What a rollout batch adds to the rows of its mini-batches (:data:`fspo.table.SCHEMA`).
-
-    By row, of which ``position_B`` says which response it is: ``prompt``, the identifier of the prompt group; ``id``,
-    which verl's dumps of responses have as ``uid``; ``reward``; ``data_source``.
-    """
-    prompt_B = [prompt_of(key) for key in outcomes.keys]
-    columns = {"prompt": prompt_B, "id": outcomes.keys, "data_source": outcomes.data_source_B}
-    rows = {name: np.array(values, dtype=object)[position_B] for name, values in columns.items()}
-    return rows | {"reward": outcomes.reward_B.numpy()[position_B]}
 
 
 def number_rows(batch: KVBatchMeta, row_of: dict[str, int]) -> KVBatchMeta:

@@ -15,7 +15,7 @@ from recipe.fspo.config import policy_loss_settings
 from recipe.fspo.measured_values import ClipValues, LossScale
 from recipe.fspo.policy_loss import band_of, judged_rows
 from recipe.fspo.recorder import MiniBatch
-from recipe.fspo.rollout_batch import Outcomes, outcome_columns, outcome_metrics
+from recipe.fspo.rollout_batch import Outcomes, outcome_metrics, prompt_of
 from recipe.runner.progress import PROGRESS, note, writing
 
 from fspo.audit.recording import minibatch_numbers
@@ -30,6 +30,22 @@ _WINDOW_STEPS: Final = 20
 _CALIBRATION_ROUNDS: Final = 8
 #: So many steps in a row whose gradients are all clipped are worth a warning.
 _CLIPPED_STEPS: Final = 10
+
+
+def join_ranks(per_rank: Sequence[Sequence[MiniBatch] | None]) -> list[MiniBatch]:
+    """Join what the ranks recorded: entry i of the result holds mini-batch i of the update, over all ranks.
+
+    A rank that another one speaks for has None. Responses stand in the order of their rows in the rollout batch, so
+    that no figure depends on the ranks. Raises ValueError if the ranks recorded different numbers of mini-batches.
+    """
+    joined = []
+    for ranks in zip(*(recorded for recorded in per_rank if recorded is not None), strict=True):
+        rows = join_rows([one.rows for one in ranks])
+        if "row" in rows:
+            order = np.argsort(rows["row"], kind="stable")
+            rows = {name: values[order] for name, values in rows.items()}
+        joined.append(replace(ranks[0], rows=rows))
+    return joined
 
 
 class StepRecords:
@@ -103,8 +119,12 @@ class StepRecords:
         length_B = np.where(skipped_B[position_B], outcomes.length_B.numpy()[position_B], rows["L"])
         limit = self._config.data.max_response_length
         truncated_B = (outcomes.end_B.numpy()[position_B] >= limit).astype(np.float32)
-        own = {"L": length_B, "A": np.where(skipped_B[position_B], np.float32(0), rows["A"]), "truncated": truncated_B}
-        return rows | own | outcome_columns(outcomes, position_B)
+        rows |= {"L": length_B, "A": np.where(skipped_B[position_B], np.float32(0), rows["A"])}
+        rows |= {"truncated": truncated_B, "reward": outcomes.reward_B.numpy()[position_B]}
+        prompts = [prompt_of(key) for key in outcomes.keys]
+        # ``id`` is what verl's dumps of responses have as ``uid``.
+        texts = {"prompt": prompts, "id": outcomes.keys, "data_source": outcomes.data_source_B}
+        return rows | {name: np.array(values, dtype=object)[position_B] for name, values in texts.items()}
 
     def _record(self, step: int, numbers: Sequence[int], rows: Rows) -> None:
         """Append the step's responses to the table."""

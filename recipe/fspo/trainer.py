@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
+import torch
+import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from recipe.fspo.checkpoint import STATE_FILE, load_state, save_state
 from recipe.fspo.config import GROUP_ESTIMATORS, FspoSettings, complete, facts_of
-from recipe.fspo.recorder import join_ranks
 from recipe.fspo.replay_buffer import ENDS_FILE, clear_trained, ordered
 from recipe.fspo.rollout_batch import for_workers, kl_to_start, number_rows, read_outcomes
-from recipe.fspo.step_records import StepRecords
+from recipe.fspo.step_records import StepRecords, join_ranks
 from recipe.fspo.worker import FSPODetachedWorker, FSPOWorker
-from recipe.fspo.zero_advantage import Padding, equal_rewards, write_zeros
+from recipe.fspo.zero_advantage import Padding, equal_rewards
 from recipe.runner.hooks import RunnerHooks
 from recipe.runner.progress import PROGRESS, Columns, note
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from fspo.fairness.lre import lre_in_words
@@ -61,8 +63,8 @@ class FSPOHooks(PPOTrainer):
         self._records = StepRecords(config, self.folder)
         self._fetched = 0
         super().__init__(config)
-        #: Responses whose A is 0 because all to their prompt earn the same reward; and what stands in for them.
-        self._equal, self._padding = dict[str, float](), Padding()
+        #: Rows whose A is 0, because all responses to their prompt earn the same reward; and what stands in for them.
+        self._tokens_of_zeros, self._padding = dict[str, int](), Padding()
         #: Whether the reference policy is there only to measure the distance to the start, at steps that validate.
         self._measures_kl = config.fspo.kl_to_start and not self.use_reference_policy
         self.use_reference_policy |= self._measures_kl
@@ -115,16 +117,17 @@ class FSPOHooks(PPOTrainer):
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
         self._outcomes, algorithm = read_outcomes(batch), self.config.algorithm
         compares = str(algorithm.adv_estimator) in GROUP_ESTIMATORS and not algorithm.use_kl_in_reward
-        self._equal = equal_rewards(self._outcomes) if compares else {}
+        equal = equal_rewards(self._outcomes) if compares else {}
+        tokens = {key: tag["response_len"] for key, tag in zip(batch.keys, batch.tags, strict=True)}
+        self._tokens_of_zeros = {key: tokens[key] for key in equal}
         # The distance to the start is measured on all responses.
         if self.config.fspo.skip_zero_advantage and not (self.config.fspo.kl_to_start and self._validates):
-            self._padding.choose(batch, self._equal)
+            self._padding.put(batch, equal, self._outcomes, self.tokenizer.eos_token_id)
+            self._tokens_of_zeros |= dict.fromkeys(self._padding.stand_ins.values(), 1)  # OPO divides by its tokens
         return super()._balance_batch(batch, metrics, **options)
 
     def _step_once(self, *args: Any, **kwargs: Any) -> KVBatchMeta:
-        batch = super()._step_once(*args, **kwargs)
-        self._padding.clear(str(batch.partition_id))
-        return batch
+        return self._padding.removed(super()._step_once(*args, **kwargs))
 
     @property
     def _validates(self) -> bool:
@@ -140,33 +143,29 @@ class FSPOHooks(PPOTrainer):
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        self._padding.put(batch, self._outcomes, self.tokenizer.eos_token_id)
-        reduced = self._padding.in_place(batch)
-        computed = super()._compute_old_log_prob(for_workers(reduced), metrics)
-        return computed if reduced is batch else batch
+        return super()._compute_old_log_prob(for_workers(self._padding.in_place(batch)), metrics)
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        reduced = self._padding.in_place(batch)
-        computed = super()._compute_advantage(reduced, metrics)
-        length = {key: tag["response_len"] for key, tag in zip(batch.keys, batch.tags, strict=True)}
-        length = {key: length[key] for key in self._equal} | dict.fromkeys(self._padding.stand_ins.values(), 1)
-        if length:  # padding, too: OPO divides by its tokens
-            write_zeros(str(batch.partition_id), length)
-        return computed if reduced is batch else batch
+        batch = super()._compute_advantage(batch, metrics)
+        if tokens := self._tokens_of_zeros.values():
+            zeros = torch.nested.as_nested_tensor([torch.zeros(count) for count in tokens], layout=torch.jagged)
+            columns = TensorDict({"advantages": zeros, "returns": zeros}, [len(tokens)])
+            tq.kv_batch_put(keys=[*self._tokens_of_zeros], partition_id=batch.partition_id, fields=columns)
+        return batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         records, outcomes = self._records, self._outcomes
         records.loss_scale.measure(outcomes.length_B)
         row_of = {key: records.responses_so_far + index for index, key in enumerate(outcomes.keys)}
         row_of |= {key: row_of[stood_for] for stood_for, key in self._padding.stand_ins.items()}
-        sent = number_rows(self._padding.in_place(batch), row_of)
         self.actor_rollout_wg.begin_update(records.band_state, self.global_steps, records.loss_scale.factor)
-        super()._update_actor(for_workers(sent), metrics)
+        batch = number_rows(batch, row_of)
+        super()._update_actor(for_workers(batch), metrics)
         mini_batches = join_ranks(self.actor_rollout_wg.pop_mini_batches())
         records.add(outcomes, mini_batches, self._padding.stand_ins.keys(), self.global_steps)
         if self.local_trigger_step == self.parameter_sync_step - 1:
             metrics.update(records.end(self.global_steps))
-        return batch if self._padding.stand_ins else sent
+        return batch
 
 
 @register_trainer("fspo")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import recipe.fspo.sqrt_rejection
-from recipe.fspo.recorder import RECORDER, MiniBatch, recorded
+from recipe.fspo.recorder import RECORDER, MiniBatch, rows_of
 from recipe.runner.faults.nonfinite import guarded_update
 from recipe.runner.verl_patches.packs import SamePacksWorker
 from recipe.runner.verl_patches.weight_copies import CopyingWorker
@@ -34,6 +34,14 @@ if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
 
 #: How many steps in a row a gradient scaler may skip: it halves its scale of 65,536 each time.
 _SKIPPED_STEPS = 20
+
+
+def recorded(loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_group: Any = None) -> Any:
+    """``loss_fn`` of an actor, and a row for each response of the micro-batch, whatever its policy loss."""
+    result = loss_fn(model_output=model_output, data=data, dp_group=dp_group)
+    config = loss_fn.keywords["config"]  # type: ignore[attr-defined]
+    RECORDER.parts.append(rows_of(model_output["log_probs"].detach(), data, config))
+    return result
 
 
 class GuardedWorker(SamePacksWorker):
@@ -75,12 +83,13 @@ class RecordingTrainingWorker(GuardedWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn: Callable[..., Any]) -> None:
         super().set_loss_fn(partial(recorded, loss_fn))
+        self.mini_batches: list[MiniBatch] = []
 
     def train_batch(self, data: Any) -> Any:
         learning_rate = float(self.engine.optimizer.param_groups[0]["lr"])
         output = super().train_batch(data)
         metrics = {} if output is None else tu.get(output, "metrics")
-        RECORDER.end_mini_batch(metrics.get("grad_norm"), learning_rate)
+        self.mini_batches.append(RECORDER.end_mini_batch(metrics.get("grad_norm"), learning_rate))
         return output
 
 
@@ -108,7 +117,7 @@ class FSPOWorker(ActorRolloutRefWorker):
 
         Under Ulysses all ranks of a group compute the loss of the same sequences.
         """
-        mini_batches = RECORDER.pop()
+        mini_batches, self.actor.mini_batches = self.actor.mini_batches, []
         return mini_batches if self.actor.engine.is_mp_src_rank_with_outputs() else None
 
 

@@ -19,7 +19,6 @@ from typing import Any, Final
 import torch
 import transfer_queue as tq
 from recipe.fspo.rollout_batch import Outcomes, prompt_of, response_of
-from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
@@ -43,43 +42,34 @@ def equal_rewards(outcomes: Outcomes) -> dict[str, float]:
     return {key: min(rewards[prompt_of(key)]) for key in outcomes.keys if prompt_of(key) in equal}
 
 
-def write_zeros(partition_id: str, lengths: Mapping[str, int]) -> None:
-    """Set A and the returns to exactly 0 in TransferQueue, for rows with these keys and numbers of tokens."""
-    zeros = torch.nested.as_nested_tensor([torch.zeros(length) for length in lengths.values()], layout=torch.jagged)
-    fields = TensorDict({"advantages": zeros, "returns": zeros}, [len(lengths)])
-    tq.kv_batch_put(keys=[*lengths], partition_id=partition_id, fields=fields)
-
-
 class Padding:
     """Padding rows that stand in for responses, from pi_old's pass to the update."""
 
     def __init__(self) -> None:
-        self._rewards: Mapping[str, float] = {}
         self._tag: dict[str, Any] = {}
+        self._whole: KVBatchMeta | None = None
         #: Key of the padding row by that of the response that it stands in for.
         self.stand_ins: dict[str, str] = {}
 
-    def choose(self, batch: KVBatchMeta, equal: Mapping[str, float]) -> None:
-        """Choose the responses to be left out, of those with equal rewards; before verl balances the ranks.
+    def put(self, batch: KVBatchMeta, equal: Mapping[str, float], outcomes: Outcomes, eos_token_id: int) -> None:
+        """Write a row of verl's padding into TransferQueue for each response to be left out, before verl balances.
 
-        If no response of the batch has a gradient, those of one prompt stay, because verl's metrics divide by their
-        tokens. The tags of ``batch`` get the lengths that remain, by which verl balances; in place.
+        Those are the responses with equal rewards; if no response of the batch has a gradient, those of one prompt
+        stay, because verl's metrics divide by their tokens. The tags of ``batch`` get the lengths that remain, by which
+        verl balances; in place.
+
+        A row has the reward of its response, and the rows of one prompt share a group: an estimator may count rewards.
+        Its response mask is 0, and its loss mask the number of the response's tokens, which verl sums over the
+        mini-batch.
         """
         stays = prompt_of(batch.keys[0]) if len(equal) == len(batch) else None
-        self._rewards = {key: reward for key, reward in equal.items() if prompt_of(key) != stays}
-        pairs = zip(batch.keys, batch.tags, strict=True)
-        batch.tags = [tag | ({"seq_len": 2} if key in self._rewards else {}) for key, tag in pairs]
-
-    def put(self, batch: KVBatchMeta, outcomes: Outcomes, eos_token_id: int) -> None:
-        """Write a row of verl's padding into TransferQueue for each response to be left out.
-
-        It has the reward of its response, and the rows of one prompt share a group: an estimator may count rewards. Its
-        response mask is 0, and its loss mask the number of the response's tokens, which verl sums over the mini-batch.
-        """
-        if not self._rewards:
+        rewards = {key: reward for key, reward in equal.items() if prompt_of(key) != stays}
+        if not rewards:
             return
+        pairs = zip(batch.keys, batch.tags, strict=True)
+        batch.tags = [tag | ({"seq_len": 2} if key in rewards else {}) for key, tag in pairs]
         partition, name = str(batch.partition_id), f"pad{uuid.uuid4().hex}"
-        first = next(iter(self._rewards))
+        first = next(iter(rewards))
         source = tq.kv_batch_get(keys=[first], partition_id=partition)[0]
         template, tag = construct_minimal_padding_template(source, batch.tags[batch.keys.index(first)], eos_token_id)
         template = {key: template[key] for key in [*source.keys()] if key in template}
@@ -88,7 +78,7 @@ class Padding:
             template["routed_experts"] = template["routed_experts"][:2]
         self._tag = tag | {"prompt_len": 1, "seq_len": 2}
         lengths, fields = dict(zip(outcomes.keys, outcomes.length_B.tolist(), strict=True)), []
-        for number, (key, reward) in enumerate(self._rewards.items()):
+        for number, (key, reward) in enumerate(rewards.items()):
             self.stand_ins[key] = f"{name}_{number}_0"
             own = {"uid": f"{name}-{prompt_of(key)}", "rm_scores": torch.tensor([reward])}
             fields.append(template | own | {"loss_mask": torch.tensor([lengths[key]])})
@@ -99,12 +89,15 @@ class Padding:
         """The batch with padding rows in place of the responses; the batch itself if there are no padding rows."""
         if not self.stand_ins:
             return batch
+        self._whole = batch
         tags = [self._tag if key in self.stand_ins else tag for key, tag in zip(batch.keys, batch.tags, strict=True)]
         keys = [self.stand_ins.get(key, key) for key in batch.keys]
         return KVBatchMeta(keys, tags, batch.partition_id, batch.fields, batch.extra_info)
 
-    def clear(self, partition_id: str) -> None:
-        """Remove the rows from TransferQueue."""
-        if self.stand_ins:
-            tq.kv_clear(keys=[*self.stand_ins.values()], partition_id=partition_id)
-        self.stand_ins, self._rewards = {}, {}
+    def removed(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """Undo :meth:`in_place`: the batch with its responses; the padding rows are removed from TransferQueue."""
+        if not self.stand_ins:
+            return batch
+        tq.kv_clear(keys=[*self.stand_ins.values()], partition_id=str(batch.partition_id))
+        self.stand_ins = {}
+        return self._whole

@@ -135,7 +135,8 @@ class RunnerHooks(PPOTrainer):
         return buffer
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
-        n = self.config.actor_rollout_ref.rollout.n
+        actor, n = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout.n
+        mini_batch = actor.ppo_mini_batch_size * n
         expected = self.config.data.train_batch_size // self.parameter_sync_step * n
         warn_of_missing(len({key.rpartition("_")[0] for key in batch.keys}), expected, f"step {self.global_steps}")
         self._lengths += [int(tag["response_len"]) for tag in batch.tags]
@@ -146,16 +147,12 @@ class RunnerHooks(PPOTrainer):
         lengths = [tag["seq_len"] for tag in batch.tags]
         # upstream: verl.single_controller.base.worker_group:WorkerGroup._dispatch_info
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-        rows = rows_of_ranks(lengths, self.config.actor_rollout_ref.actor.ppo_mini_batch_size * n, ranks)
+        rows = rows_of_ranks(lengths, mini_batch, ranks)
         metrics.update(log_seqlen_unbalance(lengths, rows, "global_seqlen"))
         batch.reorder([row for part in rows for row in part])
-        return batch
-
-    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        actor = self.config.actor_rollout_ref.actor
         if not actor.shuffle:  # else verl's mini-batches are drawn at random
-            batch.extra_info["mini_batch_size"] = actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
-        return super()._compute_old_log_prob(batch, metrics)
+            batch.extra_info["mini_batch_size"] = mini_batch
+        return batch
 
     def init(self) -> None:
         try:

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from composing import completed
 
-from recipe.fspo.recorder import MiniBatch, join_ranks
+from recipe.fspo.recorder import MiniBatch
+from recipe.fspo.step_records import join_ranks
 
 __all__ = ["MiniBatch"]
 

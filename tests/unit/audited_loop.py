@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from batches import random_batch
 
 from fspo.audit import Audit
 from fspo.losses import ALGORITHMS
@@ -16,11 +17,8 @@ Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 def micro_batch(seed: int, moved: bool = True) -> Tensors:
     """log_prob, old_log_prob, mask, one advantage per sequence."""
-    generator = torch.Generator().manual_seed(seed)
-    old = -torch.rand(16, 64, generator=generator)
-    mask = torch.arange(64) < torch.randint(0, 65, (16, 1), generator=generator)
-    new = old + 3e-3 * moved * torch.randn(16, 64, generator=generator)
-    return new, old, mask, torch.randn(16, generator=generator)
+    new, old, advantage, mask = random_batch(16, 64, seed=seed, scale=3e-3 * moved)
+    return new, old, mask, advantage[:, 0]
 
 
 def train(folder: Path, run: str = "run", ranks: range = range(RANKS)) -> None:

@@ -31,7 +31,7 @@ def nested(rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
-def micro_batch(count: int = 24, seed: int = 0, weighted: bool = False) -> tuple[TensorDict, dict[str, torch.Tensor]]:
+def micro_batch(count: int = 24, seed: int = 0) -> tuple[TensorDict, dict[str, torch.Tensor]]:
     """As verl's engine hands it to a loss, with a row of padding at the end; and log-probabilities of all tokens."""
     generator = torch.Generator().manual_seed(seed)
     length = torch.randint(1, 60, (count,), generator=generator).tolist()
@@ -47,11 +47,10 @@ def micro_batch(count: int = 24, seed: int = 0, weighted: bool = False) -> tuple
         "responses": nested(ones),
         "response_mask": nested(mask),
         "old_log_probs": nested(old),
+        "rollout_is_weights": nested([torch.full((n,), 0.5 + n / 100) for n in length]),
         "advantages": nested([torch.full((n,), float(a)) for n, a in zip(length, advantage, strict=True)]),
         ROWS: nested([torch.tensor([row if row < count - 1 else -1]) for row in range(count)]),
     }
-    if weighted:
-        columns["rollout_is_weights"] = nested([torch.full((n,), 0.5 + n / 100) for n in length])
     data = TensorDict(columns, [count])
     tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=sum(length), global_batch_size=count)
     # Position p - 1 + t of a packed sequence predicts token t of the response.

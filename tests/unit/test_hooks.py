@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from composing import composed
@@ -14,9 +15,7 @@ from messages import holds
 from transfer_queue import KVBatchMeta
 from verl.checkpoint_engine import CheckpointEngineManager, base
 from verl.trainer.ppo.v1 import trainer_base
-from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
-from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode, PPOTrainerSeparateAsync
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
 from verl.workers.config import CheckpointEngineConfig
 from verl.workers.rollout.replica import RolloutReplica
 
@@ -26,11 +25,6 @@ from recipe.runner.faults.preemption import UNSAVED_VARIABLE, Preempted, ask_to_
 from recipe.runner.launch.end_of_turn import SETTING
 from recipe.runner.progress import Progress
 
-TRAINERS = {
-    "sync": PPOTrainerSync,
-    "colocate_async": PPOTrainerColocateAsync,
-    "separate_async": PPOTrainerSeparateAsync,
-}
 HYBRID = ("actor_rollout_ref.hybrid_engine=true", "trainer.v1.separate_async.hybrid_rollout.enable_switch=true")
 #: The 8B job with one update a step and a regular save at step 2.
 WORDS = (
@@ -86,14 +80,13 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Train:
 
     def train(machine: Machine, mode: str, stop_in: str, *overrides: str, ends: str = "after step 3") -> list[str]:
         config = composed(f"mode={mode}", f"trainer.default_local_dir={tmp_path}", *WORDS, *overrides)
-        queue = SimpleNamespace(save_checkpoint=lambda *_, **__: None, kv_clear=lambda **_: None)
-        monkeypatch.setattr(trainer_base, "tq", queue)
+        monkeypatch.setattr(trainer_base, "tq", Mock())
         monkeypatch.setattr(base, "ray", SimpleNamespace(get=lambda result: result))
         monkeypatch.setattr(hooks, "PROGRESS", Progress())
         monkeypatch.setattr(hooks, "_LOGGERS", {})  # of the whole process
         monkeypatch.setattr(RolloutReplica, "max_concurrency", RolloutReplica.max_concurrency)  # a trainer replaces it
 
-        class Trainer(hooks.RunnerHooks, TRAINERS[mode]):  # type: ignore[misc]
+        class Trainer(hooks.RunnerHooks, trainer_base.get_trainer_cls(mode)):  # type: ignore[misc]
             verl_mode = mode
 
             def _step_once(self, *_: Any) -> KVBatchMeta:
@@ -118,6 +111,8 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Train:
             _add_batch_to_generate = _shutdown_dump_executor = _reseed_sampling = raise_failure = _nothing
             add_replicas_to_balancer = remove_replicas_from_balancer = clear_sticky_cache = _nothing
 
+        (unsaved := tmp_path / "unsaved").touch()  # of a job script, which counts starts that have saved nothing
+        monkeypatch.setenv(UNSAVED_VARIABLE, str(unsaved))
         write_phase(tmp_path, Phase(0, "start-up"))
         trainer: Any = Trainer(config)
         trainer.actor_rollout_wg, engine = machine, CheckpointEngineConfig(backend="naive")
@@ -125,10 +120,10 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Train:
         trainer.train_dataloader = SimpleNamespace(state_dict=dict)
         trainer.steps_per_epoch, trainer.total_training_steps = 100, 6
         if mode == "separate_async":
-            sends = {"update_weights": lambda step: machine.syncs.append(machine.phase())}
-            trainer.standalone_checkpoint_manager = SimpleNamespace(**sends)
-            nothing = {"get_sampleable_count": lambda *_: 0, "wait_for_sampleable": lambda *_: (None, {})}
-            trainer.replay_buffer = SimpleNamespace(**nothing, poll_interval=1.0)
+            sync = SimpleNamespace(update_weights=lambda step: machine.syncs.append(machine.phase()))
+            trainer.standalone_checkpoint_manager, trainer.replay_buffer = sync, Mock(poll_interval=1.0)
+            trainer.replay_buffer.get_sampleable_count.return_value = 0
+            trainer.replay_buffer.wait_for_sampleable.return_value = (None, {})
             # What verl's init() sets, with the processes.
             lent = trainer._enable_hybrid_replicas
             trainer.current_mode = HybridEngineMode.ROLLOUT if lent else HybridEngineMode.TRAINER
@@ -145,14 +140,6 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Train:
 ONCE, TWICE = "wake abort sleep", "wake abort sleep wake abort sleep"
 
 
-@pytest.fixture
-def unsaved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A job script's file, which says that nothing was saved."""
-    (file := tmp_path / "unsaved").touch()
-    monkeypatch.setenv(UNSAVED_VARIABLE, str(file))
-    return file
-
-
 @pytest.mark.parametrize(
     ("mode", "overrides", "stop_in", "between"),
     [
@@ -165,16 +152,22 @@ def unsaved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     ],
 )
 def test_vllm_sleeps_while_a_checkpoint_is_saved(
-    train: Train, unsaved: Path, mode: str, overrides: list[str], stop_in: str, between: str
+    train: Train,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    mode: str,
+    overrides: list[str],
+    stop_in: str,
+    between: str,
 ) -> None:
     """The loop saves step 2, and the warning step 3; ``between`` is what is asked of vLLM between both."""
     calls = train(machine := Machine(), mode, stop_in, *overrides)
-    assert not unsaved.exists()
+    assert not (tmp_path / "unsaved").exists()
     saves = [call for call in calls if call.startswith("save")]
     assert saves == ["save 2 without vLLM", "save 3 without vLLM"]
     first, last = map(calls.index, saves)
     assert calls[first + 1 : last] == between.split() and calls[last + 1 :] == []
-    assert (unsaved.parent / "latest_checkpointed_iteration.txt").read_text() == "3"
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "3"
     if not overrides:  # the first sync of separate_async has a limit of its own
         first_sync = FIRST_SYNC if mode == "separate_async" else "start-up"
         assert machine.syncs == [first_sync, *["weight sync"] * 3]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from composing import completed, composed
-from omegaconf import DictConfig, open_dict
 
-from fspo.verl import trained_settings
-from recipe.fspo.config import complete
+from recipe.fspo.config import complete, policy_loss_settings
 from recipe.fspo.measured_values import LossScale
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -34,34 +30,20 @@ def test_only_losses_that_sum_over_tokens_are_divided(overrides: tuple[str, ...]
     assert scale.factor == pytest.approx(factor)
 
 
-def plain(*overrides: str) -> DictConfig:
-    """The configuration that verl's own command hands to the trainer ``trainer.v1.trainer_mode=fspo``."""
-    config = composed(*overrides)
-    loss = config.actor_rollout_ref.actor.policy_loss
-    with open_dict(config):
-        config.actor_rollout_ref.actor.policy_loss = {key: loss[key] for key in loss if loss[key] is not None}
-        config.pop("fspo")
-        config.trainer.use_v1 = True
-    complete(config)
-    return config
-
-
-@pytest.mark.parametrize("command", [completed, plain])
-def test_a_given_factor_on_the_gradient_is_the_only_one(
-    command: Callable[..., DictConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_given_factor_on_the_gradient_is_the_only_one(capsys: pytest.CaptureFixture[str]) -> None:
     def factor(*overrides: str) -> float:
-        config = command(*overrides)
+        config = completed(*overrides)
         scale = LossScale(config)
         scale.measure(LENGTH)
-        assert (config.fspo.match_scale == "native") == bool(overrides)
-        return scale.factor * float(trained_settings(config.actor_rollout_ref.actor.policy_loss).grad_multiplier)
+        settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
+        assert settings is not None and (config.fspo.match_scale == "native") == bool(overrides)
+        return scale.factor * settings.grad_multiplier
 
     assert factor() == pytest.approx(1 / 40)
     assert "grad_multiplier" not in capsys.readouterr().out
     assert factor(f"{LOSS}.grad_multiplier=0.025") == 0.025
     assert factor(f"{LOSS}.grad_multiplier=1.0") == 1, "1 counts, too"
-    resumed = LossScale(command(f"{LOSS}.grad_multiplier=0.025"))
+    resumed = LossScale(completed(f"{LOSS}.grad_multiplier=0.025"))
     resumed.load_state_dict({"length": 40.0})
     assert resumed.factor == 1
 

@@ -13,25 +13,33 @@ import torch
 from batches import loss_output, responses_of
 
 from fspo.fairness.lre import length_reweighting_error
-from fspo.losses import ALGORITHMS, judged, sequence_policy_loss
-from fspo.metrics import LengthDiagnostics, NoiseFloor, noise_floor, step_metrics
+from fspo.losses import ALGORITHMS, judged
+from fspo.metrics import LengthDiagnostics, noise_floor, step_metrics
 from fspo.responses import Responses
 from fspo.types import BandState, SequenceLossOutput
 
 ROOT = Path(__file__).resolve().parents[2]
+FSPO = ALGORITHMS["fspo"]
 
 
-def sequences(seed: int, batch: int = 96, scale: float = 0.03) -> SequenceLossOutput:
-    return loss_output(batch, 120, seed=seed, scale=scale, shortest=1)
+def sequences(seed: int, count: int = 96, scale: float = 0.03) -> SequenceLossOutput:
+    return loss_output(count, 120, seed=seed, scale=scale, shortest=1)
+
+
+def normal(length_B: torch.Tensor, sigma: float, drift_per_token: float = 0.0) -> Responses:
+    """S is normal about -drift L with a standard deviation of sigma sqrt(L), in a mini-batch after a moved weight."""
+    noise_B = torch.randn(len(length_B), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    s_B = sigma * length_B.sqrt() * noise_B - drift_per_token * length_B
+    return responses_of(judged(s_B, length_B, torch.ones(len(length_B)), FSPO), first_number=1)
 
 
 def minibatches(seed: int) -> Responses:
     """Four, the first with S = 0, as after a rollout."""
-    return responses_of(*(sequences(seed * 10 + i, scale=0.03 if i else 0.0) for i in range(4)), truncated=118)
+    return responses_of(*(sequences(seed * 10 + i, scale=0.03 if i else 0.0) for i in range(4)))
 
 
 def test_step_metrics_equal_one_pass_over_the_sequences() -> None:
-    output = sequences(1, batch=200)
+    output = sequences(1, 200)
     columns = (output.log_ratio_B, output.length_B, output.accepted_B, output.clipped_high_B, output.clipped_low_B)
     s, length, accepted, high, low = (column.numpy() for column in columns)
     z, mu = s / np.sqrt(length), s.sum() / length.sum()
@@ -53,7 +61,7 @@ def test_every_metric_is_documented_and_every_documented_one_occurs() -> None:
     for seed in (2, 3):  # an interval needs eight mini-batches
         diagnostics.update(minibatches(seed))
     metrics = diagnostics.update(minibatches(1)) | diagnostics.outcome_metrics("x", torch.ones(9), torch.arange(0, 9))
-    metrics |= noise_floor(minibatches(1).moved(), settings=ALGORITHMS["fspo"]).metrics()
+    metrics |= noise_floor(minibatches(1).moved(), settings=FSPO).metrics()
     page = (ROOT / "docs/fairness.md").read_text(encoding="utf-8")
     explained = set(re.findall(r"^\| `(fspo/[^`]+)` \|", page, re.M))
     patterns = {name: re.compile(re.sub(r"\\\{\w+\\\}", "[^ ]+", re.escape(name))) for name in explained}
@@ -62,8 +70,7 @@ def test_every_metric_is_documented_and_every_documented_one_occurs() -> None:
     code = [path.read_text(encoding="utf-8") for path in (ROOT / "recipe/fspo").rglob("*.py")]
     recipe = {name for text in code for name in re.findall(r'"(fspo/[a-z_/]+)"', text)}
     assert recipe <= explained
-    gone = {name for name, pattern in patterns.items() if not any(pattern.fullmatch(metric) for metric in metrics)}
-    assert {name for name in gone if not name.startswith("fspo/funnel/")} <= recipe
+    assert {name for name, pattern in patterns.items() if not any(map(pattern.fullmatch, metrics))} <= recipe
     assert all(np.isfinite(value) for value in metrics.values())
 
 
@@ -80,7 +87,7 @@ def test_the_first_mini_batch_is_left_out_and_the_window_holds_the_last_steps() 
 
 
 def test_where_nothing_was_or_could_be_clipped_nothing_is_said() -> None:
-    still, moved, flat = (loss_output(96, 120, seed=1, scale=scale, shortest=1) for scale in (0.0, 1e-4, 0.1))
+    still, moved, flat = (sequences(1, scale=scale) for scale in (0.0, 1e-4, 0.1))
     flat = dataclasses.replace(flat, advantage_B=0 * flat.advantage_B)
     for output, rate in ((moved, 0.0), (still, None), (flat, None)):
         metrics = LengthDiagnostics().update(responses_of(output, first_number=1))
@@ -116,51 +123,32 @@ def test_outcome_by_length() -> None:
     assert metrics == {"fspo/outcome/acc/bin_00": 0.5, "fspo/outcome/acc/bin_07": 1.0}
 
 
-LENGTHS = (16, 64, 256)
-
-
-def measured(per_token: float) -> NoiseFloor:
-    """Noise of independent rounding: S is normal with standard deviation ``per_token * sqrt(L)``."""
-    generator = torch.Generator().manual_seed(0)
-    rows = [length for length in LENGTHS for _ in range(500)]
-    mask = torch.arange(max(LENGTHS)) < torch.tensor(rows)[:, None]
-    old = torch.full(mask.shape, -1.0, dtype=torch.float64)
-    new = old + per_token * torch.randn(mask.shape, generator=generator, dtype=torch.float64)
-    output = sequence_policy_loss(new, old, torch.ones_like(old), mask, ALGORITHMS["fspo"])
-    return noise_floor(responses_of(output), ALGORITHMS["fspo"])
-
-
 def test_the_noise_is_by_length_and_its_margin_is_warned_of() -> None:
-    floor = measured(0.001)
-    assert floor.length_J.tolist() == list(LENGTHS)
-    root_J = np.sqrt(LENGTHS)
+    lengths, of_rounding = (16, 64, 256), [0.001, 0.005, 0.0, 0.01]
+    length_B, root_J = torch.tensor(lengths).repeat_interleave(500), np.sqrt(lengths)
+    floor, near, nothing, within = (noise_floor(normal(length_B, sigma), FSPO) for sigma in of_rounding)
+    assert floor.length_J.tolist() == list(lengths)
     np.testing.assert_allclose(floor.rms_J, 0.001 * root_J, rtol=0.1)
     np.testing.assert_allclose(floor.half_width_J, 0.03 * root_J, rtol=1e-6)
     assert floor.margin == pytest.approx(30, rel=0.1) and floor.warning() is None
     assert set(floor.metrics()) == {*(f"fspo/noise_floor/S_rms/bin_0{j}" for j in range(3)), "fspo/noise_floor/margin"}
-    assert measured(0.005).warning() is None and measured(0.0).margin == math.inf
-    warning = measured(0.01).warning()  # a band within five times the noise
+    assert near.warning() is None and nothing.margin == math.inf
+    warning = within.warning()  # a band within five times the noise
     assert warning and "fspo/noise_floor/margin" in warning and "same packs" in warning and "fp16" in warning
 
 
-def drifting(drift_per_token: float, count: int = 4000) -> LengthDiagnostics:
-    """A step whose S is normal about -drift L with a standard deviation of 0.02 sqrt(L)."""
-    generator = torch.Generator().manual_seed(0)
-    length_B = torch.randint(1, 2000, (count,), generator=generator)
-    noise_B = torch.randn(count, generator=generator, dtype=torch.float64)
-    s_B = 0.02 * length_B.sqrt() * noise_B - drift_per_token * length_B
-    diagnostics = LengthDiagnostics()
-    diagnostics.update(responses_of(judged(s_B, length_B, torch.ones(count), ALGORITHMS["fspo"]), first_number=1))
-    return diagnostics
-
-
 def test_a_drift_of_a_third_of_the_band_is_said_with_the_remedy() -> None:
-    fspo = ALGORITHMS["fspo"]
+    def line(drift: float, loss: str = "fspo", state: BandState | None = None, count: int = 4000) -> str | None:
+        diagnostics = LengthDiagnostics()
+        length_B = torch.randint(1, 2000, (count,), generator=torch.Generator().manual_seed(0))
+        diagnostics.update(normal(length_B, 0.02, drift))
+        return diagnostics.drift_warning(ALGORITHMS[loss], state)
+
     # At 1,870 tokens, the mean length of the longest eighth, a third of 0.03 sqrt(L) is 0.43.
-    line = drifting(0.5 / 1870).drift_warning(fspo)
-    assert line is not None and "fspo_v1" in line and "near 18" in line and "-0.5" in line
-    assert drifting(0.35 / 1870).drift_warning(fspo) is None
-    assert drifting(0.5 / 1870).drift_warning(fspo, BandState(clip_scale=2.0)) is None, "a wider band"
-    assert drifting(0.5 / 1870, count=64).drift_warning(fspo) is None, "too few to tell"
-    assert drifting(0.5 / 1870).drift_warning(ALGORITHMS["fspo_v1"], BandState(drift_per_token=1e-4)) is None
-    assert LengthDiagnostics().drift_warning(fspo) is None
+    far = line(0.5 / 1870)
+    assert far is not None and "fspo_v1" in far and "near 18" in far and "-0.5" in far
+    assert line(0.35 / 1870) is None
+    assert line(0.5 / 1870, state=BandState(clip_scale=2.0)) is None, "a wider band"
+    assert line(0.5 / 1870, count=64) is None, "too few to tell"
+    assert line(0.5 / 1870, "fspo_v1", BandState(drift_per_token=1e-4)) is None
+    assert LengthDiagnostics().drift_warning(FSPO) is None

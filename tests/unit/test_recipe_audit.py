@@ -20,7 +20,6 @@ from verl.workers.utils.losses import ppo_loss
 from fspo.losses import ALGORITHMS, judged
 from fspo.table import read_table
 from recipe.fspo import audit
-from recipe.fspo import recorder as recorder_module
 from recipe.fspo.recorder import ROWS, Recorder
 
 RANKS = 2
@@ -59,18 +58,15 @@ def train(folder: Path, loss: str, rank: int = 0, steps: int = 2, reports: bool 
     for step in range(steps):
         critic.train_batch(tu.get_tensordict({}, {"seed": 0}))
         for index in range(2):
-            data = tu.get_tensordict(
-                {}, {"seed": 100 * rank + 10 * step + 4 * index, "update_lr_scheduler": index == 1}
-            )
-            outputs.append(worker.train_batch(data))
+            place = {"seed": 100 * rank + 10 * step + 4 * index, "update_lr_scheduler": index == 1}
+            outputs.append(worker.train_batch(tu.get_tensordict({}, place)))
     return outputs
 
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     recorder = Recorder()
-    for module in (audit, recorder_module):
-        monkeypatch.setattr(module, "RECORDER", recorder)
+    monkeypatch.setattr(audit, "RECORDER", recorder)
     monkeypatch.setenv(audit.FOLDER, str(tmp_path))
     monkeypatch.setenv(audit.RUN, json.dumps({"run": "run", "calls": 1, "limit": 50, "every_mini_batch": "no"}))
     return tmp_path
@@ -114,10 +110,9 @@ def test_an_error_ends_the_audit_and_not_the_run(
 
 
 def announced(mode: str) -> dict[str, str]:
-    loss = {"actor": {"policy_loss": {"loss_mode": "gspo"}}}
-    v1 = {"trainer_mode": mode, "separate_async": {"parameter_sync_step": 4}}
-    config = {"actor_rollout_ref": loss, "trainer": {"v1": v1}, "data": {"max_response_length": 96}}
-    return audit.announced(OmegaConf.create(config))
+    words = ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "data.max_response_length=96")
+    v1 = (f"trainer.v1.trainer_mode={mode}", "trainer.v1.separate_async.parameter_sync_step=4")
+    return audit.announced(OmegaConf.from_dotlist([*words, *v1]))
 
 
 def test_rays_workers_are_told_and_the_driver_says_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,11 @@ import fspo.verl
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.types import BandState, c_of_eps
 from recipe.fspo import recorder as module
+from recipe.fspo import worker
 from recipe.fspo.policy_loss import band_of, judged_rows
-from recipe.fspo.recorder import MiniBatch, Recorder, join_ranks, recorded
+from recipe.fspo.recorder import MiniBatch, Recorder
+from recipe.fspo.step_records import join_ranks
+from recipe.fspo.worker import recorded
 
 FIXED = [name for name, settings in ALGORITHMS.items() if not settings.needs_state]
 
@@ -26,7 +29,7 @@ FIXED = [name for name, settings in ALGORITHMS.items() if not settings.needs_sta
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    monkeypatch.setattr(module, "RECORDER", recorder)
+    monkeypatch.setattr(worker, "RECORDER", recorder)
     monkeypatch.setattr(fspo.verl, "recorder", recorder)
     return recorder
 
@@ -36,16 +39,15 @@ def record(name: str, data: Any, output: Any) -> Any:
     return recorded(partial(ppo_loss, config=actor(name)), output, data)
 
 
-def observed(name: str, recorder: Recorder, **options: Any) -> dict[str, np.ndarray]:
-    record(name, *micro_batch(**options))
+def observed(name: str, recorder: Recorder) -> dict[str, np.ndarray]:
+    record(name, *micro_batch())
     return recorder.end_mini_batch(1.0, 1e-6).rows
 
 
 @pytest.mark.parametrize("name", FIXED)
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_row_is_what_the_loss_did_bit_for_bit(name: str, weighted: bool, recorder: Recorder) -> None:
-    rows = observed(name, recorder, weighted=weighted)
-    data, output = micro_batch(weighted=weighted)
+def test_a_row_is_what_the_loss_did_bit_for_bit(name: str, recorder: Recorder) -> None:
+    rows = observed(name, recorder)
+    data, output = micro_batch()
     names = ("old_log_probs", "advantages", "response_mask")
     columns = data.select(*names).to_padded_tensor()
     log_prob = module.no_padding_2_padding(output["log_probs"], data)
@@ -58,8 +60,7 @@ def test_a_row_is_what_the_loss_did_bit_for_bit(name: str, weighted: bool, recor
     for key, column in columns.items():
         np.testing.assert_array_equal(rows[key], column.detach()[loss.valid_B].numpy(), err_msg=key)
     assert 0 < rows["inside"].mean() < 1 and 0 < rows["kept"].mean() <= 1
-    if weighted:
-        np.testing.assert_allclose(rows["rollout_weight"], 0.5 + rows["L"] / 100, rtol=1e-6)
+    np.testing.assert_allclose(rows["rollout_weight"], 0.5 + rows["L"] / 100, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", [*FIXED, *CLIPS])
@@ -92,7 +93,8 @@ def test_of_a_loss_that_nobody_knows_s_l_and_a_are_recorded(
 ) -> None:
     monkeypatch.setitem(POLICY_LOSS_REGISTRY, "mine", lambda log_prob, **_: (log_prob.sum(), {}))
     rows = observed("mine", recorder)
-    assert rows.keys() == {"S", "L", "A", "row"} and np.isfinite(rows["S"]).all() and len(rows["S"]) == 23
+    assert rows.keys() == {"S", "L", "A", "row", "rollout_weight"}
+    assert np.isfinite(rows["S"]).all() and len(rows["S"]) == 23
 
 
 def test_a_response_without_a_token_or_not_finite_has_no_s(recorder: Recorder) -> None:
@@ -107,14 +109,12 @@ def test_a_response_without_a_token_or_not_finite_has_no_s(recorder: Recorder) -
     assert np.isnan(rows["S"]).tolist() == [False, True, True, False, False] and rows["L"][2] == 0
 
 
-def test_mini_batches_are_kept_apart_and_handed_over_once(recorder: Recorder) -> None:
+def test_mini_batches_are_kept_apart(recorder: Recorder) -> None:
     for parts in (2, 1):
         for _ in range(parts):
             record("fspo", *micro_batch(4))
-        recorder.end_mini_batch(0.5, 1e-6)
-    first, second = recorder.pop()
-    assert (len(first.rows["S"]), len(second.rows["S"]), first.grad_norm) == (6, 3, 0.5)
-    assert recorder.pop() == []
+        mini_batch = recorder.end_mini_batch(0.5, 1e-6)
+        assert (len(mini_batch.rows["S"]), mini_batch.grad_norm) == (3 * parts, 0.5)
 
 
 def test_band_state_follows_the_mini_batch(recorder: Recorder) -> None:

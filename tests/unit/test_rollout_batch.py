@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,10 +15,8 @@ from transfer_queue import KVBatchMeta
 from fspo.metrics import LengthDiagnostics
 from recipe.fspo import rollout_batch
 from recipe.fspo.rollout_batch import (
-    Outcomes,
     kl_to_start,
     lengths_and_ends,
-    outcome_columns,
     outcome_metrics,
     read_outcomes,
 )
@@ -28,8 +25,8 @@ from recipe.fspo.rollout_batch import (
 RESPONSES = {"a_0_0": (3, 1.0), "a_1_0": (3, 1.0), "b_0_0": (1, 0.0), "b_1_0": (2, 0.5)}
 
 
-@pytest.fixture
-def outcomes(monkeypatch: pytest.MonkeyPatch) -> Outcomes:
+def test_responses_have_means_and_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No task is known here: shares are of whatever statuses a reward reports."""
     queue = Queue()
     monkeypatch.setattr(rollout_batch, "tq", queue)
     for key, (length, reward) in RESPONSES.items():
@@ -37,18 +34,10 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> Outcomes:
         scores = torch.tensor([0.0] * (length - 1) + [reward])
         row = {"response_mask": torch.ones(length, dtype=torch.int64), "rm_scores": scores, "data_source": "math"}
         queue.rows[key] = row | {"extra_fields": {"raw_prompt": "?", "reward_extra_info": info}}
-    return read_outcomes(KVBatchMeta([*RESPONSES], [{}] * len(RESPONSES), "train"))
-
-
-def test_responses_have_means_shares_prompts_and_rewards(outcomes: Outcomes) -> None:
-    """No task is known here: shares are of whatever statuses a reward reports."""
+    outcomes = read_outcomes(KVBatchMeta([*RESPONSES], [{}] * len(RESPONSES), "train"))
     metrics = outcome_metrics(outcomes, LengthDiagnostics(window=1))
     assert metrics["fspo/length_trained"] == 9 / 4
     assert {key: value for key, value in metrics.items() if key.startswith("reward/")} == {"reward/status/correct": 1.0}
-    columns = outcome_columns(outcomes, np.array([3, 0]))
-    assert {name: values.tolist() for name, values in columns.items()} == {
-        "id": ["b_1_0", "a_0_0"], "prompt": ["b", "a"], "reward": [0.5, 1.0], "data_source": ["math", "math"]
-    }  # fmt: skip
 
 
 masks = st.lists(st.lists(st.integers(0, 1), max_size=9), min_size=1, max_size=9)

@@ -20,11 +20,16 @@ def responses(lengths: torch.Tensor, sigma: float = 0.03) -> tuple[torch.Tensor,
 
 
 def kept(rule: str, threshold: str | float, log_ratio: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    mask_after, metrics = helper.compute_rollout_rejection_mask(log_ratio, mask, rule, threshold)
+    config = RolloutCorrectionConfig(rollout_is=None, rollout_rs=rule, rollout_rs_threshold=threshold)
+    rules = {"rollout_rs": config.rollout_rs, "rollout_rs_threshold": config.rollout_rs_threshold}
+    _, mask_after, metrics = helper.compute_rollout_correction_and_rejection_mask(
+        log_ratio, torch.zeros_like(log_ratio), mask, None, **rules
+    )
     kept_B = (mask_after.sum(-1) == mask.sum(-1)) & (mask.sum(-1) > 0)
     assert torch.equal(mask_after.sum(-1) > 0, kept_B)  # whole responses
     removed = 1 - float(mask_after.sum() / mask.sum())
-    assert metrics["rollout_rs_masked_fraction"] == pytest.approx(removed, abs=1e-6)
+    assert metrics["rollout_corr/rollout_rs_masked_fraction"] == pytest.approx(removed, abs=1e-6)
+    assert f"rollout_corr/rollout_rs_{rule}_seq_masked_fraction" in metrics
     return kept_B
 
 
@@ -48,13 +53,3 @@ def test_a_wrong_threshold_names_the_rule() -> None:
     for threshold in ("1.1,1.2", "1.1_x", None):
         with pytest.raises(ValueError, match=f"{RULE}, rollout_rs_threshold={threshold}: "):
             helper.compute_rollout_rejection_mask(*responses(torch.tensor([4])), RULE, threshold)
-
-
-def test_verls_correction_of_a_batch_uses_it() -> None:
-    log_ratio, mask = responses(torch.tensor([16, 64, 256, 1024]).repeat_interleave(64))
-    config = RolloutCorrectionConfig(rollout_is=None, rollout_rs=RULE, rollout_rs_threshold=1.03)
-    _, after, metrics = helper.compute_rollout_correction_and_rejection_mask(
-        log_ratio, torch.zeros_like(log_ratio), mask, None, rollout_rs=config.rollout_rs, rollout_rs_threshold=1.03
-    )
-    assert torch.equal(after.sum(-1) > 0, kept(RULE, 1.03, log_ratio, mask))
-    assert any(f"{RULE}_seq_masked_fraction" in name for name in metrics)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,7 @@ from composing import completed, composed
 
 from fspo.files import read_object
 from fspo.losses import sequence_policy_loss
-from fspo.responses import rows_of
-from fspo.table import FOLDER, read_table
+from fspo.table import FOLDER, as_rows, read_table
 from fspo.types import BandState
 from recipe.fspo.config import policy_loss_settings
 from recipe.fspo.recorder import MiniBatch
@@ -39,10 +36,10 @@ def outcomes(rewards: list[float]) -> Outcomes:
 
 
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     printed: list[str] = []
     monkeypatch.setattr(PROGRESS, "say", printed.append)
-    yield printed
+    return printed
 
 
 REWARDS = [0.0, 1.0] * 4
@@ -56,23 +53,16 @@ class Steps:
         self.records, self.log, self.step = StepRecords(composed(*settings, *overrides), folder), RunLog(folder, 9), 0
 
     def __call__(self, rewards: list[float] = REWARDS, advantage: float = 1.0) -> dict[str, float]:
-        parts = []
-        for scale in (0.0, advantage):
-            output = loss_output(N, 20, seed=self.step + 1, scale=0.3 * scale, shortest=1)
-            rows = rows_of(dataclasses.replace(output, advantage_B=advantage * torch.ones(N)))
-            parts.append({name: rows[name] for name in "SLA"})
-        return self.record(parts, rewards)
+        outputs = [loss_output(N, 20, seed=self.step + 1, scale=0.3 * moved, shortest=1) for moved in (0.0, advantage)]
+        parts = [{"S": one.log_ratio_B.numpy(), "L": one.length_B.numpy()} for one in outputs]
+        return self.record([part | {"A": np.full(N, advantage)} for part in parts], rewards)
 
     def record(
         self, parts: list[dict[str, Any]], rewards: list[float] = REWARDS, skipped: str = ""
     ) -> dict[str, float]:
         """What these mini-batches add up to; the response of this key is skipped."""
         self.step += 1
-        types = {"S": np.float32, "L": np.int64, "A": np.float32}
-        mini_batches = []
-        for part in parts:
-            columns = {name: part[name].astype(kind) for name, kind in types.items()}
-            mini_batches.append(MiniBatch(columns | {"row": np.arange(N)}, 0.5, 1e-3))
+        mini_batches = [MiniBatch(as_rows(part | {"row": np.arange(N)}), 0.5, 1e-3) for part in parts]
         self.records.add(outcomes(rewards), mini_batches, [skipped] if skipped else [], self.step)
         metrics = self.records.end(self.step)
         self.log.log(metrics | {"timing_s/step": 1.0}, step=self.step)

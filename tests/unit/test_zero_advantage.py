@@ -18,8 +18,9 @@ from updates import updates
 from verl.trainer.ppo import padding_utils
 from verl.trainer.ppo.v1 import trainer_base
 
-from fspo.table import read_table
+from fspo.table import as_rows, read_table
 from recipe.fspo import rollout_batch, zero_advantage
+from recipe.fspo import trainer as trainer_module
 from recipe.fspo.checks import problems
 from recipe.fspo.config import GROUP_ESTIMATORS, complete
 from recipe.fspo.recorder import MiniBatch
@@ -33,19 +34,22 @@ REWARDS = {"tenth": [0.1] * 8, "mixed": [0.7] * 7 + [0.1], "tenths": [0.7] * 8}
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     queue = Queue()
-    for module in (trainer_base, zero_advantage, rollout_batch, padding_utils):
+    for module in (trainer_base, trainer_module, zero_advantage, rollout_batch, padding_utils):
         monkeypatch.setattr(module, "tq", queue)
     return queue
 
 
 def put(queue: Queue, rewards: dict[str, list[float]]) -> KVBatchMeta:
-    """Responses of 2, 3, ... tokens, with the reward at the last; as verl's agent loop puts them."""
+    """Responses of 2, 3, ... tokens, with the reward at the last; as verl's agent loop puts them.
+
+    A tool has written the first token of each prompt's second response.
+    """
     keys, tags = [], []
     for prompt, of_prompt in rewards.items():
         for index, reward in enumerate(of_prompt):
             length, key = 2 + index, f"{prompt}_{index}_0"
             scores, mask = torch.zeros(length), torch.ones(length, dtype=torch.int64)
-            scores[-1] = reward
+            scores[-1], mask[0] = reward, index != 1
             row = {"extra_fields": {"reward_extra_info": {}}, "data_source": "math", "uid": prompt}
             row |= {"rm_scores": scores, "response_mask": mask, "old_log_probs": -torch.rand(length)}
             queue.rows[key] = row | {"loss_mask": mask, "responses": mask.clone(), "prompts": torch.ones(3).long()}
@@ -62,10 +66,9 @@ def trainer_of(*overrides: str) -> FSPOTrainer:
 
 
 def advantages(queue: Queue, rewards: dict[str, list[float]], *overrides: str) -> dict[str, torch.Tensor]:
-    batch, trainer = put(queue, rewards), trainer_of(*overrides)
+    batch, trainer = put(queue, rewards), trainer_of("fspo.skip_zero_advantage=false", *overrides)
     with mock.patch.object(trainer_base.PPOTrainer, "_balance_batch"):
         FSPOHooks._balance_batch(trainer, batch, {})
-    trainer._padding.clear("train")
     trainer._compute_advantage(batch, {})
     return {key: queue.rows[key]["advantages"] for key in batch.keys}
 
@@ -103,14 +106,15 @@ class Workers:
         self.queue, self.passes, self.updates = queue, list[list[str]](), list[Any]()
 
     def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
+        assert batch.extra_info["mini_batch_size"] == 8, "as in the updates"
         self.passes.append(batch.keys)
         for key in batch.keys:
             length = len(self.queue.rows[key]["input_ids"])
             self.queue.rows[key] |= {"log_probs": -torch.ones(length), "entropy": torch.ones(length)}
         return batch
 
-    def begin_update(self, *_: Any, **__: Any) -> None:
-        pass
+    def begin_update(self, state: Any, step: int, scale: float) -> None:
+        self.scale = scale
 
     def update_actor(self, batch: KVBatchMeta) -> dict[str, Any]:
         read = self.queue.kv_batch_get(batch.keys, "train", batch.fields)
@@ -120,14 +124,12 @@ class Workers:
 
     def pop_mini_batches(self) -> list[list[MiniBatch]]:
         """As the workers record two mini-batches of eight: a row that stands in for a response has no token."""
-        (_, columns), recorded = self.updates[-1], []
-        rows = torch.stack(columns["fspo_rows"].unbind()).flatten().numpy()
-        stands_in = np.array([len(tokens) == 2 for tokens in columns["input_ids"].unbind()])
-        for part in (slice(0, 8), slice(8, 16)):
-            columns = {"S": np.where(stands_in[part], np.nan, 1.0), "A": np.where(stands_in[part], 0.0, 1.0)}
-            columns = {name: values.astype(np.float32) for name, values in columns.items()}
-            recorded.append(MiniBatch(columns | {"L": np.where(stands_in[part], 0, 1), "row": rows[part]}, 1.0, 1e-6))
-        return [recorded]
+        columns = self.updates[-1][1]
+        own_B = np.array([len(tokens) > 2 for tokens in columns["input_ids"].unbind()])
+        rows = as_rows({"S": np.where(own_B, 1.0, np.nan), "L": own_B, "A": own_B})
+        rows["row"] = torch.stack(columns["fspo_rows"].unbind()).flatten().numpy()
+        parts = ({name: column[part] for name, column in rows.items()} for part in (slice(0, 8), slice(8, 16)))
+        return [[MiniBatch(part, 1.0, 1e-6) for part in parts]]
 
 
 def one_step(
@@ -146,15 +148,16 @@ def one_step(
         queue.rows[key] |= tokens | {"rollout_log_probs": -torch.ones(tag["response_len"])}
     for method in ("_balance_batch", "_compute_old_log_prob", "_compute_advantage", "_update_actor"):
         batch = getattr(trainer, method)(batch, metrics)
-    trainer._padding.clear("train")
-    return metrics, batch, workers
+        if method == "_compute_advantage":  # verl's rollout correction may have rejected a response
+            queue.rows["a_1_0"]["response_mask"] = torch.zeros(3, dtype=torch.int64)
+    return metrics, trainer._padding.removed(batch), workers
 
 
 FOUR = {"b": [0.7] * 4, "c": [0.0] * 4, "d": [1.0] * 4, "a": [1.0, 0.0, 0.0, 0.0]}
 
 
 def test_padding_takes_the_places_of_rows_without_a_gradient(queue: Queue, tmp_path: Path) -> None:
-    """Counts and mini-batches stay, the divisor is that of all tokens, and the rows are there for all else."""
+    """Counts and mini-batches stay, divisors are those of all tokens of the model, and rows are there for all else."""
     metrics, batch, workers = one_step(queue, tmp_path, FOUR)
     assert sorted(batch.keys) == sorted(f"{prompt}_{i}_0" for prompt in FOUR for i in range(4))
     (passed,), ((updated, columns),) = workers.passes, workers.updates
@@ -165,17 +168,18 @@ def test_padding_takes_the_places_of_rows_without_a_gradient(queue: Queue, tmp_p
     assert [batch.keys[place][0] for place in left_out].count("a") == 0 and len(left_out) == 12
     lengths = [len(row) for row in columns["input_ids"].unbind()]
     assert [lengths[place] for place in left_out] == [2] * 12
-    tokens = [int(row.sum()) for row in columns["loss_mask"].unbind()]
-    assert tokens == [tag["response_len"] for tag in batch.tags]
     lengths = {key: tag["response_len"] for key, tag in zip(batch.keys, batch.tags, strict=True)}
     assert {key: len(queue.rows[key]["advantages"]) for key in lengths} == lengths
+    of_model = {key: length - (key[1:] == "_1_0") for key, length in lengths.items()}
+    assert [int(row.sum()) for row in columns["loss_mask"].unbind()] == [*of_model.values()]
+    assert workers.scale == pytest.approx(16 / sum(of_model.values()))
     assert set(queue.rows) == set(batch.keys), "padding goes"
     table = read_table(tmp_path / "responses")
     assert len(table) == 4 and table.left_out == 0 and not table.problems
     frame = pd.read_parquet(tmp_path / "responses")
     without_s = frame[frame["S"].isna()]
     assert sorted(frame["id"]) == sorted(batch.keys) and len(without_s) == 12 and (without_s["A"] == 0).all()
-    assert dict(zip(without_s["id"], without_s["L"], strict=True)).items() <= lengths.items(), "of the response"
+    assert dict(zip(without_s["id"], without_s["L"], strict=True)).items() <= of_model.items(), "of the response"
     assert 0 < metrics["fspo/advantage_zero_frac"] < 1
 
 

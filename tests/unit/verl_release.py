@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -176,21 +175,15 @@ def of_library(loss: dict[str, Any]) -> list[Any]:
     return gradients
 
 
-def paths() -> dict[str, Callable[[Any], list[Any]]]:
-    """The paths of verl's that this release has."""
-    import verl
-
-    every = {"actor": of_actor, "engine": of_engine}
-    return {name: every[name] for name in PATHS.get(verl.__version__[:3], ("engine",))}
-
-
 def rows_here() -> list[dict[str, Any]]:
     """The rows of this process's release."""
     import torch
+    import verl
 
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     rows: list[dict[str, Any]] = []
-    for path, update in paths().items():
+    for path in PATHS.get(verl.__version__[:3], ("engine",)):
+        update = of_actor if path == "actor" else of_engine
         for name, loss in LOSSES.items():
             pairs = list(zip(update(actor_config(loss)), of_library(loss), strict=True))
             largest = max(float(expected.abs().max()) for _, expected in pairs)

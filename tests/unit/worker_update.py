@@ -3,7 +3,7 @@
 | CASE | what is updated | what is printed |
 | --- | --- | --- |
 | verl | one batch with each LOSS, by verl's own worker | losses, gradient norms, change of the weights, rows |
-| audit, recipe, plain | the same under FSPO_AUDIT; by the recipe's worker, as its command or verl's own has it | |
+| audit, recipe | the same under FSPO_AUDIT; by the recipe's worker (LOSS plain: as verl's own command has it) | |
 | ranks | the same by the recipe's worker on two gloo ranks | by the first rank |
 | gradient | by the recipe's worker, with all rows and with padding in place of some, for a few losses | of each |
 | packs | nothing: two gloo ranks, a learning rate of 0, a kernel that rounds by a pack's tokens | the largest S |
@@ -20,14 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from batches import PROMPT, batch_of
 
 from recipe.fspo.main import composed as compose
-from recipe.runner.launch.machine import export_platform, verl_config
+from recipe.runner.launch.machine import export_platform
 
 FOLDER, CASE = Path(sys.argv[1]), sys.argv[2]
-SEQUENCES, MINI_BATCH, LONGEST = 16, 8, 40
-MODEL_FOLDER = Path(__file__).resolve().parents[2] / "recipe/math/data/assets/demo_model"
+SEQUENCES, MINI_BATCH, PROMPT, LONGEST = 16, 8, 4, 40
 ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 CONFIG = compose(
     [
@@ -35,20 +33,6 @@ CONFIG = compose(
         f"{MODEL}.external_lib=recipe.runner.cpu.engine",
     ]
 )
-PRECISION = "{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}"
-#: The same job in the words of verl's own command.
-PLAIN = [
-    *("trainer.v1.trainer_mode=fspo", f"{ACTOR}.policy_loss.loss_mode=fspo", "algorithm.adv_estimator=grpo"),
-    *("trainer.device=cpu", f"trainer.default_local_dir={FOLDER}", "data.train_batch_size=32"),
-    *(f"{MODEL}.path={MODEL_FOLDER}", f"{MODEL}.external_lib=recipe.runner.cpu.engine"),
-    *(f"{MODEL}.use_remove_padding=true", f"{MODEL}.enable_gradient_checkpointing=false"),
-    *(f"+{MODEL}.override_config.attn_implementation=sdpa", f"{ACTOR}.ppo_mini_batch_size=8"),
-    *(f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_max_token_len_per_gpu=2048", f"{ACTOR}.optim.lr=1e-4"),
-    *(f"{ACTOR}.optim.total_training_steps=1", f"{ACTOR}.use_torch_compile=false", f"{ACTOR}.strategy=fsdp2"),
-    *(f"{ACTOR}.fsdp_config.strategy=fsdp2", f"{ACTOR}.fsdp_config.use_torch_compile=false"),
-    *(f"+{ACTOR}.fsdp_config.mixed_precision={PRECISION}", "actor_rollout_ref.rollout.name=vllm"),
-    *("actor_rollout_ref.rollout.n=8", "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=2048"),
-]
 export_platform(CONFIG.trainer)  # before verl is imported
 if CASE == "audit":  # and this, too
     facts = {"run": "run", "calls": 1, "limit": LONGEST, "every_mini_batch": "no"}
@@ -57,19 +41,21 @@ if CASE == "packs":  # before transformers
     import two_ranks
 
 from composing import here  # noqa: E402
+from omegaconf import OmegaConf  # noqa: E402
 from queue_in_memory import Queue  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
-from transfer_queue import KVBatchMeta  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
 from verl.workers.utils.padding import response_from_nested  # noqa: E402
 
+from benchmarks.versus_verl import plain_verl  # noqa: E402
 from fspo.losses import ALGORITHMS  # noqa: E402
 from fspo.table import read_table  # noqa: E402
 from fspo.types import BandState  # noqa: E402
 from recipe.fspo import rollout_batch, zero_advantage  # noqa: E402
 from recipe.fspo.plugin import check  # noqa: E402
-from recipe.fspo.recorder import ROWS, join_ranks  # noqa: E402
+from recipe.fspo.recorder import ROWS  # noqa: E402
+from recipe.fspo.step_records import join_ranks  # noqa: E402
 from recipe.fspo.worker import FSPOWorker, RecordingTrainingWorker  # noqa: E402
 
 
@@ -85,11 +71,23 @@ def started(kind: Any, config: Any, store: Any, rank: int = 0, ranks: int = 1) -
     return worker
 
 
-def sequences(count: int, first: int, last: int) -> list[torch.Tensor]:
-    """Prompts with responses of 1 to ``LONGEST`` tokens."""
+def batch_of(count: int, first: int = 4, last: int = 16, part: slice = slice(None)) -> TensorDict:
+    """What the trainer gives a worker: prompts of four tokens, responses of 1 to ``LONGEST``, A = 1 and -1 in turn."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, LONGEST + 1, (count,), generator=generator).tolist()
-    return [torch.randint(first, last, (PROMPT + length,), generator=generator) for length in lengths]
+    rows = [torch.randint(first, last, (PROMPT + length,), generator=generator) for length in lengths][part]
+    lengths = lengths[part]
+    columns = {
+        "prompts": [row[:PROMPT] for row in rows],
+        "responses": [row[PROMPT:] for row in rows],
+        "input_ids": rows,
+        "position_ids": [torch.arange(len(row)) for row in rows],
+        "response_mask": [torch.ones(length, dtype=torch.int64) for length in lengths],
+        "loss_mask": [torch.ones(length, dtype=torch.int64) for length in lengths],
+        "advantages": [torch.full((length,), 1.0 - 2.0 * (i % 2)) for i, length in enumerate(lengths)],
+    }
+    nested = {name: torch.nested.as_nested_tensor(values, layout=torch.jagged) for name, values in columns.items()}
+    return TensorDict(nested, batch_size=len(rows))
 
 
 def inferred(worker: Any, data: TensorDict, **settings: int) -> Any:
@@ -107,7 +105,7 @@ def for_update(data: TensorDict, mini_batch: int) -> TensorDict:
 def batch(worker: Any) -> TensorDict:
     """pi_old is the policy itself, moved a little, so that ratios mean something."""
     generator = torch.Generator().manual_seed(1)
-    data = batch_of(sequences(SEQUENCES, 4, 16))
+    data = batch_of(SEQUENCES)
     log_probs = response_from_nested(inferred(worker, data)["log_probs"], data["response_mask"])
     rows = [row + 0.02 * torch.randn(len(row), generator=generator) for row in log_probs.unbind()]
     data["old_log_probs"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
@@ -123,10 +121,9 @@ def whole(tensors: Any) -> torch.Tensor:
 
 def of_verls_command() -> Any:
     """What verl's own command gets, once its driver has asked the plugin."""
-    from hydra import compose, initialize_config_dir
-
-    with initialize_config_dir(str(verl_config()), version_base=None):
-        config = compose("ppo_trainer", PLAIN)
+    plain_verl(FOLDER, "experiment=demo", f"{ACTOR}.optim.total_training_steps=1")
+    config = OmegaConf.load(FOLDER / "plain.yaml")
+    config.trainer.v1.trainer_mode = "fspo"
     check(config)
     return config
 
@@ -153,14 +150,14 @@ def part_of(data: TensorDict, rank: int, ranks: int) -> TensorDict:
 
 
 def update(rank: int, losses: list[str], ranks: int) -> None:
-    is_ours = CASE in ("recipe", "plain", "ranks")
+    is_ours = CASE in ("recipe", "ranks")
     for loss in losses:
-        config = of_verls_command() if CASE == "plain" else of_loss(loss)
+        config = of_verls_command() if loss == "plain" else of_loss(loss)
         store = dist.FileStore(f"{FOLDER}/store_of_{loss}", ranks)
         worker = started(FSPOWorker if is_ours else ActorRolloutRefWorker, config, store, rank, ranks)
         data = for_update(part_of(batch(worker), rank, ranks), MINI_BATCH)
         if is_ours:
-            worker.begin_update(BandState(clip_scale=3.0) if loss in ALGORITHMS else None, 3)
+            worker.begin_update(BandState(clip_scale=3.0), 3)
         before = whole(worker.actor.engine.module.parameters())
         metrics = worker.update_actor(data)["metrics"]
         rows = []
@@ -169,7 +166,8 @@ def update(rank: int, losses: list[str], ranks: int) -> None:
             dist.all_gather_object(of_ranks, worker.pop_mini_batches())
             rows = [part.rows for part in join_ranks(of_ranks)]
         elif CASE == "audit":
-            rows = [read_table(FOLDER / "audit").columns]
+            columns = read_table(FOLDER / "audit").columns
+            rows = [{name: column[columns["step"] == columns["step"].max()] for name, column in columns.items()}]
         names = ("S", "L", "A", "inside", "kept", "weight")
         joined = {name: [x for part in rows for x in part[name].tolist()] for name in names if rows and name in rows[0]}
         change = whole(worker.actor.engine.module.parameters()) - before
@@ -201,18 +199,13 @@ class Worker(FSPOWorker):
 def reduced(data: TensorDict, queue: Queue) -> TensorDict:
     """As the trainer makes it, through the queue: of the first mini-batch half of the rows stay, of the second none."""
     names = [name for name in [*data.keys()] if torch.is_tensor(data[name])]
-    rows = {name: data[name].unbind() for name in names}
-    meta = KVBatchMeta([f"{i // 2}_{i % 2}_0" for i in range(SEQUENCES)], [{}] * SEQUENCES, "train")
-    for index, key in enumerate(meta.keys):
-        length = len(rows["responses"][index])
-        scores = torch.zeros(length)
-        scores[-1] = 0.7 if index >= MINI_BATCH // 2 else index % 2
-        queue.rows[key] = {name: rows[name][index] for name in names} | {"rm_scores": scores}
-        queue.rows[key] |= {"extra_fields": {}, "data_source": "math"}
-        meta.tags[index] = {"response_len": length, "seq_len": 0}
+    scores = torch.tensor([[0.7 if i >= MINI_BATCH // 2 else i % 2] for i in range(SEQUENCES)])
+    keys = [f"{i // 2}_{i % 2}_0" for i in range(SEQUENCES)]
+    meta = queue.kv_batch_put(keys, "train", data.select(*names).set("rm_scores", scores), [{}] * SEQUENCES)
+    for row in queue.rows.values():
+        row |= {"extra_fields": {}, "data_source": "math"}
     outcomes, padding = rollout_batch.read_outcomes(meta), zero_advantage.Padding()
-    padding.choose(meta, zero_advantage.equal_rewards(outcomes))
-    padding.put(meta, outcomes, 3)
+    padding.put(meta, zero_advantage.equal_rewards(outcomes), outcomes, 3)
     for key in padding.stand_ins.values():
         queue.rows[key] |= {"advantages": torch.zeros(1), "old_log_probs": torch.zeros(1)}
     return queue.kv_batch_get(padding.in_place(meta).keys, "train", names).to_tensordict()
@@ -228,10 +221,7 @@ def gradient() -> None:
     rows = [torch.full((length,), value) for length, value in zip(lengths, advantage, strict=True)]
     everything["advantages"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
     some = reduced(everything, queue)
-    policy_loss = worker.actor.loss_fn
-    while "config" not in getattr(policy_loss, "keywords", {}):
-        policy_loss = policy_loss.args[0]
-    config = policy_loss.keywords["config"]
+    config = worker.actor.loss_fn.args[0].keywords["config"]  # what is recorded is verl's
     for loss, mode in (("fspo", "token-mean"), ("vanilla", "token-mean"), ("vanilla", "seq-mean-token-mean")):
         object.__setattr__(config.policy_loss, "loss_mode", loss)
         object.__setattr__(config, "loss_agg_mode", mode)
@@ -277,7 +267,7 @@ def packs(rank: int, folder: str, ulysses: int) -> None:
             module.config._attn_implementation = "flash_attention_2"
     torch.nn.functional.linear = split_k
     for way, of_packs in (("as the update", {"mini_batch_size": 16}), ("as verl", {})):
-        data = batch_of(sequences(48, 0, 512)[rank // ulysses :: 2 // ulysses])
+        data = batch_of(48, 0, 512, slice(rank // ulysses, None, 2 // ulysses))
         answers = [inferred(worker, data, **of_packs)]
         if ulysses > 1:
             dist.broadcast_object_list(answers, src=0)  # verl hands on what the first rank of a group answers
