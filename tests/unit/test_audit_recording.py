@@ -224,6 +224,7 @@ def test_what_is_no_batch_is_refused(error: type[Exception], says: str, change: 
         (None, {"kept": torch.full((1,), 1.5)}, r"1.5: must be in \[0, 1\]"),
         (None, {"kept": torch.ones(2)}, r"kept= .*\(2,\)"),
         (None, {"weight": torch.ones(1)}, "kept=torch.ones"),
+        (None, {"truncated_B": False}, r"truncated= .*\(\)"),
     ],
 )
 def test_what_a_mask_keeps_is_checked(rule: Any, arguments: dict[str, torch.Tensor], says: str) -> None:

@@ -294,3 +294,6 @@ def test_settings_are_read_as_values() -> None:
     batch = synthetic_batch([3, 2], [0.1, 0.1], [1.0, -1.0])
     for settings in (["policy_loss.beta=0.5"], ["policy_loss._target_=check_loss_example.Settings"]):
         assert load("check_loss_example:fed", [*settings, "name=x"]).value(batch).numel() == 1
+    for wrong in ("clip_ratio.high=1", "policy_loss=3", "policy_loss._target_=check_loss_example:fed"):
+        with pytest.raises(LossError):
+            configured([wrong])

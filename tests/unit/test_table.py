@@ -177,6 +177,9 @@ def test_what_is_no_row_or_run_is_refused(tmp_path: Path) -> None:
         writer(tmp_path).append(rows(1) | {"colour": 1})
     with pytest.raises(ValueError, match="a/b"):
         writer(tmp_path, run="a/b")
+    for step in (-1, 10**9):  # which the names of files have no place for
+        with pytest.raises(ValueError, match=f"step={step}"):
+            writer(tmp_path).append(rows(step))
     assert not list(tmp_path.iterdir())
 
 
