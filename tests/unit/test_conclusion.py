@@ -19,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fspo.audit import AuditRecords, describe
 from fspo.audit.__main__ import main
-from fspo.conclusion import conclude, even_band, exponent_of
+from fspo.conclusion import conclude, even_band
 from fspo.losses import ALGORITHMS, resolve_settings
 from fspo.responses import Responses
 
@@ -139,17 +139,6 @@ def test_a_diverged_policy_gives_no_clip_value(loss: str) -> None:
     table["L"] *= 100  # 30,000 tokens: |S| is above 10 in one of seven, |S| / L below 0.001 in nearly all
     table["S"] = 0.0007 * table["L"] * np.random.default_rng(1).standard_normal(len(table))
     assert "clip_ratio_low=" in "\n".join(conclude(rows_of(table), "gspo"))
-
-
-def test_whole_prompt_groups_are_resampled_where_there_are_some() -> None:
-    """Eight equal responses to a prompt are worth one: the interval is sqrt(8) times as wide as of single ones."""
-    table = drawn(batches=7).iloc[::8].loc[lambda rows: rows.index.repeat(8)].reset_index(drop=True)
-    widths = {}
-    for name, group in {"group": np.arange(len(table)) // 8, "row": np.arange(len(table))}.items():
-        interval = exponent_of(rows_of(table, prompt=group))
-        assert interval.n == len(set(group))
-        widths[name] = interval.high - interval.low
-    assert widths["group"] / widths["row"] == pytest.approx(8**0.5, rel=0.25)
 
 
 def test_too_few_or_too_equal_responses_give_no_number() -> None:
