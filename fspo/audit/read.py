@@ -125,17 +125,20 @@ def read_audit(path: str | Path, run: str = "", every_mini_batch: bool = False) 
         problems.append(f"{path}: holds no response")
     if "prompt" in columns and (columns["prompt"] < 0).any():  # not known of every response
         columns.pop("prompt")
-    own = info.get("loss", {}).get("loss_mode", info.get("algo", ""))
+    loss, accept, settings = "", ACCEPT, None
+    try:
+        loss, accept, settings = _of_run(info)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        problems.append(f"{path / INFO_FILE}: what it says of the loss cannot be read ({error})")
     every = {"yes": True, "no": False}.get(table.meta.get(EVERY_MINI_BATCH, ""), every_mini_batch)
-    measured = (info.get("clip_values_measured") or [{}])[-1]
     return AuditRecords(
         table.run,
         table.others,
-        str(own or table.meta.get("loss", "")),
+        loss or table.meta.get("loss", ""),
         Responses.of_rows(columns, every),
         table.left_out,
-        float(measured.get("accept", ACCEPT)),
-        _settings_of(info, measured),
+        accept,
+        settings,
         problems + table.problems,
         table.meta.get("rule") == "own",
     )
@@ -176,11 +179,14 @@ def _read_file(path: Path) -> Table:
     return table
 
 
-def _settings_of(info: Mapping[str, Any], measured: Mapping[str, Any]) -> SequenceLossSettings | None:
-    """The loss as run.json records it, with the clip values that the run has measured last.
+def _of_run(info: Mapping[str, Any]) -> tuple[str, float, SequenceLossSettings | None]:
+    """What run.json says of the loss: its name, the share of its clip values, and its settings as measured last.
 
-    None if it is not one of this package's, or if a run that was to measure clip values has none yet: it had no clip.
+    These are None if it is not one of this package's, or if a run that was to measure clip values has none yet: it had
+    no clip.
     """
+    loss, measured = info.get("loss", {}), (info.get("clip_values_measured") or [{}])[-1]
+    name, accept = str(loss.get("loss_mode") or info.get("algo") or ""), float(measured.get("accept", ACCEPT))
     if info.get("clip_values") == "measured" and not measured:
-        return None
-    return resolve_settings(info.get("loss", {}) | {key: measured[key] for key in ("c_low", "c_high") if measured})
+        return name, accept, None
+    return name, accept, resolve_settings(loss | {key: measured[key] for key in ("c_low", "c_high") if measured})

@@ -135,6 +135,14 @@ def test_a_seed_run_twice_counts_once_unless_its_clip_values_differ(tmp_path: Pa
     assert heads == ["fspo, measured (n = 1)", "fspo, published (n = 1)"]
 
 
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("loss", [0.3, {"loss_mode": "fspo", "c_low": -1}])
+def test_somebody_elses_run_json_costs_no_other_run(loss: object, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", "fspo", 1, loss=loss, seed="a")
+    *_, runs, (problem,) = build_report([write_run(tmp_path / "run", "fspo", 0), other], tmp_path / "out")
+    assert runs == 2 and problem.startswith(f"{other / 'run.json'}: ")
+
+
 def test_one_run_has_one_lre_wherever_it_stands(tmp_path: Path) -> None:
     """Console, verdict, final numbers, table by length and figure; and it gets a verdict, too."""
     run = write_run(tmp_path / "run", "seq_gspo", 0, steps=7)  # 21 mini-batches, and a conclusion needs 20
