@@ -139,13 +139,13 @@ class Responses:
         """Those before whose mini-batch a weight had moved: before that S is 0, but for rounding."""
         return self if self.moved_B.all() else self.select(self.moved_B)
 
-    def with_advantage(self) -> Responses:
-        """Those whose A is known and not 0: of these a clip can remove the gradient."""
-        return self.select(np.abs(self.advantage_B) > 0)
-
     def unmoved(self) -> Responses:
         """Those before whose mini-batch no weight had moved."""
         return self.select(~self.moved_B)
+
+    def with_advantage(self) -> Responses:
+        """Those whose A is known and not 0: of these a clip can remove the gradient."""
+        return self.select(np.abs(self.advantage_B) > 0)
 
     def judged_by(self, settings: SequenceLossSettings) -> Responses:
         """The same responses under the band of another loss, one that is not measured."""

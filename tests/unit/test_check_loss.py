@@ -107,6 +107,8 @@ LOSSES: list[tuple[str, Loss, str, Loss, str, str]] = [
     ("mean of exp", partial(GSPO, ratio="mean of exp"), "", GSPO, NEAR, "token in place of length_normalised"),
     ("a narrow clip", partial(GSPO, band=lambda _: (1 - 1e-5, 1 + 1e-5)), "", GSPO, "equal up to log-ratio 9.2e-06",
      "above: from 1.1e-05"),
+    ("lengths in int16", partial(GSPO, count=lambda mask: tokens(mask).short()), "", GSPO, "equal, but not with",
+     "40,001"),
     ("S at most 10", partial(GSPO, ratio="mean, S at most 10"), "", GSPO, "equal, but not where |S| exceeds 8", ""),
 ]  # fmt: skip
 
