@@ -223,7 +223,7 @@ def _tensor(name: str, values: Any) -> torch.Tensor:
 
 def _by_response(name: str, values: Any, mask_BT: torch.Tensor) -> torch.Tensor:
     """[B] of [B], [B, 1] or [B, T]: the mean over the tokens of the mask."""
-    values = _tensor(name, values)
+    values = _tensor(name, values).to(mask_BT.device)
     if values.shape in ((len(mask_BT),), (len(mask_BT), 1)):
         values = values.reshape(-1, 1).expand(mask_BT.shape)
     if values.shape != mask_BT.shape:

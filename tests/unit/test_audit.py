@@ -183,7 +183,10 @@ def test_a_response_whose_advantage_is_not_known_is_not_kept(
     known = moved.select(~unknown_B)
     assert 0 < len(known) < len(moved) and np.isnan(moved.kept_B[unknown_B]).all()
     assert verdict(moved, "removed") == verdict(known, "removed") and "nothing" not in verdict(known, "removed")
-    assert main([str(tmp_path), "--view", "removed"]) == 0 and "nan" not in capsys.readouterr().out
+    for view in ("outside", "removed"):
+        assert main([str(tmp_path), "--view", view]) == 0 and "nan" not in capsys.readouterr().out
+    both = [by_length(one)["removed, A > 0"] for one in (moved, known)]
+    assert np.mean(shares(both[0])) == pytest.approx(np.mean(shares(both[1])), rel=0.2), "of those that are known"
 
 
 def test_of_several_runs_the_newest_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
