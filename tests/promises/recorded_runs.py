@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from library import ALGORITHMS, Audit, append_records, run_json
 
+ACCURACY = "val-core/sums/acc/mean@1"
+
 
 def drawn(exponent: float, sigma: float, drift: bool = False, batches: int = 30) -> dict[str, np.ndarray]:
     """Mini-batches of 256: S is normal with standard deviation sigma L**exponent, L log-uniform from 8 to 511."""
@@ -18,9 +20,6 @@ def drawn(exponent: float, sigma: float, drift: bool = False, batches: int = 30)
     s = draw.normal(-(std**2) / 2 * drift, std)
     number = np.repeat(np.arange(batches), 256) + 1
     return {"S": s, "L": length, "A": draw.choice([-1.0, 0.0, 1.0], len(s)), "minibatch": number, "step": number}
-
-
-ACCURACY = "val-core/sums/acc/mean@1"
 
 
 def write_run(
