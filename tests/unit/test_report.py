@@ -61,9 +61,6 @@ def test_the_page_of_a_sweep_stands_alone_and_names_what_differs(tmp_path: Path)
     addresses = re.findall(r'(?:src|srcset|href)="([^"]*)"', source)
     assert len(addresses) == 7 and all(address.startswith("data:image/png;") for address in addresses)
     summary = summary_of(out)
-    assert claims(summary["verdicts"]["Even?"]) == ["lower than rloo"]
-    assert cells(summary["final"])[f"held-out {ACCURACY.removeprefix('val-core/')}"][0].startswith("0.510 [")
-    assert summary["paired"]["heads"] == ["fspo - rloo (3 paired)"]
     differing = cells(summary["settings"])
     assert differing["lr"] == ["0.1", "0.2"] and differing["micro"] == ["0 or 1", "0 or 1"]
     assert differing.keys() == {"seeds", "steps", "status", "lr", "micro"}
