@@ -142,7 +142,7 @@ def in_view(responses: Responses, view: str) -> Responses:
     """
     if view == "outside":
         return responses
-    some = responses.select(responses.advantage_B != 0)
+    some = responses.with_advantage()
     return dataclasses.replace(some, s_B=np.where(some.advantage_B * some.s_B > 0, some.s_B, 0.0))
 
 
@@ -333,8 +333,9 @@ def conclude(
     else:
         lines.append(f"no even band and no clip value: at least {accept:.0%} are accepted at any width")
     lines.append(_mean_line(responses))
-    if ours is not None and responses.rule_known and not own_mask and responses.advantage_B.any():
-        columns = (responses.kept_B, responses.advantage_B, responses.weight_B, responses.length_B)
+    some = responses.with_advantage()
+    if ours is not None and some.rule_known and not own_mask:
+        columns = (some.kept_B, some.advantage_B, some.weight_B, some.length_B)
         cosine = f"cosine of the clipped and the unclipped update: {clipped_cosine(*columns, ours.grad_scale):.2f}"
         lines.append(f"{cosine}, if gradients of different responses are orthogonal and their squares grow like L")
     (other,) = _COUNTED.keys() - {view}

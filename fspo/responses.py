@@ -90,7 +90,7 @@ class Responses:
         place = [column("seed", 1), column("step", 1)]
         again_B = row_B >= 0
         if again_B.any():
-            response_B, first_B = _numbered(*place, row_B), np.full(len(row_B), np.inf)
+            response_B, first_B = _numbered(*place, np.where(again_B, row_B, -1)), np.full(len(row_B), np.inf)
             np.minimum.at(first_B, response_B, update_B)
             again_B &= update_B > first_B[response_B]
         prompt_B = None
@@ -142,6 +142,10 @@ class Responses:
     def unmoved(self) -> Responses:
         """Those before whose mini-batch no weight had moved."""
         return self.select(~self.moved_B)
+
+    def with_advantage(self) -> Responses:
+        """Those whose A is known and not 0: of these a clip can remove the gradient."""
+        return self.select(np.abs(self.advantage_B) > 0)
 
     def judged_by(self, settings: SequenceLossSettings) -> Responses:
         """The same responses under the band of another loss, one that is not measured."""

@@ -129,12 +129,15 @@ class TableWriter:
 
         Raises:
             KeyError: If a column is unknown or missing.
+            ValueError: If a step is negative, or has more digits than the name of a file.
             OSError: If the file cannot be written, or another process has written it; the table holds what it held.
         """
         if unknown := sorted(rows.keys() - set(SCHEMA.names)):
             raise KeyError(f"{', '.join(unknown)}: no column of the table, which has {', '.join(SCHEMA.names)}")
         count = next((len(column) for column in rows.values() if np.ndim(column)), 1)
         first, last = ((int(end(rows["step"])), int(end(rows["update"]))) for end in (np.min, np.max))
+        if not 0 <= first[0] <= last[0] < 10**9:
+            raise ValueError(f"step={first[0]}: must be a number of rollout batches, from 0 to 10**9 - 1")
         arrays = [
             # NaN and None are null.
             pa.array(np.broadcast_to(rows[column.name], count), column.type, from_pandas=True)
@@ -295,7 +298,7 @@ def columns_of(rows: pa.Table) -> Rows:
     for name, values in zip(rows.schema.names, rows.columns, strict=True):
         if pa.types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)
-        if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        if name in _TEXT:
             values = values.combine_chunks().dictionary_encode().indices
         number = values.type if pa.types.is_floating(values.type) else pa.float32()
         kind, unknown = (pa.int64(), -1) if pa.types.is_integer(values.type) else (number, float("nan"))

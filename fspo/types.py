@@ -179,4 +179,5 @@ class SequenceLossOutput:
     def judgement(self) -> dict[str, torch.Tensor]:
         """Columns ``inside``, ``kept`` and ``weight`` of the table of responses, [B] each."""
         kept_B = 1.0 - self.clipped_high_B.double() - self.clipped_low_B.double()
+        kept_B = kept_B.masked_fill(self.advantage_B.isnan(), math.nan)  # A of an audit may not be known
         return {"inside": self.accepted_B, "kept": kept_B, "weight": self.weight_B}

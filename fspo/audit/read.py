@@ -17,7 +17,7 @@ from fspo.clip_value import ACCEPT, FEWEST_GROUPS
 from fspo.files import INFO_FILE, read_object
 from fspo.losses import resolve_settings
 from fspo.responses import EVERY_MINI_BATCH, Responses
-from fspo.table import FOLDER, SCHEMA, Table, columns_of, holds_table, read_table
+from fspo.table import FOLDER, Table, columns_of, holds_table, read_table
 from fspo.types import SequenceLossSettings
 
 #: rms of S / sqrt(L) before any weight has moved, at most, by precision (docs/results.md#numerical-noise-floor).
@@ -25,7 +25,13 @@ _FLOORS: Final = {"fp32": 1e-4, "bf16": 0.1}
 #: From here on the engine's log-probabilities explain it, too (docs/algorithms.md#which-sigma: 0.01 to 0.05).
 _ENGINE: Final = 0.01
 #: What an audit reads of a table; identifiers and rewards are as many again.
-_COLUMNS: Final = ("minibatch", "row", "L", "A", "inside", "kept", "weight", "truncated", "prompt")
+_PLACES: Final = ("step", "update", "minibatch", "row")
+_COLUMNS: Final = (*_PLACES, "S", "L", "A", "inside", "kept", "weight", "truncated", "prompt")
+#: What each value of a column must be in a file of somebody's own.
+_RULES: Final = {
+    **{"S": "a finite number", "L": "a number of at least 1"},
+    **dict.fromkeys(("step", "update", "minibatch", "seed"), "a whole number"),
+}
 _WHAT_IS_READ: Final = (
     "what is read is a table with a row a response: the folder that FSPO_AUDIT or Audit named, the folder of a run, "
     "once a step has ended, or a parquet file with columns S (log pi - log pi_old, summed over the tokens, in nats), "
@@ -115,19 +121,24 @@ def read_audit(path: str | Path, run: str = "", every_mini_batch: bool = False) 
     except ValueError as error:
         return AuditRecords(problems=[f"{path}: {error}"])
     columns = table.columns
+    if not (len(table) or table.left_out or table.problems):
+        problems.append(f"{path}: holds no response")
     if "prompt" in columns and (columns["prompt"] < 0).any():  # not known of every response
         columns.pop("prompt")
-    own = info.get("loss", {}).get("loss_mode", info.get("algo", ""))
+    loss, accept, settings = "", ACCEPT, None
+    try:
+        loss, accept, settings = _of_run(info)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        problems.append(f"{path / INFO_FILE}: what it says of the loss cannot be read ({error})")
     every = {"yes": True, "no": False}.get(table.meta.get(EVERY_MINI_BATCH, ""), every_mini_batch)
-    measured = (info.get("clip_values_measured") or [{}])[-1]
     return AuditRecords(
         table.run,
         table.others,
-        str(own or table.meta.get("loss", "")),
+        loss or table.meta.get("loss", ""),
         Responses.of_rows(columns, every),
         table.left_out,
-        float(measured.get("accept", ACCEPT)),
-        _settings_of(info, measured),
+        accept,
+        settings,
         problems + table.problems,
         table.meta.get("rule") == "own",
     )
@@ -137,7 +148,7 @@ def _read_file(path: Path) -> Table:
     """A parquet file of somebody's own, or one file of a table; ValueError where a column is wrong."""
     try:
         names = pq.read_schema(path).names
-        rows = pq.read_table(path, columns=[name for name in (*SCHEMA.names, "seed") if name in names])
+        rows = pq.read_table(path, columns=[name for name in (*_COLUMNS, "seed") if name in names])
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"cannot be read ({' '.join(str(error).split())[:200]}): {_WHAT_IS_READ}") from error
     if missing := sorted({"S", "L"} - {*names}):
@@ -148,27 +159,34 @@ def _read_file(path: Path) -> Table:
     if "last" in meta:  # of a table, which may have rows without S
         table.take(rows)
         return table
-    try:
-        columns = table.columns = columns_of(rows)
-    except pa.ArrowException as error:
-        raise ValueError(f"has a column that is neither numbers nor text ({error})") from None
-    for name in columns.keys() & {"S", "L", "A", "step", "minibatch", "update", "seed"}:
+    for name in rows.column_names:
         try:
+            if name == "prompt":
+                table.columns |= columns_of(rows.select([name]))
+                continue
             # A copy: torch takes none of arrow's memory.
-            values_B = columns[name] = rows[name].cast(pa.float64()).to_numpy().copy()
-        except pa.ArrowException:
-            raise ValueError(f"column {name} must hold numbers, and holds {rows[name].type}") from None
-        if name != "A" and not (np.isfinite(values_B).all() and (name != "L" or (values_B >= 1).all())):
-            what = "holds values that are not finite" + ", or below 1" * (name == "L")
-            raise ValueError(f"column {name} {what}: leave out the rows of these responses")
+            values_B = table.columns[name] = rows[name].cast(pa.float64()).to_numpy().copy()
+        except pa.ArrowException as error:
+            raise ValueError(f"column {name} must hold numbers, and holds {rows[name].type} ({error})") from None
+        wrong_B = ~np.isfinite(values_B)
+        if name == "L":
+            wrong_B |= values_B < 1
+        elif name != "S":
+            wrong_B |= values_B != np.floor(values_B)
+        if name in _RULES and wrong_B.any():
+            holds = f"holds {values_B[wrong_B][0]:g}, which is not {_RULES[name]}"
+            raise ValueError(f"column {name} {holds}: leave out the rows of these responses")
     return table
 
 
-def _settings_of(info: Mapping[str, Any], measured: Mapping[str, Any]) -> SequenceLossSettings | None:
-    """The loss as run.json records it, with the clip values that the run has measured last.
+def _of_run(info: Mapping[str, Any]) -> tuple[str, float, SequenceLossSettings | None]:
+    """What run.json says of the loss: its name, the share of its clip values, and its settings as measured last.
 
-    None if it is not one of this package's, or if a run that was to measure clip values has none yet: it had no clip.
+    These are None if it is not one of this package's, or if a run that was to measure clip values has none yet: it had
+    no clip.
     """
+    loss, measured = info.get("loss", {}), (info.get("clip_values_measured") or [{}])[-1]
+    name, accept = str(loss.get("loss_mode") or info.get("algo") or ""), float(measured.get("accept", ACCEPT))
     if info.get("clip_values") == "measured" and not measured:
-        return None
-    return resolve_settings(info.get("loss", {}) | {key: measured[key] for key in ("c_low", "c_high") if measured})
+        return name, accept, None
+    return name, accept, resolve_settings(loss | {key: measured[key] for key in ("c_low", "c_high") if measured})

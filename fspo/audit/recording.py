@@ -149,7 +149,7 @@ class Audit:
                 columns["rollout_weight"] = _by_response("rollout_weight", rollout_weight_BT, mask_BT)
             judged = columns.keys() - {"L", "A"}
             more = {"truncated": truncated_B, "row": row_B}
-            columns |= {name: _tensor(name, values) for name, values in more.items() if values is not None}
+            columns |= {name: _by_response(name, x, mask_BT) for name, x in more.items() if x is not None}
             # One stacked copy, because one transfer per column would cost as many synchronisations per micro-batch.
             stacked_CB = torch.stack([column.detach().to(new_BT.device, torch.float64) for column in columns.values()])
         rows = dict(zip(columns, stacked_CB.cpu().numpy(), strict=True))
@@ -223,7 +223,7 @@ def _tensor(name: str, values: Any) -> torch.Tensor:
 
 def _by_response(name: str, values: Any, mask_BT: torch.Tensor) -> torch.Tensor:
     """[B] of [B], [B, 1] or [B, T]: the mean over the tokens of the mask."""
-    values = _tensor(name, values)
+    values = _tensor(name, values).to(mask_BT.device)
     if values.shape in ((len(mask_BT),), (len(mask_BT), 1)):
         values = values.reshape(-1, 1).expand(mask_BT.shape)
     if values.shape != mask_BT.shape:

@@ -37,7 +37,7 @@ def by_length(
     """
     counted = in_view(responses, view)
     if view == "removed":
-        responses = responses.select(responses.advantage_B != 0)
+        responses = responses.with_advantage()
     length_J, mean_J = responses.means(responses.length_B, responses.s_B)
     (square_J,) = responses.means((responses.s_B - mean_J[responses.bin_B]) ** 2)
     table = {
@@ -48,12 +48,13 @@ def by_length(
     }
 
     def add(head: str, accepted_B: Array, lre: bool = True) -> None:
-        (share_J,) = responses.means(1 - accepted_B)
+        known_B = ~np.isnan(accepted_B)  # what is removed hangs on A, which may not be known of all
+        share_J = responses.by_bin(np.where(known_B, 1 - accepted_B, 0.0)) / responses.by_bin(known_B)
         table[head] = [*(f"{x:.1%}" for x in share_J), responses.error(accepted_B).words if lre else ""]
 
     if responses.rule_known:
         add(view, responses.accepted_B(view))
-        if responses.advantage_B.any():  # those of a rollout correction are not known yet
+        if len(responses.with_advantage()):  # those of a rollout correction are not known yet
             high_B, low_B = removed(responses)
             add("removed, A > 0", 1 - high_B, False)
             add("removed, A < 0", 1 - low_B, False)
@@ -71,6 +72,8 @@ def by_length(
 def verdict(responses: Responses, view: str = "outside") -> str:
     """Whether the audited loss's own clip is even over lengths, in a sentence with its LRE."""
     responses = in_view(responses, view)
+    if not len(responses):
+        return f"no response has an advantage, so nothing could be {view}"
     if not responses.rule_known:
         return "of this loss no rule is known, so it has no LRE; python -m fspo.audit --band E,LOW,HIGH judges any"
     error = responses.error(view)
@@ -115,7 +118,7 @@ def describe(
         nothing_read = [] if len(records.responses) else records.problems
         return "\n".join([*notes, *(nothing_read or [NOT_MOVED])])
     if not len(in_view(moved, view)):
-        return "\n".join([*notes, f"no response has an advantage, so nothing could be {view}"])
+        return "\n".join([*notes, verdict(moved, view)])
     table = by_length(moved, share, view, bands, records.own_mask)
     name = f"loss {records.loss or 'not named'}"
     head = f"{name}: {moved.batches} mini-batches, {len(moved)} responses"

@@ -147,9 +147,9 @@ def configured(settings: Sequence[str], actor: Any = None) -> Any:
     """
     config: Any = Config(_ACTOR, policy_loss=Config())
     if actor:
+        defaults = _defaults(actor)
         config = object.__new__(actor)  # without its own checks, which ask for settings of the whole run
-        vars(config).update(_defaults(actor))
-    _values(config)["global_batch_info"] = {}
+        vars(config).update(defaults)
     for setting in settings:
         key, equals, text = setting.partition("=")
         *path, last = key.split(".")
@@ -162,6 +162,7 @@ def configured(settings: Sequence[str], actor: Any = None) -> Any:
             level[last] = json.loads(text)
         except ValueError:
             level[last] = text
+    _values(config)["global_batch_info"] = {}
     own = _values(config.policy_loss)
     if target := own.get("_target_"):
         own.update(_defaults(imported(target)) | own)
@@ -169,9 +170,15 @@ def configured(settings: Sequence[str], actor: Any = None) -> Any:
 
 
 def _values(level: Any) -> Any:
-    return level if isinstance(level, dict) else vars(level)
+    if isinstance(level, dict):
+        return level
+    if not hasattr(level, "__dict__"):
+        raise LossError(f"--config: {level!r} has no settings below it, and one is read or given there")
+    return vars(level)
 
 
 def _defaults(settings: Any) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(settings):
+        raise LossError(f"{settings} is no dataclass of settings")
     made = {x.name: x.default_factory() for x in dataclasses.fields(settings) if callable(x.default_factory)}
     return made | {x.name: x.default for x in dataclasses.fields(settings) if x.default is not dataclasses.MISSING}

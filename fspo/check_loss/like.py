@@ -2,7 +2,8 @@
 
 The tensors are twelve responses of 1 to 333 tokens. Their mean log-ratio per token grows from 0 to 2.4 nats, or until
 |S| is 8. For either sign of A, some responses move up and some move down. Where both losses agree on these, they are
-compared once more with |S| up to 90 and with A of 30 and -30, where clamps act. Padding, masks, micro-batches and
+compared once more with |S| up to 90 and with A of 30 and -30, where clamps act, and before that on policy with one of
+40,001 tokens. Padding, masks, micro-batches and
 rollout weights are the subject of :mod:`fspo.check_loss.checks`.
 
 Let ``G_i`` be the gradient of the loss for response i, and ``H_i`` that of the named loss. If on policy
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 
 from fspo.check_loss.by_length import MOVES, normalisation, place, power, sides, weight_and_bound
-from fspo.check_loss.call import Batch, LossError, PolicyLoss
+from fspo.check_loss.call import Batch, LossError, PolicyLoss, synthetic_batch
 
 #: Relative to the largest entry of a response. The rounding of a loss that sums in float32 stays well below.
 TOLERANCE: Final = 1e-3
@@ -27,6 +28,8 @@ TOLERANCE: Final = 1e-3
 _LARGEST, _BEYOND = 8.0, 90.0
 #: The longest one exposes a loss that counts lengths in bfloat16 or int8.
 _LENGTHS: Final = (333, 3, 17, 1, 28, 9, 33, 6, 22, 12, 2, 38)
+#: Of a last comparison on policy: int16 does not hold the first, and no limit on lengths in use is above it.
+_LONG: Final = (40_001, 3, 3_001, 17)
 _ADVANTAGES: Final = (3.0, -1.0, 0.7, -1.3, -0.8, 0.5, -2.6, 0.0, 2.1, -0.4, 0.9, 1.2)
 _UP: Final = (1, 1, -1, -1, 1, 1, -1, 1, -1, -1, 1, 1)
 _WIDTH: Final = 340
@@ -102,6 +105,10 @@ def compare(mine: PolicyLoss, like: PolicyLoss) -> Comparison:
             says = f"{words} {upto}, then cosine {cosine:.2f} (at {worst:.2g})"
             return Comparison(False, says, _differences(mine, like))
         upto = f"up to log-ratio {move:.2g}"
+    long = pair(synthetic_batch(_LONG, (0.01,) * 4, (1.0, -1.0, 2.0, -0.5)).on_policy()).factor()
+    # k may hang on the sizes of a batch, unless the two are equal.
+    if long is None or long[1] != factor[1] or (words == "equal" and _in_words(*long) != words):
+        return Comparison(False, f"{words}, but not with a response of {_LONG[0]:,} tokens")
     if clamp := _clamp(pair, factor, on_policy.like_BT.abs().amax(-1)):
         return Comparison(False, f"{words}, but not where {clamp}: look for a clamp")
     return Comparison(words == "equal", words)

@@ -16,6 +16,7 @@ import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
 
 from fspo.audit.show import verdict
+from fspo.conclusion import in_view
 from fspo.fairness.lre import Array, Interval, wilson_interval
 from fspo.report.runs import Group, Run
 from fspo.responses import VIEWS
@@ -85,8 +86,8 @@ def _share(run: Run, view: str) -> float:
     """The share that a clip refuses; nan where nothing could be clipped, or where it is not known."""
     if not len(run.responses) or not run.responses.could_clip():
         return math.nan
-    accepted_B = run.responses.accepted_B(view)
-    return float(1 - (accepted_B if view == "outside" else accepted_B[run.responses.advantage_B != 0]).mean())
+    counted = in_view(run.responses, view)
+    return float(1 - counted.accepted_B(view).mean()) if len(counted) else math.nan
 
 
 def _truncated(run: Run) -> float:

@@ -59,7 +59,8 @@ class Run:
     @property
     def seed(self) -> int | None:
         """The seed, None where run.json does not say."""
-        return self.info.get("seed")
+        seed = self.info.get("seed")
+        return seed if isinstance(seed, int) else None
 
     @property
     def last_step(self) -> int:

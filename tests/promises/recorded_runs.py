@@ -5,10 +5,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
 from library import ALGORITHMS, Audit, append_records, run_json
 
 ACCURACY = "val-core/sums/acc/mean@1"
+
+
+def drawn(exponent: float, sigma: float, drift: bool = False, batches: int = 30) -> dict[str, np.ndarray]:
+    """Mini-batches of 256: S is normal with standard deviation sigma L**exponent, L log-uniform from 8 to 511."""
+    draw = np.random.default_rng(0)
+    length = np.exp(draw.uniform(np.log(8), np.log(512), batches * 256)).astype(int)
+    std = sigma * length**exponent
+    s = draw.normal(-(std**2) / 2 * drift, std)
+    number = np.repeat(np.arange(batches), 256) + 1
+    return {"S": s, "L": length, "A": draw.choice([-1.0, 0.0, 1.0], len(s)), "minibatch": number, "step": number}
 
 
 def write_run(

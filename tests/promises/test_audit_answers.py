@@ -19,6 +19,7 @@ from library import (
     rounding_share,
     scale_for,
 )
+from recorded_runs import drawn
 
 pytestmark = pytest.mark.promise(7, 8)
 STUDY = Path(__file__).parents[2] / "benchmarks/study"
@@ -112,19 +113,6 @@ def test_what_a_band_does_by_length_on_recorded_runs(name: str, loss: str) -> No
         return float(length_reweighting_error(*counts).debiased.value)
 
     assert (error(judged.inside_B), error(judged.kept_B)) == pytest.approx(ERRORS[name, loss], abs=0.003)
-
-
-BATCHES, SIZE = 30, 256
-
-
-def drawn(exponent: float, sigma: float, drift: bool = False) -> dict[str, np.ndarray]:
-    """S is normal with a standard deviation of sigma L**exponent, L log-uniform from 8 to 511."""
-    draw = np.random.default_rng(0)
-    length = np.exp(draw.uniform(np.log(8), np.log(512), BATCHES * SIZE)).astype(int)
-    std = sigma * length**exponent
-    s = draw.normal(-(std**2) / 2 * drift, std)
-    number = np.repeat(np.arange(BATCHES), SIZE) + 1
-    return {"S": s, "L": length, "A": draw.choice([-1.0, 0.0, 1.0], len(s)), "minibatch": number, "step": number}
 
 
 @pytest.mark.parametrize(("exponent", "sigma"), [(0.0, 0.04), (0.5, 0.04), (0.75, 0.01), (1.0, 0.001), (0.5, 1e-5)])

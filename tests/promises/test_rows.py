@@ -275,6 +275,8 @@ def test_a_step_in_two_files_is_read_after_any_update_and_replaced(tmp_path: Pat
     assert len([*tmp_path.glob("*.parquet")]) == 2
     read = read_table(tmp_path, after=(2, 0)).columns
     assert np.bincount(read["update"]).tolist() == [0, FULL, 3]
+    table.append(rows(2))
+    assert counts(tmp_path) == {(1, 0): 3, (2, 0): 3}
     table.append(rows(1))
     table.sync()
     assert counts(tmp_path) == {(1, 0): 3}

@@ -113,7 +113,7 @@ def test_one_file_of_a_table_is_read_as_its_folder(tmp_path: Path) -> None:
 def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
     new, old, mask, a = micro_batch(1)
     cases = {
-        "empty": ((new, old, mask & False, a), "no mini-batch in which a weight had moved"),
+        "empty": ((new, old, mask & False, a), "holds no response"),
         "lost": ((old - 9, old, mask, a), "nothing was accepted"),
         "kept": ((old + 1e-7, old, mask, a), "nothing was clipped"),
         "still": ((old, old, mask, a), "nothing was clipped"),
@@ -156,11 +156,37 @@ def test_what_is_no_table_is_named_with_what_is_one(
 
 
 def test_columns_of_other_types_are_read_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = pd.DataFrame({"S": [0.1] * 8, "L": [3] * 8, "A": [1] * 8, "prompt": 2e9 + np.arange(8) // 2})
-    rows.to_parquet(file := tmp_path / "rows.parquet")
-    assert len(set(read_audit(file).responses.prompt_B)) == 4, "identifiers that pandas made floats"
-    rows.assign(S=pd.Timestamp(0)).to_parquet(file)
-    assert main([str(file)]) == 2 and capsys.readouterr().err.startswith(f"error: {file}: ")
+    eight = np.arange(8)
+    rows = pd.DataFrame({"S": [0.1] * 8, "L": [3] * 8, "A": [1] * 8, "prompt": 2e9 + eight // 2, "id": [[1]] * 8})
+    file, row = tmp_path / "rows.parquet", np.where(eight < 4, np.nan, eight % 2)
+    for prompt in (rows["prompt"], eight // 2 - 2):  # identifiers that pandas made floats, or a hash
+        rows.assign(prompt=prompt, row=row, update=eight // 6).to_parquet(file)
+        responses = read_audit(file).responses
+        assert len(set(responses.prompt_B)) == 4 and responses.again_B.tolist() == [False] * 6 + [True] * 2
+    for name, values in {"S": pd.Timestamp(0), "inside": "yes", "step": eight / 8, "L": 0, "minibatch": np.nan}.items():
+        rows.assign(**{name: values}).to_parquet(file)
+        assert main([str(file)]) == 2 and f"error: {file}: column {name} " in capsys.readouterr().err
+    rows[:0].to_parquet(file)
+    assert main([str(file)]) == 2 and "holds no response" in capsys.readouterr().err
+
+
+def test_a_response_whose_advantage_is_not_known_is_not_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit = Audit(tmp_path, GSPO, loss="seq_gspo")
+    for index in range(60):
+        new, old, mask, a = micro_batch(index)
+        audit.add(new if index % 2 else old, old, mask, torch.where(torch.arange(len(a)) % 2 == 1, a, torch.nan))
+        audit.end_mini_batch(index // 2)
+    moved = read_audit(tmp_path).responses.moved()
+    unknown_B = np.isnan(moved.advantage_B)
+    known = moved.select(~unknown_B)
+    assert 0 < len(known) < len(moved) and np.isnan(moved.kept_B[unknown_B]).all()
+    assert verdict(moved, "removed") == verdict(known, "removed") and "nothing" not in verdict(known, "removed")
+    for view in ("outside", "removed"):
+        assert main([str(tmp_path), "--view", view]) == 0 and "nan" not in capsys.readouterr().out
+    both = [by_length(one)["removed, A > 0"] for one in (moved, known)]
+    assert np.mean(shares(both[0])) == pytest.approx(np.mean(shares(both[1])), rel=0.2), "of those that are known"
 
 
 def test_of_several_runs_the_newest_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

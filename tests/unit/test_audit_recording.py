@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -198,34 +197,24 @@ def test_what_a_mask_of_ones_own_keeps_is_audited_by_length(tmp_path: Path, by_t
     assert records.own_mask and "mean weight" in describe(records)
 
 
-Change = Callable[..., tuple[Any, ...]]
-
-
 @pytest.mark.parametrize(
-    ("error", "says", "change"),
+    ("change", "error", "says"),
     [
-        (TypeError, r"old_log_prob_BT is a .*\[B, T\].*list", lambda new, old, mask, a: (new, "text", mask, a)),
-        (TypeError, r"old_log_prob_BT is a .*\[B, T\].*list", lambda new, old, mask, a: (new, [["a"]], mask, a)),
-        (ValueError, "16, 64", lambda new, old, mask, a: (new, old[:, :1], mask, a)),
-        (ValueError, "16, 64", lambda new, old, mask, a: (new, old, mask[:1], a)),
-        (ValueError, "16, 64", lambda new, old, mask, a: (new, old, mask, a[:5])),
-        (ValueError, "from_packed", lambda new, old, mask, a: (new[mask], old[mask], mask[mask], a)),
+        ({"old_log_prob_BT": "text"}, TypeError, r"old_log_prob_BT is a .*\[B, T\].*list"),
+        ({"old_log_prob_BT": [["a"]]}, TypeError, r"old_log_prob_BT is a .*\[B, T\].*list"),
+        ({"old_log_prob_BT": torch.ones(16, 1)}, ValueError, "16, 64"),
+        ({"mask_BT": torch.ones(1, 64)}, ValueError, "16, 64"),
+        ({"advantages_BT": torch.ones(5)}, ValueError, "16, 64"),
+        ({"log_prob_BT": torch.ones(99)}, ValueError, "from_packed"),
+        ({"truncated_B": False}, ValueError, r"truncated= .*\(\)"),
+        ({"kept": torch.ones(16), "rule": GSPO}, ValueError, "leave one out"),
+        ({"kept": torch.full((16,), 1.5)}, ValueError, r"1.5: must be in \[0, 1\]"),
+        ({"kept": torch.ones(2)}, ValueError, r"kept= .*\(2,\)"),
+        ({"weight": torch.ones(16)}, ValueError, "kept=torch.ones"),
     ],
 )
-def test_what_is_no_batch_is_refused(error: type[Exception], says: str, change: Change) -> None:
+def test_what_is_no_micro_batch_is_refused(change: dict[str, Any], error: type[Exception], says: str) -> None:
+    names = ("log_prob_BT", "old_log_prob_BT", "mask_BT", "advantages_BT")
+    given = dict(zip(names, micro_batch(1), strict=True)) | change
     with pytest.raises(error, match=says):
-        Audit(None).add(*change(*micro_batch(1)))
-
-
-@pytest.mark.parametrize(
-    ("rule", "arguments", "says"),
-    [
-        (GSPO, {"kept": torch.ones(1)}, "leave one out"),
-        (None, {"kept": torch.full((1,), 1.5)}, r"1.5: must be in \[0, 1\]"),
-        (None, {"kept": torch.ones(2)}, r"kept= .*\(2,\)"),
-        (None, {"weight": torch.ones(1)}, "kept=torch.ones"),
-    ],
-)
-def test_what_a_mask_keeps_is_checked(rule: Any, arguments: dict[str, torch.Tensor], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        Audit(None, rule).add(*one_response(), **arguments)
+        Audit(None, given.pop("rule", None)).add(**given)

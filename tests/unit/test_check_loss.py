@@ -84,34 +84,32 @@ def without_weights(rollout_is_weights: Any = None, **others: Any) -> Any:
 
 ANOTHER, NEAR = "another loss: on policy cosine", "equal up to log-ratio 0."
 
-#: Name, loss, the check that must fail; then the loss whose name it has, and how ``--like`` of that begins.
+#: Name, loss, the checks that fail; the loss whose name it has, how ``--like`` of that begins, and what stands in it.
 #: The plainest fault of each check: tests/promises/some_losses.py.
-FAULTS: list[tuple[str, Loss, str, Loss, str]] = [
-    ("0/0 without a token", partial(GSPO, count=lambda mask: mask.sum(-1, keepdim=True)), "padding", GSPO, "equal"),
+LOSSES: list[tuple[str, Loss, str, Loss, str, str]] = [
+    ("0/0 without a token", partial(GSPO, count=lambda mask: mask.sum(-1, keepdim=True)), "padding", GSPO, "equal", ""),
     ("A of the first column", with_advantages(lambda a, mask: a[:, :1].expand_as(a), GSPO), "padding, gaps", GSPO,
-     "equal"),
+     "equal", ""),
     ("a discount by column", with_advantages(lambda a, mask: a * 0.99 ** torch.arange(a.shape[1])), "gaps", PPO,
-     ANOTHER),
-    ("a weight that is refused", without_weights, "weights", GSPO, "equal"),
-    ("one ratio for all", partial(GSPO, ratio="micro-batch"), "micro-batches", GSPO, ANOTHER),
+     ANOTHER, ""),
+    ("a weight that is refused", without_weights, "weights", GSPO, "equal", ""),
+    ("one ratio for all", partial(GSPO, ratio="micro-batch"), "micro-batches", GSPO, ANOTHER, ""),
     ("large A centred", with_advantages(lambda a, mask: a - (c := a[mask].mean().nan_to_num()) * (c.abs() > 10)),
-     "micro-batches", PPO, "equal"),
-]  # fmt: skip
-
-#: Name, loss; the loss whose name it has, how ``--like`` of that begins, and what stands in it.
-SOUND: list[tuple[str, Loss, Loss, str, str]] = [
-    *((name, loss, loss, "equal", "") for name, loss in (("PPO", PPO), ("GSPO", GSPO), ("FSPO", FSPO))),
-    ("PPO by response", partial(PPO, mean="responses"), PPO, "42 1/L times", ""),
-    ("weights in the ratio", weighs_the_ratio, FSPO, "equal", ""),
-    ("bounded A", with_advantages(lambda a, mask: a.clamp(-5, 5)), PPO, "equal, but not where A is 30 or -30", ""),
-    ("A > 0 alone", with_advantages(lambda a, mask: a.clamp(min=0)), PPO, ANOTHER, ""),
-    ("a mask narrower below", partial(PPO, ratio="token, masked"), PPO, NEAR, ""),
-    ("exp of the sum", partial(GSPO, ratio="sum"), GSPO, "L times (L", "up to log-ratio 9.6e-07"),
-    ("a forgotten detach", partial(GSPO, ratio="mean and token"), GSPO, "2 times", ""),
-    ("mean of exp", partial(GSPO, ratio="mean of exp"), GSPO, NEAR, "token in place of length_normalised"),
-    ("a narrow clip", partial(GSPO, band=lambda _: (1 - 1e-5, 1 + 1e-5)), GSPO, "equal up to log-ratio 9.2e-06",
+     "micro-batches", PPO, "equal", ""),
+    *((name, loss, "", loss, "equal", "") for name, loss in (("PPO", PPO), ("GSPO", GSPO), ("FSPO", FSPO))),
+    ("PPO by response", partial(PPO, mean="responses"), "", PPO, "42 1/L times", ""),
+    ("weights in the ratio", weighs_the_ratio, "", FSPO, "equal", ""),
+    ("bounded A", with_advantages(lambda a, mask: a.clamp(-5, 5)), "", PPO, "equal, but not where A is 30 or -30", ""),
+    ("A > 0 alone", with_advantages(lambda a, mask: a.clamp(min=0)), "", PPO, ANOTHER, ""),
+    ("a mask narrower below", partial(PPO, ratio="token, masked"), "", PPO, NEAR, ""),
+    ("exp of the sum", partial(GSPO, ratio="sum"), "", GSPO, "L times (L", "up to log-ratio 9.6e-07"),
+    ("a forgotten detach", partial(GSPO, ratio="mean and token"), "", GSPO, "2 times", ""),
+    ("mean of exp", partial(GSPO, ratio="mean of exp"), "", GSPO, NEAR, "token in place of length_normalised"),
+    ("a narrow clip", partial(GSPO, band=lambda _: (1 - 1e-5, 1 + 1e-5)), "", GSPO, "equal up to log-ratio 9.2e-06",
      "above: from 1.1e-05"),
-    ("S at most 10", partial(GSPO, ratio="mean, S at most 10"), GSPO, "equal, but not where |S| exceeds 8", ""),
+    ("lengths in int16", partial(GSPO, count=lambda mask: tokens(mask).short()), "", GSPO, "equal, but not with",
+     "40,001"),
+    ("S at most 10", partial(GSPO, ratio="mean, S at most 10"), "", GSPO, "equal, but not where |S| exceeds 8", ""),
 ]  # fmt: skip
 
 #: The families by name: ours have our own implementation.
@@ -141,18 +139,12 @@ def beside(name: Loss, loss: Loss) -> str:
     return "\n".join([comparison.verdict, *comparison.differences])
 
 
-@pytest.mark.parametrize(("name", "loss", "check", "like", "begins"), FAULTS, ids=[name for name, *_ in FAULTS])
-def test_a_planted_fault_is_found(name: str, loss: Loss, check: str, like: Loss, begins: str) -> None:
-    assert {*check.split(", ")} <= failures(loss)
-    text = beside(like, loss)
-    assert text.startswith(begins) and (begins != "equal" or text == "equal"), text
-
-
-@pytest.mark.parametrize(("name", "loss", "like", "begins", "says"), SOUND, ids=[name for name, *_ in SOUND])
-def test_a_sound_loss_passes_and_is_told_from_another(
-    name: str, loss: Loss, like: Loss, begins: str, says: str
+@pytest.mark.parametrize(("name", "loss", "fails", "like", "begins", "says"), LOSSES, ids=[name for name, *_ in LOSSES])
+def test_a_fault_is_found_and_a_loss_told_by_its_name(
+    name: str, loss: Loss, fails: str, like: Loss, begins: str, says: str
 ) -> None:
-    assert failures(loss) == set()
+    failed = failures(loss)
+    assert {*fails.split(", ")} <= failed if fails else not failed
     text = beside(like, loss)
     assert text.startswith(begins) and says in text and (begins != "equal" or text == "equal"), text
 
@@ -294,3 +286,6 @@ def test_settings_are_read_as_values() -> None:
     batch = synthetic_batch([3, 2], [0.1, 0.1], [1.0, -1.0])
     for settings in (["policy_loss.beta=0.5"], ["policy_loss._target_=check_loss_example.Settings"]):
         assert load("check_loss_example:fed", [*settings, "name=x"]).value(batch).numel() == 1
+    for wrong in ("clip_ratio.high=1", "policy_loss=3", "policy_loss._target_=check_loss_example:fed"):
+        with pytest.raises(LossError):
+            configured([wrong])

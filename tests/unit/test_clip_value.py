@@ -13,13 +13,12 @@ from messages import unpadded
 from fspo.audit.expected import expected, shares_outside
 from fspo.clip_value import needed_scale, scale_for, scale_with_interval, scaled
 from fspo.kept import clipped_cosine
-from fspo.losses import ALGORITHMS, BANDS, judged, sequence_policy_loss
+from fspo.losses import ALGORITHMS, BANDS, sequence_policy_loss
 from fspo.measured import FIXED_AFTER, ClipMeasurement, DriftMeasurement
 from fspo.responses import Responses
 from fspo.types import BandState, SequenceLossSettings
 
 FSPO = ALGORITHMS["fspo"]
-MEASURED = ("fspo", "fspo_v1", "seq_gspo", "seq_rloo", "luspo")
 
 
 def responses(groups: int, seed: int = 0, sigma: float = 0.04) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -31,21 +30,6 @@ def responses(groups: int, seed: int = 0, sigma: float = 0.04) -> tuple[np.ndarr
     return s, length, group
 
 
-@pytest.mark.parametrize("name", MEASURED)
-def test_the_wanted_share_lies_inside_the_loss_s_own_band(name: str) -> None:
-    s, length, group = responses(100)
-    loss, kl = ALGORITHMS[name], 2e-4
-    needed = needed_scale(s, length, loss, kl)
-    measured = scale_with_interval(needed, group, 0.85)
-    assert measured.low < measured.value < measured.high and measured.value == scale_for(needed, 0.85)
-    as_values = scaled(loss, measured.value)  # for a reader or another run
-    columns = (torch.tensor(s), torch.tensor(length), torch.ones(len(s), dtype=torch.float64))
-    for settings, factor in ((loss, measured.value), (as_values, 1.0)):
-        output = judged(*columns, settings, BandState(drift_per_token=kl, clip_scale=factor))
-        assert float(output.accepted_B.double().mean()) == pytest.approx(0.85, abs=2 / len(s))
-    assert as_values.c_low / as_values.c_high == pytest.approx(loss.c_low / loss.c_high)
-
-
 def test_the_interval_is_that_of_groups_not_of_responses() -> None:
     """With eight copies of one response a group, 60 groups know no more than 60 responses do."""
     s, length, group = responses(60)
@@ -55,7 +39,7 @@ def test_the_interval_is_that_of_groups_not_of_responses() -> None:
     assert copies.high / copies.low > 1.4
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_cosine_is_that_of_orthogonal_gradients(name: str) -> None:
     """Each log-probability is a parameter of its own, so that the gradient of a response has a squared norm of L."""
     loss, state = ALGORITHMS[name], BandState(drift_per_token=1e-3)
@@ -79,7 +63,7 @@ def fed(measurement: ClipMeasurement, first: int, last: int) -> list[int]:
 
 def test_values_have_an_interval_from_the_second_batch_on() -> None:
     measurement = ClipMeasurement(FSPO, 0.85)
-    assert fed(measurement, 1, FIXED_AFTER + 3) == [1, FIXED_AFTER]
+    assert fed(measurement, 1, 40) == [1, FIXED_AFTER], "a value that fits is not questioned"
     assert "c_low_interval" not in measurement.values[0], "one rollout batch says nothing of others"
     value, line = measurement.values[-1], measurement.sentence()
     low, high = value["c_high_interval"]
@@ -97,9 +81,6 @@ def test_a_fixed_value_that_no_longer_fits_is_questioned_once(sigma: float) -> N
     assert lines.index(line) == 9 and "warning" in line
     assert f"c_high={scaled(FSPO, scale_for(needed, 0.85)).c_high:.3g}" in line
     assert measurement.scale == last, "a policy that moves farther is clipped more"
-    fits = ClipMeasurement(FSPO, 0.85)
-    fed(fits, 1, FIXED_AFTER)
-    assert fed(fits, 11, 40) == []
 
 
 def test_what_says_nothing_measures_nothing() -> None:

@@ -15,26 +15,20 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import recorded_runs
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fspo.audit import AuditRecords, describe
 from fspo.audit.__main__ import main
-from fspo.conclusion import conclude, even_band, exponent_of
+from fspo.conclusion import conclude, even_band
 from fspo.losses import ALGORITHMS, resolve_settings
 from fspo.responses import Responses
 
 ROOT = Path(__file__).resolve().parents[2]
-BATCHES, SIZE = 30, 256
 
 
-def drawn(exponent: float = 0.5, sigma: float = 0.04, drift: bool = False, batches: int = BATCHES) -> pd.DataFrame:
-    """S and L of mini-batches: S is normal with standard deviation sigma L**exponent, L log-uniform from 8 to 511."""
-    draw = np.random.default_rng(0)
-    length = np.exp(draw.uniform(np.log(8), np.log(512), batches * SIZE)).astype(int)
-    std = sigma * length**exponent
-    s = draw.normal(-(std**2) / 2 * drift, std)
-    sign = draw.choice([-1.0, 0.0, 1.0], len(s))
-    return pd.DataFrame({"S": s, "L": length, "A": sign, "minibatch": np.repeat(np.arange(batches), SIZE) + 1})
+def drawn(exponent: float = 0.5, sigma: float = 0.04, drift: bool = False, batches: int = 30) -> pd.DataFrame:
+    return pd.DataFrame(recorded_runs.drawn(exponent, sigma, drift, batches))
 
 
 def rows_of(table: pd.DataFrame, **columns: object) -> Responses:
@@ -78,6 +72,9 @@ def test_what_is_not_told_apart_is_kept(loss: str, keeps: bool) -> None:
     assert ("keep what you have" in text) == keeps
     assert words["loss_mode"] == "fspo" and words["c_low"] == pytest.approx(1.44 * 0.04, rel=0.07)
     assert ("grad_multiplier" in words) == ("grad_multiplier" in text) == (loss != "fspo")
+
+
+def test_verls_own_gspo_and_another_exponent_are_kept_as_they_are() -> None:
     own = "\n".join(conclude(rows_of(drawn(1.0, 0.001)), "gspo"))
     assert "clip_ratio_low=" in own and "loss_mode" not in own, "verl's own GSPO takes eps"
     three_quarters = dataclasses.replace(ALGORITHMS["fspo"], exponent=0.75)
@@ -119,7 +116,7 @@ def mean_line(responses: Responses) -> str:
 def test_responses_that_an_update_was_made_on_are_no_sign_of_rounding() -> None:
     """The update raises S of its own responses, so that the mean of exp(S) is no longer 1."""
     table = drawn(drift=True).assign(A=1.0)
-    table["row"], table["step"] = np.arange(len(table)) % SIZE, table["minibatch"]
+    table["row"], table["step"] = np.arange(len(table)) % 256, table["minibatch"]
     first, later = (table.assign(update=update) for update in (1, 2))
     later["S"] += 3 * table["S"].std()
     responses = rows_of(pd.concat([first, later]))
@@ -139,17 +136,6 @@ def test_a_diverged_policy_gives_no_clip_value(loss: str) -> None:
     table["L"] *= 100  # 30,000 tokens: |S| is above 10 in one of seven, |S| / L below 0.001 in nearly all
     table["S"] = 0.0007 * table["L"] * np.random.default_rng(1).standard_normal(len(table))
     assert "clip_ratio_low=" in "\n".join(conclude(rows_of(table), "gspo"))
-
-
-def test_whole_prompt_groups_are_resampled_where_there_are_some() -> None:
-    """Eight equal responses to a prompt are worth one: the interval is sqrt(8) times as wide as of single ones."""
-    table = drawn(batches=7).iloc[::8].loc[lambda rows: rows.index.repeat(8)].reset_index(drop=True)
-    widths = {}
-    for name, group in {"group": np.arange(len(table)) // 8, "row": np.arange(len(table))}.items():
-        interval = exponent_of(rows_of(table, prompt=group))
-        assert interval.n == len(set(group))
-        widths[name] = interval.high - interval.low
-    assert widths["group"] / widths["row"] == pytest.approx(8**0.5, rel=0.25)
 
 
 def test_too_few_or_too_equal_responses_give_no_number() -> None:

@@ -61,9 +61,6 @@ def test_the_page_of_a_sweep_stands_alone_and_names_what_differs(tmp_path: Path)
     addresses = re.findall(r'(?:src|srcset|href)="([^"]*)"', source)
     assert len(addresses) == 7 and all(address.startswith("data:image/png;") for address in addresses)
     summary = summary_of(out)
-    assert claims(summary["verdicts"]["Even?"]) == ["lower than rloo"]
-    assert cells(summary["final"])[f"held-out {ACCURACY.removeprefix('val-core/')}"][0].startswith("0.510 [")
-    assert summary["paired"]["heads"] == ["fspo - rloo (3 paired)"]
     differing = cells(summary["settings"])
     assert differing["lr"] == ["0.1", "0.2"] and differing["micro"] == ["0 or 1", "0 or 1"]
     assert differing.keys() == {"seeds", "steps", "status", "lr", "micro"}
@@ -133,6 +130,14 @@ def test_a_seed_run_twice_counts_once_unless_its_clip_values_differ(tmp_path: Pa
     assert problem.startswith(f"{twice[0]}: ") and str(twice[1]) in problem
     heads = summary_of(tmp_path / "out")["final"]["heads"]
     assert heads == ["fspo, measured (n = 1)", "fspo, published (n = 1)"]
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("loss", [0.3, {"loss_mode": "fspo", "c_low": -1}])
+def test_somebody_elses_run_json_costs_no_other_run(loss: object, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", "fspo", 1, loss=loss, seed="a")
+    *_, runs, (problem,) = build_report([write_run(tmp_path / "run", "fspo", 0), other], tmp_path / "out")
+    assert runs == 2 and problem.startswith(f"{other / 'run.json'}: ")
 
 
 def test_one_run_has_one_lre_wherever_it_stands(tmp_path: Path) -> None:
@@ -212,8 +217,8 @@ def test_a_view_with_few_responses_is_drawn_at_their_lengths(tmp_path: Path) -> 
     assert main([str(tmp_path / "rows.parquet"), "--out", str(tmp_path / "out")]) == 0
 
 
-@pytest.mark.parametrize("path", sorted(STUDY.glob("*.parquet")), ids=lambda path: path.stem)
-def test_a_file_is_reported_under_each_band_as_its_audit_reads_it(path: Path) -> None:
+def test_a_file_is_reported_under_each_band_as_its_audit_reads_it() -> None:
+    path = STUDY / "words.parquet"
     rows, audited = pd.read_parquet(path), read_audit(path).responses.moved()
     batches = rows[rows.minibatch > 0].groupby(["seed", "step", "minibatch"]).size()
     runs = load_runs(path)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-from batches import loss_output, responses_of
 
 from fspo.responses import Responses
 
@@ -55,15 +53,3 @@ def test_joined_sets_keep_their_mini_batches_and_prompt_groups() -> None:
     without = Responses.join([one, Responses.of_rows({"S": [0.1], "L": [1]})])
     assert without.prompt_B is None and without.batch_B.tolist() == [0, 1, 2]
     assert len(Responses.join([])) == 0 and Responses.join([]).batches == 0
-
-
-def test_sums_are_those_of_each_bin_and_cluster() -> None:
-    responses = responses_of(loss_output(200), loss_output(100, seed=1))
-    whole = responses.by_cluster(responses.s_B)
-    for cluster, bin_ in np.ndindex(whole.shape):
-        own = (responses.cluster_B == cluster) & (responses.bin_B == bin_)
-        assert whole[cluster, bin_] == pytest.approx(responses.s_B[own].sum())
-    np.testing.assert_allclose(whole.sum(0), responses.by_bin(responses.s_B))
-    error = responses.error("outside")
-    np.testing.assert_allclose(error.rate_K, responses.means(responses.inside_B)[0])
-    assert error.rate == pytest.approx(responses.inside_B.mean())
