@@ -75,6 +75,8 @@ def test_each_spelling_changes_its_example(spelling: Spelling) -> None:
         (r"x < 1 \text{ or } x > 2", r"(-\infty, 1) \cup (2, \infty)", "correct"),
         ("2y = 4x + 6", "y = 2x + 3", "correct"),
         ("x^2 + 1 = 0", "x^2 + 2 = 0", "wrong"),
+        ("2 = 5", "3 = 7", "wrong"),
+        ("E_1 + 3.5", "3.5", "parse_failed"),
         ("x = 9 = 8", "8", "parse_failed"),
         (r"12 \text{ m}", r"12 \text{ cm}", "wrong"),
         (r"12 \text{ million}", "12", "wrong"),

@@ -188,7 +188,9 @@ def parsed(text: str) -> Any:
     exact = _DECIMAL.sub(lambda match: rf"\frac{{{int(match[1] + match[2])}}}{{{10 ** len(match[2])}}}", text)
     value = None
     if not _UNREAD.search(text):
-        value = next(iter(parse(f"\\boxed{{{exact}}}", _AS_WRITTEN, parsing_timeout=None)), None)
+        # The box alone: by default a fraction in it is read where the whole cannot be.
+        options = {"extraction_mode": "first_match", "parsing_timeout": None}
+        value = next(iter(parse(f"\\boxed{{{exact}}}", _AS_WRITTEN, **options)), None)
     if value is None or isinstance(value, str):
         raise UnreadError(text)
     names = {name.name: name for name in getattr(value, "free_symbols", ())}
@@ -201,7 +203,7 @@ def _equal(gold: Any, value: Any) -> bool:
     if len(equations) == 2:
         zeros = [sympy.together(side.lhs - side.rhs).as_numer_denom()[0] for side in equations]
         ratio = sympy.simplify(zeros[0] / zeros[1])
-        return bool(ratio.is_number and ratio.is_finite and ratio != 0)
+        return bool(zeros[0].free_symbols and ratio.is_number and ratio.is_finite)
     if not all(isinstance(side, sympy.Expr) and not side.free_symbols for side in (gold, value)):
         return _verified(gold, value)
     gold, value = gold.doit(), value.doit()

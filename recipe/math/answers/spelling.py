@@ -57,7 +57,7 @@ SPELLINGS: Final = (
 )
 # fmt: on
 #: Digits in groups of three, in no list or tuple.
-_THOUSANDS: Final = re.compile(r"(?<![\d.,(\[{_])(\d{1,3}(?:,\s?\d{3})+|\d{1,3}(?: \d{3})+)(?![\d,])")
+_THOUSANDS: Final = re.compile(r"(?<![\d.,(\[{_])(\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+)(?![\d,])")
 
 
 def spelled(text: str) -> str:
