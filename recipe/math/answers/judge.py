@@ -24,8 +24,10 @@ _HUGE: Final = re.compile(
     r"\^[\s{(]*-?\w+[\s})]*\^[\s{(]*-?\w{2}|\d{2}\}?[\s)]+\^[\s{(]*\d{3}|\^[\s{(]*-?\d{5}|\d{4}[\s)}]*!|!\s*\)*\s*!"
     r"|\d{5}\}?\{\d{3}"
 )
-#: LaTeX as it is written. By default math-verify drops letters that may be units: 7t is 7 then.
-_AS_WRITTEN: Final = (LatexExtractionConfig(normalization_config=NormalizationConfig()),)
+#: LaTeX as it is written, and whole. By default math-verify drops letters that may be units, so that 7t is 7, and reads
+#: a fraction of what it cannot parse.
+_AS_WRITTEN: Final = LatexExtractionConfig(normalization_config=NormalizationConfig())
+_WHOLE: Final = {"extraction_config": (_AS_WRITTEN,), "extraction_mode": "first_match", "fallback_mode": "no_fallback"}
 #: What is not read. math-verify drops many commands in silence, so only these are an expression's.
 _UNREAD: Final = re.compile(
     r"[\d}]\s+\{?\d|\d\s*[_{]|\.\.|[?:&#'@\"]|[^\x00-\x7f]|\\\Z|\\(?!(?:frac|binom|sqrt|pi|infty|cdot|times|div|pm|circ"
@@ -64,10 +66,8 @@ def judge(answer: str, truth: str) -> Status:
     if max(itertools.accumulate(brackets), default=0) > MAX_NESTING or _HUGE.search(answer):
         return Status.REFUSED
     try:
-        if letter := _choice(truth):
-            is_equal = _choice(answer, labelled=True) == letter
-        else:
-            is_equal = same(truth, _LABEL.sub("", answer))  # of "(C) 12" the text
+        letter = _choice(truth)  # else of "(C) 12" the text
+        is_equal = _choice(answer, labelled=True) == letter if letter else same(truth, _LABEL.sub("", answer))
         return Status.CORRECT if is_equal else Status.WRONG
     except MemoryError:  # ends the process
         raise
@@ -186,15 +186,11 @@ def parsed(text: str) -> Any:
     if _RATIONAL.fullmatch(text):
         return sympy.Rational(text.replace("}{", "/").replace("\\frac{", "").rstrip("}"))
     exact = _DECIMAL.sub(lambda match: rf"\frac{{{int(match[1] + match[2])}}}{{{10 ** len(match[2])}}}", text)
-    value = None
-    if not _UNREAD.search(text):
-        # The box alone: by default a fraction in it is read where the whole cannot be.
-        options = {"extraction_mode": "first_match", "parsing_timeout": None}
-        value = next(iter(parse(f"\\boxed{{{exact}}}", _AS_WRITTEN, **options)), None)
-    if value is None or isinstance(value, str):
+    found = [] if _UNREAD.search(text) else parse(f"\\boxed{{{exact}}}", **_WHOLE, parsing_timeout=None)
+    if not found:
         raise UnreadError(text)
-    names = {name.name: name for name in getattr(value, "free_symbols", ())}
-    return value.subs(names["i"], sympy.I) if names.keys() == {"i"} else value
+    names = {name.name: name for name in getattr(found[0], "free_symbols", ())}
+    return found[0].subs(names["i"], sympy.I) if names.keys() == {"i"} else found[0]
 
 
 def _equal(gold: Any, value: Any) -> bool:
