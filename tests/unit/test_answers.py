@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from recipe.math.answers.spelling import SPELLINGS
 
 @pytest.fixture(scope="module")
 def scorer() -> Iterator[MathScorer]:
-    with MathScorer(n_workers=2, time_limit_s=20.0) as scorer:
+    with closing(MathScorer(n_workers=2, time_limit_s=20.0)) as scorer:
         yield scorer
 
 

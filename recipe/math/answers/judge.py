@@ -28,6 +28,9 @@ _HUGE: Final = re.compile(
 #: a fraction of what it cannot parse.
 _AS_WRITTEN: Final = LatexExtractionConfig(normalization_config=NormalizationConfig())
 _WHOLE: Final = {"extraction_config": (_AS_WRITTEN,), "extraction_mode": "first_match", "fallback_mode": "no_fallback"}
+_verified: Final = functools.partial(
+    verify, float_rounding=12, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True
+)
 #: What is not read. math-verify drops many commands in silence, so only these are an expression's.
 _UNREAD: Final = re.compile(
     r"[\d}]\s+\{?\d|\d\s*[_{]|\.\.|[?:&#'@\"]|[^\x00-\x7f]|\\\Z|\\(?!(?:frac|binom|sqrt|pi|infty|cdot|times|div|pm|circ"
@@ -69,8 +72,8 @@ def judge(answer: str, truth: str) -> Status:
         letter = _choice(truth)  # else of "(C) 12" the text
         is_equal = _choice(answer, labelled=True) == letter if letter else same(truth, _LABEL.sub("", answer))
         return Status.CORRECT if is_equal else Status.WRONG
-    except MemoryError:  # ends the process
-        raise
+    except MemoryError:  # the worker is replaced
+        return Status.CRASHED
     except Exception as error:  # of SymPy or math-verify
         return Status.BAD_TRUTH if isinstance(error, UnreadError) and str(error) in truth else Status.PARSE_FAILED
 
@@ -201,14 +204,9 @@ def _equal(gold: Any, value: Any) -> bool:
         ratio = sympy.simplify(zeros[0] / zeros[1])
         return bool(zeros[0].free_symbols and ratio.is_number and ratio.is_finite)
     if not all(isinstance(side, sympy.Expr) and not side.free_symbols for side in (gold, value)):
-        return _verified(gold, value)
+        return bool(_verified(gold, value))
     gold, value = gold.doit(), value.doit()
     if gold == value or (gold.is_Rational and value.is_Rational) or not (gold.is_finite and value.is_finite):
         return bool(gold == value)
     largest = max(abs(sympy.N(gold, 30)), abs(sympy.N(value, 30)))
     return bool(abs(sympy.N(gold - value, 60, maxn=400)) <= largest * sympy.Float("1e-50"))
-
-
-def _verified(gold: Any, value: Any) -> bool:
-    options = {"float_rounding": 12, "allow_set_relation_comp": True, "timeout_seconds": None, "raise_on_error": True}
-    return bool(verify(gold, value, **options))

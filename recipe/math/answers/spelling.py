@@ -35,7 +35,7 @@ SPELLINGS: Final = (
     (r"\\langle(?![a-z])(.*?)\\rangle(?![a-z])", r"(\1)", r"\langle 1, 2 \rangle", "( 1, 2 )"),
     (r"\\varnothing(?![a-z])|∅", r"\\emptyset ", r"\varnothing", r"\emptyset "),
     (r"\A[a-zA-Z]?\s*\\approx(?![a-z])|(?<=[\w})])\s*\(?\s*\\approx(?![a-z]).*\Z", "", r"50/3 \approx 16.67", "50/3"),
-    (r"(\\circ\}?)\s+[CF](?![a-zA-Z])", r"\1", r"-4^\circ C", r"-4^\circ"),
+    (r"(\\circ\}?)\s*[CF](?![a-zA-Z])", r"\1", r"-4^{\circ}C", r"-4^{\circ}"),
     (r"\\text\{\s*percent\s*\}|\bper\s?cent\b|\\%", "%", r"50\%", "50%"),
     (r"(?<![\w.])(\d+)\s+(\d+)/(\d+)(?![\d/])", r"\1\\frac{\2}{\3}", "1 3/4", r"1\frac{3}{4}"),
     (r"(?<=\d)\s*[eE]\s*\+?(-?)0*(\d+)(?!\.?\d)", r" \\cdot 10^{\1\2}", "6.02e+23", r"6.02 \cdot 10^{23}"),
