@@ -70,7 +70,7 @@ def judge(answer: str, truth: str) -> Status:
         return Status.REFUSED
     try:
         letter = _choice(truth)  # else of "(C) 12" the text
-        is_equal = _choice(answer, labelled=True) == letter if letter else same(truth, _LABEL.sub("", answer))
+        is_equal = _choice(answer) == letter if letter else same(truth, _LABEL.sub("", answer))
         return Status.CORRECT if is_equal else Status.WRONG
     except MemoryError:  # the worker is replaced
         return Status.CRASHED
@@ -82,12 +82,11 @@ def _compact(text: str) -> str:
     return re.sub(r"(?<!\d)\s|\s(?!\d)", "", text)
 
 
-def _choice(text: str, labelled: bool = False) -> str:
-    r"""The letter of a choice: B, (B), \text{(B)}, option B; `labelled`: or of its text behind it, "(B) 12"."""
+def _choice(text: str) -> str:
+    r"""The letter of a choice: B, (B), \text{(B)}, option B; or with its text behind it, "(B) 12"."""
     plain = re.sub(r"\\text\{|[{}]", " ", text).strip()
     match = re.fullmatch(r"(?:(?:[Oo]ption|[Cc]hoice)\s)?\s*\(?\s*([A-Z])\s*\)?[.:]?", plain)
-    if match is None and labelled:
-        match = re.match(r"(?:\(([A-Z])\)|([A-Z])[.):]\s)(?!.*\b[A-Z]\b)", plain)
+    match = match or re.match(r"(?:\(([A-Z])\)|([A-Z])[.):]\s)(?!.*\b[A-Z]\b)", plain)
     return next(filter(None, match.groups()), "") if match else ""
 
 
@@ -102,8 +101,7 @@ def same(truth: str, answer: str) -> bool:
         return bool(answer)
     if (_REGION.search(truth) or _REGION.search(answer)) and not has_words(truth + answer):
         (one, names), (two, others) = _as_set(truth), _as_set(answer)
-        is_same = one is not None and (one == two or (type(one) is type(two) and _verified(one, two)))
-        return is_same and (names == others or not (names and others))
+        return one is not None and one == two and (names == others or not (names and others))
     (shape, ours), (other, theirs) = _cells(truth), _cells(answer)
     if shape != other and not ("()" in (shape, other) and "1" in (shape + other).strip("()").split("x")):
         return False  # but a vector may be a tuple
