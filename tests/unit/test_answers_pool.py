@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -22,12 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ENDLESS = r"\boxed{9^{9^9}+%d}"
 
 
-@pytest.fixture(scope="module")
-def scorer() -> Iterator[MathScorer]:
-    with closing(MathScorer(n_workers=2, time_limit_s=10.0)) as scorer:
-        yield scorer
-
-
 def keepers(scorer: MathScorer) -> list[psutil.Process]:
     return [psutil.Process(worker._process.pid) for worker in scorer._workers if worker._process]
 
@@ -41,23 +35,18 @@ def gone(of: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(of, timeout=60)[1]
 
 
-def test_endless_and_many_answers_get_their_own_verdicts(scorer: MathScorer) -> None:
+def test_endless_and_many_answers_get_their_own_verdicts() -> None:
     responses = [ENDLESS % i if i in (3, 57) else f"thread {i}: \\boxed{{y+{i}}}" for i in range(96)]
     truths = ["7" if i in (3, 57) else f"{i if i % 3 else i + 1}+y" for i in range(96)]
-    with ThreadPoolExecutor(32) as threads:
-        statuses = list(threads.map(scorer.judge, responses, truths))
     expected = [Status.CORRECT if i % 3 else Status.WRONG for i in range(96)]
     expected[3] = expected[57] = Status.TIMEOUT
-    assert statuses == expected
-    assert all(process.rlimit(psutil.RLIMIT_AS) == (1 << 30, 1 << 30) for process in children(scorer))
-
-
-def test_a_closed_scorer_has_no_process_and_can_be_used_again(scorer: MathScorer) -> None:
-    scorer.judge(r"\boxed{u}", "1+u")
-    started = [*keepers(scorer), *children(scorer)]
-    scorer.close()
-    assert started and gone(started)
-    assert scorer.judge(r"\boxed{u+1}", "1+u").score == 1
+    with closing(MathScorer(n_workers=2, time_limit_s=10.0)) as scorer, ThreadPoolExecutor(32) as threads:
+        assert list(threads.map(scorer.judge, responses, truths)) == expected
+        started = [*keepers(scorer), *children(scorer)]
+        assert all(process.rlimit(psutil.RLIMIT_AS) == (1 << 30, 1 << 30) for process in children(scorer))
+        scorer.close()
+        assert len(started) == 4 and gone(started)
+        assert scorer.judge(r"\boxed{u+1}", "1+u").score == 1, "it can be used again"
 
 
 @pytest.mark.parametrize("act", [psutil.Process.kill, psutil.Process.suspend])
