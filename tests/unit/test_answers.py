@@ -33,6 +33,7 @@ def test_labelled_answers_are_judged_and_no_attempt_earns(scorer: MathScorer, pa
         (r"\boxed{50}\%", "50%"),
         (r"\boxed{\left\{ x = 1 \right.}", r"\left\{ x = 1 \right."),
         (r"\boxed{\boxed{18}}", r"\boxed{18}"),
+        (r"\boxed{58}, \boxed{}", None),
         (r"\boxed{7} and then \boxed{8", "7"),
         ("The answer is 5. Or is it?\nAnswer: $12$", "$12$"),
         ("**Final answer:**\n\n72", "72"),

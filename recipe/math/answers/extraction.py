@@ -37,6 +37,8 @@ def answer_of(response: str) -> str | None:
     text = next(filter(str.strip, _END_OF_TURN.split(response[-MAX_RESPONSE_CHARS:])), "")
     text = text.rpartition("</think>")[2].partition("<think>")[0]
     if boxes := _boxes(text):
+        if not boxes[-1][2]:
+            return None
         first = len(boxes) - 1
         while first and _JOINED.fullmatch(text[boxes[first - 1][1] : boxes[first][0]][:99]):
             first -= 1
