@@ -86,7 +86,7 @@ def _choice(text: str) -> str:
     r"""The letter of a choice: B, (B), \text{(B)}, option B; or with its text behind it, "(B) 12"."""
     plain = re.sub(r"\\text\{|[{}]", " ", text).strip()
     match = re.fullmatch(r"(?:(?:[Oo]ption|[Cc]hoice)\s)?\s*\(?\s*([A-Z])\s*\)?[.:]?", plain)
-    match = match or re.match(r"(?:\(([A-Z])\)|([A-Z])[.):]\s)(?!.*\b[A-Z]\b)", plain)
+    match = match or re.match(r"(?:\(([A-Z])\)(?!\^)|([A-Z])[.):]\s)(?!.*\b[A-Z]\b)", plain)
     return next(filter(None, match.groups()), "") if match else ""
 
 
