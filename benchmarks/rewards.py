@@ -67,7 +67,7 @@ def load(n: int, n_threads: int = 32) -> str:
              ((rng.randrange(1, 10**5), rng.randrange(2, 10**5), rng.randrange(2)) for _ in range(n))]  # fmt: skip
     tasks = [(HOSTILE[i // 20 % len(HOSTILE)] % i, "17", False) if i % 20 == 19 else boxed[i] for i in range(n)]
     took = [0.0] * n
-    with MathScorer(n_workers=2) as scorer, ThreadPoolExecutor(n_threads) as executor:
+    with contextlib.closing(MathScorer(n_workers=2)) as scorer, ThreadPoolExecutor(n_threads) as executor:
         scorer.judge(r"\boxed{x}", "y")  # a worker starts
 
         def timed(i: int) -> bool:
@@ -87,7 +87,7 @@ def load(n: int, n_threads: int = 32) -> str:
 def table(files: Sequence[Path]) -> str:
     """Right ones and others of each file that each scorer accepts."""
     rows = []
-    with MathScorer(n_workers=1) as scorer:
+    with contextlib.closing(MathScorer(n_workers=1)) as scorer:
         scorers = [lambda response, truth: scorer.judge(response, truth).score == 1, *map(verls, VERLS)]
         for path in files:
             pairs = read_pairs(path)

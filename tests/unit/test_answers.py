@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,12 @@ import pytest
 from benchmarks.rewards import SETS, read_pairs
 from recipe.math.answers import MathScorer, Status
 from recipe.math.answers.extraction import MAX_RESPONSE_CHARS, answer_of
-from recipe.math.answers.spelling import SPELLINGS, Spelling
+from recipe.math.answers.spelling import SPELLINGS
 
 
 @pytest.fixture(scope="module")
 def scorer() -> Iterator[MathScorer]:
-    with MathScorer(n_workers=2, time_limit_s=20.0) as scorer:
+    with closing(MathScorer(n_workers=2, time_limit_s=20.0)) as scorer:
         yield scorer
 
 
@@ -29,20 +30,15 @@ def test_labelled_answers_are_judged_and_no_attempt_earns(scorer: MathScorer, pa
 @pytest.mark.parametrize(
     ("response", "answer"),
     [
-        (r"\boxed{1} and, unlike that, \fbox{2}", "2"),
-        (r"$\boxed{2}$, $\boxed{3}$ and $x=\boxed{5}$", "2, 3, 5"),
         (r"\boxed{50}\%", "50%"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{\left\{ x = 1 \right.}", r"\left\{ x = 1 \right."),
+        (r"\boxed{\boxed{18}}", r"\boxed{18}"),
+        (r"\boxed{58}, \boxed{}", None),
         (r"\boxed{7} and then \boxed{8", "7"),
-        ("16 - 9 = <<16-9=7>>7 a day.\n#### 7", "7"),
         ("The answer is 5. Or is it?\nAnswer: $12$", "$12$"),
         ("**Final answer:**\n\n72", "72"),
-        ("The answer is $3.50$. It is cheap.", "$3.50$"),
         ("<answer>\n(3, 4)\n</answer>", "(3, 4)"),
-        (r"<think>\boxed{1}</think> So it is.", None),
         (r"\boxed{1}</think><think>\boxed{2}", None),
-        (r"None.<|im_end|>\boxed{2}", None),
-        ("x" * MAX_RESPONSE_CHARS + r"\boxed{9}", "9"),
         (r"\boxed{9}" + "x" * MAX_RESPONSE_CHARS, None),
     ],
 )
@@ -50,10 +46,9 @@ def test_where_a_response_has_its_answer(response: str, answer: str | None) -> N
     assert answer_of(response) == answer
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda spelling: spelling.example)
-def test_each_spelling_changes_its_example(spelling: Spelling) -> None:
-    assert spelling.example != spelling.becomes
-    assert re.sub(spelling.pattern, spelling.by, spelling.example) == spelling.becomes
+@pytest.mark.parametrize(("pattern", "by", "example", "becomes"), SPELLINGS)
+def test_each_spelling_changes_its_example(pattern: str, by: str, example: str, becomes: str) -> None:
+    assert example != becomes and re.sub(pattern, by, example) == becomes
 
 
 @pytest.mark.parametrize(
@@ -61,42 +56,31 @@ def test_each_spelling_changes_its_example(spelling: Spelling) -> None:
     [
         (r"\sqrt{3+2\sqrt{2}}", r"1+\sqrt{2}", "correct"),
         ("1.41421356237309504880", r"\sqrt{2}", "wrong"),
-        ("1, 2, 2", "2, 1", "correct"),
         (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "(1, 2)", "correct"),
-        (r"\begin{pmatrix} 1 & 2 \end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "wrong"),
-        ("y = 2, x = 1", "(1, 2)", "correct"),
-        ("AB = 5, CD = 4", "AB = 4, CD = 5", "wrong"),
-        ("x_1 = 2, x_2 = 1", "1, 2", "correct"),
-        (r"x > 5", r"(5, \infty)", "correct"),
-        ("0 < m < 7", r"\{0, 7\}", "wrong"),
         ("y > 2", "x > 2", "wrong"),
         ("x > 1, y < 2", "x < 2, y > 1", "wrong"),
         ("xy = 1", "y = 1/x", "correct"),
+        (r"2x + 1 \le y", r"y \ge 2x + 1", "correct"),
+        ("(1, 2, 3)", "(1, 2)", "wrong"),
+        ("(C) 12", "12", "correct"),
         (r"x < 1 \text{ or } x > 2", r"(-\infty, 1) \cup (2, \infty)", "correct"),
-        ("2y = 4x + 6", "y = 2x + 3", "correct"),
-        ("x^2 + 1 = 0", "x^2 + 2 = 0", "wrong"),
+        ("2 = 5", "3 = 7", "wrong"),
+        ("E_1 + 3.5", "3.5", "parse_failed"),
         ("x = 9 = 8", "8", "parse_failed"),
-        (r"12 \text{ m}", r"12 \text{ cm}", "wrong"),
         (r"12 \text{ million}", "12", "wrong"),
         ("7t", "7", "wrong"),
         ("on", "No", "wrong"),
-        ("(C) 12", "C", "correct"),
         ("\u2212x \u2264 2\u03c0", r"x \ge -2\pi", "correct"),
         ("52\u00a0000 + x", "x + 52,000", "correct"),
         ("2\u00b9\u2070", "1024", "correct"),
-        (r"50\%", "0.5", "correct"),
-        (r"0.5\%", "0.5", "wrong"),
-        ("50", r"50\%", "correct"),
-        ("52", "52_8", "wrong"),
         (r"\not= 5", "5", "parse_failed"),
-        (r"\frac{", "5", "parse_failed"),
         ("5", r"\frac{", "bad_truth"),
         ("1" * 401, "5", "refused"),
         ("(" * 9 + "x+1" + ")" * 9 + "y", "5", "refused"),
     ],
 )
 def test_verdicts_by_shape(scorer: MathScorer, answer: str, truth: str, status: str) -> None:
-    assert scorer.judge(f"\\boxed{{{answer}}}" if answer != r"\frac{" else f"Answer: {answer}", truth) == status
+    assert scorer.judge(f"\\boxed{{{answer}}}", truth) == status
 
 
 def test_integers_are_compared_without_a_process() -> None:

@@ -6,8 +6,9 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -21,18 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ENDLESS = r"\boxed{9^{9^9}+%d}"
 
 
-@pytest.fixture(scope="module")
-def scorer() -> Iterator[MathScorer]:
-    with MathScorer(n_workers=2, time_limit_s=10.0) as scorer:
-        yield scorer
-
-
 def keepers(scorer: MathScorer) -> list[psutil.Process]:
-    return [
-        psutil.Process(worker._process.pid)
-        for worker in scorer._workers
-        if worker._process and worker._process.poll() is None
-    ]
+    return [psutil.Process(worker._process.pid) for worker in scorer._workers if worker._process]
 
 
 def children(scorer: MathScorer) -> list[psutil.Process]:
@@ -44,47 +35,35 @@ def gone(of: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(of, timeout=60)[1]
 
 
-def test_endless_and_many_answers_get_their_own_verdicts(scorer: MathScorer) -> None:
+def test_endless_and_many_answers_get_their_own_verdicts() -> None:
     responses = [ENDLESS % i if i in (3, 57) else f"thread {i}: \\boxed{{y+{i}}}" for i in range(96)]
     truths = ["7" if i in (3, 57) else f"{i if i % 3 else i + 1}+y" for i in range(96)]
-    with ThreadPoolExecutor(32) as threads:
-        statuses = list(threads.map(scorer.judge, responses, truths))
     expected = [Status.CORRECT if i % 3 else Status.WRONG for i in range(96)]
     expected[3] = expected[57] = Status.TIMEOUT
-    assert statuses == expected
-    assert all(process.rlimit(psutil.RLIMIT_AS) == (1 << 30, 1 << 30) for process in children(scorer))
+    with closing(MathScorer(n_workers=2, time_limit_s=10.0)) as scorer, ThreadPoolExecutor(32) as threads:
+        assert list(threads.map(scorer.judge, responses, truths)) == expected
+        started = [*keepers(scorer), *children(scorer)]
+        assert all(process.rlimit(psutil.RLIMIT_AS) == (1 << 30, 1 << 30) for process in children(scorer))
+        scorer.close()
+        assert len(started) == 4 and gone(started)
+        assert scorer.judge(r"\boxed{u+1}", "1+u").score == 1, "it can be used again"
 
 
-def test_a_closed_scorer_has_no_process_and_can_be_used_again(scorer: MathScorer) -> None:
-    scorer.judge(r"\boxed{u}", "1+u")
-    started = [*keepers(scorer), *children(scorer)]
-    scorer.close()
-    assert started and gone(started)
-    assert scorer.judge(r"\boxed{u+1}", "1+u").score == 1
-
-
+@pytest.mark.parametrize("act", [psutil.Process.kill, psutil.Process.suspend])
 @pytest.mark.parametrize("victims", [children, keepers])
-def test_a_killed_worker_is_replaced(scorer: MathScorer, victims: Callable[[MathScorer], list[psutil.Process]]) -> None:
-    name = victims.__name__[0]
-    assert scorer.judge(f"\\boxed{{{name}}}", "y+1") is Status.WRONG
-    started = keepers(scorer)
-    for process in victims(scorer):
-        process.kill()
-    assert started and gone(started)
-    assert [scorer.judge(f"\\boxed{{{name}+{i}}}", f"{i}+{name}").score for i in range(4)] == [1] * 4
-
-
-@pytest.mark.parametrize(("victims", "asked"), [(children, r"\boxed{y+1}"), (keepers, ENDLESS % 1)])
-def test_a_stopped_worker_is_replaced(victims: Callable[[MathScorer], list[psutil.Process]], asked: str) -> None:
+def test_a_killed_or_stopped_worker_is_replaced(
+    victims: Callable[[MathScorer], list[psutil.Process]], act: Callable[[psutil.Process], None]
+) -> None:
     """A stopped keeper is silent once its child has used its time: until then the child judges."""
-    with MathScorer(n_workers=1) as scorer:
+    with closing(MathScorer(n_workers=1)) as scorer:
         assert scorer.judge(r"\boxed{y}", "y+1") is Status.WRONG
         started = [*keepers(scorer), *children(scorer)]
         for process in victims(scorer):
-            process.suspend()
-        assert scorer.judge(asked, "1+y") is Status.TIMEOUT
-        assert len(started) == 2 and gone(started)
+            act(process)
+        if act is psutil.Process.suspend:
+            assert scorer.judge(ENDLESS % 1 if victims is keepers else r"\boxed{y+1}", "1+y") is Status.TIMEOUT
         assert scorer.judge(r"\boxed{y+2}", "2+y") is Status.CORRECT
+        assert len(started) == 2 and gone(started)
 
 
 def test_a_forked_process_has_workers_of_its_own() -> None:
@@ -124,5 +103,5 @@ def test_no_process_outlives_a_killed_parent(asked: str) -> None:
 def test_math_verify_that_cannot_be_imported_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "math_verify.py").write_text("raise ImportError('broken')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with MathScorer(n_workers=1) as scorer, pytest.raises(RuntimeError, match="import math_verify"):
+    with closing(MathScorer(n_workers=1)) as scorer, pytest.raises(RuntimeError, match="import math_verify"):
         scorer.judge(r"\boxed{x}", "y")

@@ -177,28 +177,14 @@ def test_what_is_wrong_with_anybodys_file_is_named(
     assert all(part in error for part in says) and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("file", "more"),
-    [
-        ("gsm8k_test.jsonl", ()),
-        ("a.jsonl", ("--name", "aime24")),
-        ("a.jsonl", ("--name", "../up")),
-    ],
-)
-def test_a_name_that_would_be_anothers_file_is_refused(tmp_path: Path, file: str, more: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("words", ["gsm8k_test.jsonl", "a.jsonl --name aime24", "a.jsonl --name ../up"])
+def test_a_name_that_would_be_anothers_file_is_refused(tmp_path: Path, words: str) -> None:
+    file, *more = words.split()
     write(tmp_path / file, [{"q": QUESTION, "a": "2"}])
     before = files_of(tmp_path)
     with pytest.raises(SystemExit) as refused:
         of_columns(tmp_path / file, tmp_path / "out", *more)
     assert refused.value.code == 2 and files_of(tmp_path) == before
-
-
-def test_a_file_of_somebody_s_own_is_not_replaced(tmp_path: Path) -> None:
-    write(tmp_path / "mine.jsonl", [{"q": QUESTION, "a": "2"}])
-    (tmp_path / "out").mkdir()
-    pq.write_table(pa.table({"theirs": [1]}), tmp_path / "out/mine.parquet")
-    before = files_of(tmp_path)
-    assert of_columns(tmp_path / "mine.jsonl", tmp_path / "out") == 1 and files_of(tmp_path) == before
 
 
 def test_a_prepared_file_asks_once(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ def test_problems_are_seeded_and_the_splits_disjoint() -> None:
 
 def test_more_problems_than_there_are_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     few = distinct(5, 0, "train")
-    monkeypatch.setattr("recipe.math.data.offline_task.draw", lambda rng: few[rng.integers(5)])
+    monkeypatch.setattr("recipe.math.data.offline_task.draws", lambda rng, split: itertools.cycle(few))
     assert set(distinct(5, 0, "train")) == set(few)
     with pytest.raises(ValueError, match="n_train=6"):
         distinct(6, 0, "train")

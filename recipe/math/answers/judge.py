@@ -24,8 +24,13 @@ _HUGE: Final = re.compile(
     r"\^[\s{(]*-?\w+[\s})]*\^[\s{(]*-?\w{2}|\d{2}\}?[\s)]+\^[\s{(]*\d{3}|\^[\s{(]*-?\d{5}|\d{4}[\s)}]*!|!\s*\)*\s*!"
     r"|\d{5}\}?\{\d{3}"
 )
-#: LaTeX as it is written. By default math-verify drops letters that may be units: 7t is 7 then.
-_AS_WRITTEN: Final = (LatexExtractionConfig(normalization_config=NormalizationConfig()),)
+#: LaTeX as it is written, and whole. By default math-verify drops letters that may be units, so that 7t is 7, and reads
+#: a fraction of what it cannot parse.
+_AS_WRITTEN: Final = LatexExtractionConfig(normalization_config=NormalizationConfig())
+_WHOLE: Final = {"extraction_config": (_AS_WRITTEN,), "extraction_mode": "first_match", "fallback_mode": "no_fallback"}
+_verified: Final = functools.partial(
+    verify, float_rounding=12, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True
+)
 #: What is not read. math-verify drops many commands in silence, so only these are an expression's.
 _UNREAD: Final = re.compile(
     r"[\d}]\s+\{?\d|\d\s*[_{]|\.\.|[?:&#'@\"]|[^\x00-\x7f]|\\\Z|\\(?!(?:frac|binom|sqrt|pi|infty|cdot|times|div|pm|circ"
@@ -64,13 +69,11 @@ def judge(answer: str, truth: str) -> Status:
     if max(itertools.accumulate(brackets), default=0) > MAX_NESTING or _HUGE.search(answer):
         return Status.REFUSED
     try:
-        if letter := _choice(truth):
-            is_equal = _choice(answer, labelled=True) == letter
-        else:
-            is_equal = same(truth, _LABEL.sub("", answer))  # of "(C) 12" the text
+        letter = _choice(truth)  # else of "(C) 12" the text
+        is_equal = _choice(answer) == letter if letter else same(truth, _LABEL.sub("", answer))
         return Status.CORRECT if is_equal else Status.WRONG
-    except MemoryError:  # ends the process
-        raise
+    except MemoryError:  # the worker is replaced
+        return Status.CRASHED
     except Exception as error:  # of SymPy or math-verify
         return Status.BAD_TRUTH if isinstance(error, UnreadError) and str(error) in truth else Status.PARSE_FAILED
 
@@ -79,12 +82,11 @@ def _compact(text: str) -> str:
     return re.sub(r"(?<!\d)\s|\s(?!\d)", "", text)
 
 
-def _choice(text: str, labelled: bool = False) -> str:
-    r"""The letter of a choice: B, (B), \text{(B)}, option B; `labelled`: or of its text behind it, "(B) 12"."""
+def _choice(text: str) -> str:
+    r"""The letter of a choice: B, (B), \text{(B)}, option B; or with its text behind it, "(B) 12"."""
     plain = re.sub(r"\\text\{|[{}]", " ", text).strip()
     match = re.fullmatch(r"(?:(?:[Oo]ption|[Cc]hoice)\s)?\s*\(?\s*([A-Z])\s*\)?[.:]?", plain)
-    if match is None and labelled:
-        match = re.match(r"(?:\(([A-Z])\)|([A-Z])[.):]\s)(?!.*\b[A-Z]\b)", plain)
+    match = match or re.match(r"(?:\(([A-Z])\)(?!\^)|([A-Z])[.):]\s)(?!.*\b[A-Z]\b)", plain)
     return next(filter(None, match.groups()), "") if match else ""
 
 
@@ -99,8 +101,7 @@ def same(truth: str, answer: str) -> bool:
         return bool(answer)
     if (_REGION.search(truth) or _REGION.search(answer)) and not has_words(truth + answer):
         (one, names), (two, others) = _as_set(truth), _as_set(answer)
-        is_same = one is not None and (one == two or (type(one) is type(two) and _verified(one, two)))
-        return is_same and (names == others or not (names and others))
+        return one is not None and one == two and (names == others or not (names and others))
     (shape, ours), (other, theirs) = _cells(truth), _cells(answer)
     if shape != other and not ("()" in (shape, other) and "1" in (shape + other).strip("()").split("x")):
         return False  # but a vector may be a tuple
@@ -186,13 +187,11 @@ def parsed(text: str) -> Any:
     if _RATIONAL.fullmatch(text):
         return sympy.Rational(text.replace("}{", "/").replace("\\frac{", "").rstrip("}"))
     exact = _DECIMAL.sub(lambda match: rf"\frac{{{int(match[1] + match[2])}}}{{{10 ** len(match[2])}}}", text)
-    value = None
-    if not _UNREAD.search(text):
-        value = next(iter(parse(f"\\boxed{{{exact}}}", _AS_WRITTEN, parsing_timeout=None)), None)
-    if value is None or isinstance(value, str):
+    found = [] if _UNREAD.search(text) else parse(f"\\boxed{{{exact}}}", **_WHOLE, parsing_timeout=None)
+    if not found:
         raise UnreadError(text)
-    names = {name.name: name for name in getattr(value, "free_symbols", ())}
-    return value.subs(names["i"], sympy.I) if names.keys() == {"i"} else value
+    names = {name.name: name for name in getattr(found[0], "free_symbols", ())}
+    return found[0].subs(names["i"], sympy.I) if names.keys() == {"i"} else found[0]
 
 
 def _equal(gold: Any, value: Any) -> bool:
@@ -201,16 +200,11 @@ def _equal(gold: Any, value: Any) -> bool:
     if len(equations) == 2:
         zeros = [sympy.together(side.lhs - side.rhs).as_numer_denom()[0] for side in equations]
         ratio = sympy.simplify(zeros[0] / zeros[1])
-        return bool(ratio.is_number and ratio.is_finite and ratio != 0)
+        return bool(zeros[0].free_symbols and ratio.is_number and ratio.is_finite)
     if not all(isinstance(side, sympy.Expr) and not side.free_symbols for side in (gold, value)):
-        return _verified(gold, value)
+        return bool(_verified(gold, value))
     gold, value = gold.doit(), value.doit()
     if gold == value or (gold.is_Rational and value.is_Rational) or not (gold.is_finite and value.is_finite):
         return bool(gold == value)
     largest = max(abs(sympy.N(gold, 30)), abs(sympy.N(value, 30)))
     return bool(abs(sympy.N(gold - value, 60, maxn=400)) <= largest * sympy.Float("1e-50"))
-
-
-def _verified(gold: Any, value: Any) -> bool:
-    options = {"float_rounding": 12, "allow_set_relation_comp": True, "timeout_seconds": None, "raise_on_error": True}
-    return bool(verify(gold, value, **options))

@@ -23,7 +23,7 @@ MAX_REMEMBERED: Final = 65_536
 _INTEGER: Final = re.compile(r"-?[0-9]{1,18}")
 
 
-class MathScorer(contextlib.AbstractContextManager["MathScorer"]):
+class MathScorer:
     """Judges responses by math-verify in worker processes: their crashes cannot end the caller.
 
     Two integers are compared in the calling process. Verdicts are remembered, since the responses of a group often have
@@ -77,9 +77,6 @@ class MathScorer(contextlib.AbstractContextManager["MathScorer"]):
         for worker in self._workers:
             worker.close()
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
 
 class _Worker:
     """A process of `worker`, started when it is first asked and after it has died; one thread at a time asks it."""
@@ -92,16 +89,16 @@ class _Worker:
         """The worker's verdict; TIMEOUT if none comes in time, CRASHED if the worker dies."""
         process = self._process or self._started()
         assert process.stdin is not None and process.stdout is not None
+        status = Status.CRASHED
         with contextlib.suppress(OSError, ValueError):  # it is dead, or closed by another thread
             process.stdin.write(json.dumps([answer, truth]) + "\n")
             process.stdin.flush()
             # A line for each answer: no other one waits in the buffer of `stdout`, where select does not look.
             if select.select([process.stdout], [], [], self._time_limit_s + GRACE_S)[0]:
                 return Status(process.stdout.readline().strip())
-            self.close()
-            return Status.TIMEOUT
+            status = Status.TIMEOUT
         self.close()
-        return Status.CRASHED
+        return status
 
     def _started(self) -> subprocess.Popen[str]:
         paths = str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH")

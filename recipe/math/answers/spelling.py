@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Final, NamedTuple
+from typing import Final
 
 _RAISED: Final = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 #: Signs that models write in place of LaTeX, each with its command.
@@ -13,59 +13,47 @@ _SIGNS: Final = {
     "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∞": r"\infty ", "π": r"\pi ", "√": r"\sqrt ", "\N{UNION}": r"\cup ",
     "∈": r"\in ", "±": r"\pm ", "°": r"^\circ ", "θ": r"\theta ",
 }  # fmt: skip
-
-
-class Spelling(NamedTuple):
-    """A pattern and what is written in its place, with an example that this changes."""
-
-    pattern: str
-    by: str
-    example: str
-    becomes: str
-
-
 # fmt: off
-#: Applied in this order.
+#: A pattern, what is written in its place, an example and what it becomes; applied in this order.
 SPELLINGS: Final = (
-    Spelling(r"(?<=\d)(?:,|\{,\}|\s)*(?:\\!|\{,\})\s*(?=\d)", ",", r"32{,}348,\!000", "32,348,000"),
-    Spelling(r"\\(?:displaystyle|textstyle|limits|left|right|[bB]igg?[lr]?|bf|rm)(?![a-zA-Z])"
-             r"|\\!|(?<!\\)\\[()\[\]]|\\?\$|[€£¥₹]", "", r"$\left(\$3, 4\right)$", "(3, 4)"),
-    Spelling(r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-z])", " ", r"5\,\quad", "5  "),
-    Spelling(r"\A((?:(?!\\[lg]e|[<>]).)*?),?\s*\(?\s*[a-z]\s*\\in\s*\\mathbb\s*\{?Z\}?\s*\)?", r"\1",
-             r"2n, n \in \mathbb{Z}", "2n"),
-    Spelling(r"\A\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:[|:]|\\mid)(.*)\\\}\Z", r"\1",
-             r"\{x \mid x>2\}", " x>2"),
-    Spelling(r"\\[dtc](frac|binom)", r"\\\1", r"\dfrac{1}{2}", r"\frac{1}{2}"),
-    Spelling(r"\\(frac|binom)\s*(\d|\{[^{}]*\})\s*(\d)", r"\\\1{\2}{\3}", r"\frac12", r"\frac{1}{2}"),
-    Spelling(r"\\sqrt\s*(\d)", r"\\sqrt{\1}", r"\sqrt2", r"\sqrt{2}"),
-    Spelling(r"\\log_\{?(\d+)\}?\s*(\d+)", r"\\log_{\1}{\2}", r"\log_2 3", r"\log_{2}{3}"),
-    Spelling(r"\\(?:text(?:bf|it|rm|sf|tt)?|mbox|mathrm|operatorname)\s*\{", r"\\text{", r"\mathrm{cm}", r"\text{cm}"),
-    Spelling(r"\\(?:mathbf|boldsymbol|boxed)\s*\{([^{}]*)\}", r"{\1}", r"\mathbf{42}", "{42}"),
-    Spelling(r"\\text\{\s*(-?\d[\d.,]*)\s+([^{}]*)\}", r"\1 \\text{\2}", r"\text{12 kg}", r"12 \text{kg}"),
-    Spelling(r"\\text\{\s*([ie]|\d[\d.,]*|\\?(?:ln|log|sin|cos|tan))\s*\}", r" \1 ", r"2\text{i}", "2 i "),
-    Spelling(r"\\(le|ge|ne)q?(?:slant)?(?![a-z])", r"\\\1 ", r"x \leqslant 2", r"x \le  2"),
-    Spelling(r"\\varnothing(?![a-z])|∅", r"\\emptyset ", r"\varnothing", r"\emptyset "),
-    Spelling(r"\A[a-zA-Z]?\s*\\approx(?![a-z])|(?<=[\w})])\s*\(?\s*\\approx(?![a-z]).*\Z", "",
-             r"50/3 \approx 16.67", "50/3"),
-    Spelling(r"(\\circ\}?)\s+[CF](?![a-zA-Z])", r"\1", r"-4^\circ C", r"-4^\circ"),
-    Spelling(r"\\text\{\s*percent\s*\}|\bper\s?cent\b|\\%", "%", r"50\%", "50%"),
-    Spelling(r"(?<![\w.])(\d+)\s+(\d+)/(\d+)(?![\d/])", r"\1\\frac{\2}{\3}", "1 3/4", r"1\frac{3}{4}"),
-    Spelling(r"(?<=\d)\s*[eE]\s*\+?(-?)0*(\d+)(?!\.?\d)", r" \\cdot 10^{\1\2}", "6.02e+23", r"6.02 \cdot 10^{23}"),
-    Spelling(r",?\s*(?:\\text\{[\s,]*or[\s,]*\}|(?<=[\s\d}$)])or(?=[\s\d\\($-]))", " ; ", r"1 \text{ or } 2", "1 ;  2"),
-    Spelling(r",?\s*(?:\\text\{[\s,]*and[\s,]*\}|(?<=[\s\d}$)])and(?=[\s\d\\($-]))", " , ", "1, 2, and 3", "1, 2 ,  3"),
-    Spelling(r"([_^])\s*([\da-zA-Z])", r"\1{\2}", "52_8", "52_{8}"),
+    (r"(?<=\d)(?:,|\{,\}|\s)*(?:\\!|\{,\})\s*(?=\d)", ",", r"32{,}348,\!000", "32,348,000"),
+    (r"\\(?:displaystyle|textstyle|limits|left|right|[bB]igg?[lr]?|bf|rm)(?![a-zA-Z])"
+     r"|\\!|(?<!\\)\\[()\[\]]|\\?\$|[€£¥₹]", "", r"$\left(\$3, 4\right)$", "(3, 4)"),
+    (r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-z])", " ", r"5\,\quad", "5  "),
+    (r"\A((?:(?!\\[lg]e|[<>]).)*?),?\s*\(?\s*[a-z]\s*\\in\s*\\mathbb\s*\{?Z\}?\s*\)?", r"\1",
+     r"2n, n \in \mathbb{Z}", "2n"),
+    (r"\A\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:[|:]|\\mid)(.*)\\\}\Z", r"\1", r"\{x \mid x>2\}", " x>2"),
+    (r"\\[dtc](frac|binom)", r"\\\1", r"\dfrac{1}{2}", r"\frac{1}{2}"),
+    (r"\\(frac|binom)\s*(\d|\{[^{}]*\})\s*(\d)", r"\\\1{\2}{\3}", r"\frac12", r"\frac{1}{2}"),
+    (r"\\sqrt\s*(\d)", r"\\sqrt{\1}", r"\sqrt2", r"\sqrt{2}"),
+    (r"\\log_\{?(\d+)\}?\s*(\d+)", r"\\log_{\1}{\2}", r"\log_2 3", r"\log_{2}{3}"),
+    (r"\\(?:text(?:bf|it|rm|sf|tt)?|mbox|mathrm|operatorname)\s*\{", r"\\text{", r"\mathrm{cm}", r"\text{cm}"),
+    (r"\\(?:mathbf|boldsymbol|boxed)\s*\{([^{}]*)\}", r"{\1}", r"\mathbf{42}", "{42}"),
+    (r"\\text\{\s*(-?\d[\d.,]*)\s+([^{}]*)\}", r"\1 \\text{\2}", r"\text{12 kg}", r"12 \text{kg}"),
+    (r"\\text\{\s*([ie]|\d[\d.,]*|\\?(?:ln|log|sin|cos|tan))\s*\}", r" \1 ", r"2\text{i}", "2 i "),
+    (r"\\(le|ge|ne)q?(?:slant)?(?![a-z])", r"\\\1 ", r"x \leqslant 2", r"x \le  2"),
+    (r"\\langle(?![a-z])(.*?)\\rangle(?![a-z])", r"(\1)", r"\langle 1, 2 \rangle", "( 1, 2 )"),
+    (r"\\varnothing(?![a-z])|∅", r"\\emptyset ", r"\varnothing", r"\emptyset "),
+    (r"\A[a-zA-Z]?\s*\\approx(?![a-z])|(?<=[\w})])\s*\(?\s*\\approx(?![a-z]).*\Z", "", r"50/3 \approx 16.67", "50/3"),
+    (r"(\\circ\}?)\s*[CF](?![a-zA-Z])", r"\1", r"-4^{\circ}C", r"-4^{\circ}"),
+    (r"\\text\{\s*percent\s*\}|\bper\s?cent\b|\\%", "%", r"50\%", "50%"),
+    (r"(?<![\w.])(\d+)\s+(\d+)/(\d+)(?![\d/])", r"\1\\frac{\2}{\3}", "1 3/4", r"1\frac{3}{4}"),
+    (r"(?<=\d)\s*[eE]\s*\+?(-?)0*(\d+)(?!\.?\d)", r" \\cdot 10^{\1\2}", "6.02e+23", r"6.02 \cdot 10^{23}"),
+    (r",?\s*(?:\\text\{[\s,]*or[\s,]*\}|(?<=[\s\d}$)])or(?=[\s\d\\($-]))", " ; ", r"1 \text{ or } 2", "1 ;  2"),
+    (r",?\s*(?:\\text\{[\s,]*and[\s,]*\}|(?<=[\s\d}$)])and(?=[\s\d\\($-]))", " , ", "1, 2, and 3", "1, 2 ,  3"),
+    (r"([_^])\s*([\da-zA-Z])", r"\1{\2}", "52_8", "52_{8}"),
 )
 # fmt: on
 #: Digits in groups of three, in no list or tuple.
-_THOUSANDS: Final = re.compile(r"(?<![\d.,(\[{_])(\d{1,3}(?:,\s?\d{3})+|\d{1,3}(?: \d{3})+)(?![\d,])")
+_THOUSANDS: Final = re.compile(r"(?<![\d.,(\[{_])(\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+)(?![\d,])")
 
 
 def spelled(text: str) -> str:
     """A text in one spelling, by `SPELLINGS`, without separators of thousands and what surrounds an answer."""
     text = _RAISED.sub(lambda match: f"^{{{match[0]}}}", text)
     text = "".join(_SIGNS.get(sign, sign) for sign in unicodedata.normalize("NFKC", text)).strip()
-    for spelling in SPELLINGS:
-        text = re.sub(spelling.pattern, spelling.by, text)
+    for pattern, by, *_ in SPELLINGS:
+        text = re.sub(pattern, by, text)
     text = re.sub(r"\s+", " ", text)
     return stripped(_THOUSANDS.sub(lambda match: re.sub(r"[,\s]", "", match[0]), text))
 

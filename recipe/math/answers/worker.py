@@ -50,10 +50,7 @@ def _serve(time_limit_s: float) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     for count, line in enumerate(sys.stdin, start=1):
         signal.setitimer(signal.ITIMER_REAL, time_limit_s)
-        try:
-            status = judge.judge(*json.loads(line))
-        except MemoryError:
-            status = Status.CRASHED
+        status = judge.judge(*json.loads(line))
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(status, flush=True)
         if status is Status.CRASHED or count == ANSWERS_PER_CHILD:

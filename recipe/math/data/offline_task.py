@@ -67,18 +67,13 @@ class Division:
         return "train" if zlib.crc32(f"{self.divisor},{self.answer}".encode()) % TEST_SHARE_INVERSE else "test"
 
 
-def draw(rng: np.random.Generator) -> Division:
-    """One problem, of either split."""
-    quotient = 1 + int(np.searchsorted(_CUMULATIVE, rng.random() * _CUMULATIVE[-1], side="right"))
-    largest = min(MAX_DIVISOR, (MAX_DIVIDEND + 1) // (quotient + 1))
-    divisor = int(rng.integers(MIN_DIVISOR, largest + 1))
-    return Division(quotient * divisor + int(rng.integers(divisor)), divisor)
-
-
 def draws(rng: np.random.Generator, split: Split) -> Iterator[Division]:
     """Endless independent problems of a split; they repeat."""
     while True:
-        problem = draw(rng)
+        quotient = 1 + int(np.searchsorted(_CUMULATIVE, rng.random() * _CUMULATIVE[-1], side="right"))
+        largest = min(MAX_DIVISOR, (MAX_DIVIDEND + 1) // (quotient + 1))
+        divisor = int(rng.integers(MIN_DIVISOR, largest + 1))
+        problem = Division(quotient * divisor + int(rng.integers(divisor)), divisor)
         if problem.split == split:
             yield problem
 
