@@ -80,8 +80,7 @@ def test_progress_within_a_phase_counts(watched: Watched, tmp_path: Path, kind: 
         if kind == "lines":
             progress.say("a line")
         assert watched.wait(90) is None
-    watched.now += 3600  # in which this process was stopped
-    assert watched.limit.look(list) is None and watched.lines == []
+    assert watched.lines == []
 
 
 def test_a_queue_that_drops_its_groups_is_no_progress(watched: Watched, tmp_path: Path) -> None:
@@ -89,10 +88,8 @@ def test_a_queue_that_drops_its_groups_is_no_progress(watched: Watched, tmp_path
     for round in range(10):
         for finished in (8, 16, 0):  # responses come, and all of their groups are dropped
             write_phase(tmp_path, Phase(1, "generation", 0.0, queue=f"{finished} responses finished; prompts: {round}"))
-            # Processes that cannot be seen do not keep it.
-            failures.append(watched.wait(20, lambda: [1 / 0]))  # type: ignore[list-item]
-    sentence = next(filter(None, failures)).sentence
-    assert "during the generation of step 1 (" in sentence and "ZeroDivisionError" in sentence
+            failures.append(watched.wait(20))
+    assert "during the generation of step 1 (" in next(filter(None, failures)).sentence
 
 
 def test_the_first_weight_sync_ends_after_five_minutes(watched: Watched, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_workers_begin_so_in_a_run_of_either_command(tmp_path: Path, monkeypatch
         monkeypatch.setenv(name, "before")
         monkeypatch.delenv(name)
     monkeypatch.setenv(STOP_VARIABLE, "/here/stop")
-    monkeypatch.setattr(processes, "_own_run_id", None)
+    processes.own_run_id.cache_clear()
     monkeypatch.setattr(plugin, "check", lambda config: None)
     constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {"A": "1"}})
     have_workers_begin(constants)

@@ -47,17 +47,14 @@ def parent_folder() -> tuple[Path, str]:
     return Path(parent), f"{variable}={parent}"
 
 
-def private_path(parent: Path) -> Path:
-    """The private folder in ``parent``: short, because of the sockets in it."""
-    return parent / f"fspo-{os.getuid()}"
-
-
 def private_folder(parent: Path, setting: str) -> Path:
-    """Make ``parent/fspo-UID`` if need be: only its owner may look into it. ``setting`` gives the parent.
+    """Make ``parent/fspo-UID`` if need be, short because of the sockets in it: only its owner may look into it.
+
+    ``setting`` gives the parent.
 
     Raises NotPrivateError if it cannot be made, or is a link, another user's, or open to others.
     """
-    folder = private_path(parent)
+    folder = parent / f"fspo-{os.getuid()}"
     try:
         parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -98,7 +95,7 @@ def gpu_problems() -> Iterator[str]:
             )
 
 
-def problems(ray_folder: Path, parent: Path, setting: str, has_gpus: bool = True) -> Iterator[str]:
+def problems(ray_folder: Path, setting: str, has_gpus: bool = True) -> Iterator[str]:
     """What keeps a run from starting here: paths of sockets, in ``ray_folder`` and the temporary one, and GPUs."""
     temporary = Path(tempfile.gettempdir())
     for folder, socket, given_by in ((ray_folder, RAY, setting), (temporary, VLLM, f"TMPDIR={temporary}")):
@@ -110,16 +107,15 @@ def problems(ray_folder: Path, parent: Path, setting: str, has_gpus: bool = True
 
 def main() -> int:
     """Print Ray's folder, ``PARENT/fspo-UID/NAME``. Exit status: 0, or 1 after one line ``error: ...`` a problem."""
-    parent, name = Path(sys.argv[1]), sys.argv[2]
-    ray_folder, setting = private_path(parent) / name, f"FSPO_RAY_TMP={parent}"
-    wrong = list(problems(ray_folder, parent, setting))
+    setting = f"FSPO_RAY_TMP={sys.argv[1]}"
     try:
-        private_folder(parent, setting)
+        folder = private_folder(Path(sys.argv[1]), setting) / sys.argv[2]
+        wrong = list(problems(folder, setting))
+        print(folder)
     except NotPrivateError as error:
-        wrong.append(str(error))
+        wrong = [str(error)]
     for problem in wrong:
         print(f"error: {os.uname().nodename}: {problem}", file=sys.stderr, flush=True)
-    print(ray_folder)
     return 1 if wrong else 0
 
 

@@ -175,7 +175,7 @@ def private_run(trainer: DictConfig, ray_init: DictConfig) -> Iterator[None]:
     os.environ["TMPDIR"] = os.environ.get("TMPDIR") or str(folder)  # sockets of vLLM, locks of verl
     tempfile.tempdir = None  # it is read again, from TMPDIR
     try:
-        if wrong := list(node.problems(folder, parent, setting, trainer.device != "cpu")):
+        if wrong := list(node.problems(folder, setting, trainer.device != "cpu")):
             raise Refused(*wrong)
         yield
     finally:
