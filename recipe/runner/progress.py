@@ -19,17 +19,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from fspo.files import INFO_FILE, METRICS_FILE, read_object, write_json
-from recipe.runner.faults.phase import PROGRESS_FILE
-
-
-def say(text: str, out: TextIO) -> None:
-    """Print a line; where nobody reads them any more (``| tee`` has ended), nothing, now and at the end."""
-    try:
-        print(text, file=out, flush=True)
-    except OSError:
-        with contextlib.suppress(OSError), open(os.devnull, "w") as nothing:
-            os.dup2(nothing.fileno(), out.fileno())
-
+from recipe.runner.faults.phase import PROGRESS_FILE, say
 
 #: Numbers of a step's line: label, metrics (blanks between them), what writes them, and what stands for those that a
 #: step does not have; empty: nothing.

@@ -86,7 +86,7 @@ def explained(error: BaseException, log: Path, failure: Failure | None, phase: P
 
 
 def bus_error(log: str | None) -> str:
-    """What to say of a process whose log ends in SIGBUS, the kernel's answer where ``/dev/shm`` is full; else nothing."""
+    """What to say of a process whose log ends in SIGBUS, the kernel's answer to a full ``/dev/shm``; else nothing."""
     end = b""
     with contextlib.suppress(OSError):
         end = Path(log or "").read_bytes()[-(2**16) :]

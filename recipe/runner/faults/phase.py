@@ -1,13 +1,14 @@
-"""``phase.json``: what a run is doing now, for a person who looks and for the message that ends a failed run."""
+"""What a run is doing now, in ``phase.json``: for a person who looks and for the message that ends a failed run."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from fspo.files import write_json
 
@@ -39,6 +40,15 @@ class Phase:
     def words(self) -> str:
         """For a sentence: ``during start-up``, ``during the update of step 3``."""
         return _OF_THE_START.get(self.phase) or f"during the {self.phase} of step {self.step}"
+
+
+def say(text: str, out: TextIO) -> None:
+    """Print a line; where nobody reads them any more (``| tee`` has ended), nothing, now and at the end."""
+    try:
+        print(text, file=out, flush=True)
+    except OSError:
+        with contextlib.suppress(OSError), open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), out.fileno())
 
 
 def during(phase: Phase | None) -> str:

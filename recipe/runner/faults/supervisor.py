@@ -21,10 +21,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from recipe.runner.faults.errors import Failure, TrainingFailed, death, explained
 from recipe.runner.faults.hang import HangLimit, stopped_of
-from recipe.runner.faults.phase import Phase, during, read_phase
+from recipe.runner.faults.phase import Phase, during, read_phase, say
 from recipe.runner.faults.processes import CLOSED_BY_TRAINER, Process, Processes, is_stopped, kill
 from recipe.runner.faults.reaper import Reaper
-from recipe.runner.progress import say
 
 #: How often new nodes, and answers from the nodes, are looked for.
 _LOOK_AT_NODES_EVERY_S = 2.0

@@ -17,7 +17,7 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from fspo.files import INFO_FILE
 from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.hang import HangLimit
-from recipe.runner.faults.phase import PROGRESS_FILE, Phase, read_phase, write_phase
+from recipe.runner.faults.phase import PROGRESS_FILE, Phase, read_phase, say, write_phase
 from recipe.runner.faults.preemption import (
     ENDING,
     FAILED,
@@ -34,7 +34,7 @@ from recipe.runner.faults.processes import own_run_id
 from recipe.runner.faults.supervisor import Supervisor
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.run_folder import last_steps, status_after_failure
-from recipe.runner.progress import print_new, say
+from recipe.runner.progress import print_new
 from recipe.runner.ranks import only_generating
 
 
