@@ -1,4 +1,4 @@
-"""A forked worker is what Ray would have started: its command, environment, folder and streams; else Python runs it."""
+"""A forked worker is what Ray would have started: its command, environment, folder and streams."""
 
 from __future__ import annotations
 
@@ -94,10 +94,6 @@ def test_workers_are_forked_with_their_own_environment(server: Server, tmp_path:
     # Ray ends the process group of a worker, which must hold no other worker.
     assert first["forked"] and second["forked"] and first["leads"] and second["leads"]
     assert first["pid"] != second["pid"]
-
-
-def test_without_a_server_python_runs_the_worker(tmp_path: Path) -> None:
-    assert not run_client(tmp_path / "nothing", tmp_path)["forked"]
 
 
 @pytest.mark.slow

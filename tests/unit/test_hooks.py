@@ -22,7 +22,7 @@ from verl.workers.rollout.replica import RolloutReplica
 
 from recipe.runner import hooks
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, read_phase, write_phase
-from recipe.runner.faults.preemption import UNSAVED_VARIABLE, Preempted, ask_to_stop
+from recipe.runner.faults.preemption import STOP_FILE, UNSAVED_VARIABLE, Preempted
 from recipe.runner.launch.end_of_turn import SETTING
 from recipe.runner.progress import Progress
 
@@ -100,12 +100,12 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Train:
                 self.on_sample_begin()
                 self.on_sample_end()
                 if stop_in == f"step {self.global_steps}":
-                    ask_to_stop(tmp_path)
+                    (tmp_path / STOP_FILE).touch()
                 return KVBatchMeta(partition_id="train", keys=[], tags=[])
 
             def _validate(self) -> dict[str, float]:
                 if stop_in == f"validation {self.global_steps}":
-                    ask_to_stop(tmp_path)
+                    (tmp_path / STOP_FILE).touch()
                     if self.global_steps == 0:
                         self.replay_buffer._wait_for_next_poll("val", 0.0)
                         pytest.fail("the validation waits on")

@@ -20,7 +20,6 @@ from waiting import wait_until
 from recipe.runner.faults.preemption import (
     SIGNALS,
     STOP_VARIABLE,
-    ask_to_stop,
     remove_old_request,
     stop_request,
     time_left_s,
@@ -36,7 +35,7 @@ def test_who_asks_for_the_end_and_what_a_start_removes(tmp_path: Path, monkeypat
     assert stop_request(tmp_path) is None and not remove_old_request(tmp_path)
     of_job.touch()
     assert stop_request(tmp_path) == stop_request(tmp_path / "another") == of_job
-    ask_to_stop(tmp_path)
+    (tmp_path / "stop").touch()
     assert not remove_old_request(tmp_path) and stop_request(tmp_path) == tmp_path / "stop", "asked of this start"
     os.utime(tmp_path / "stop", (0, psutil.Process().create_time() - 10))
     assert remove_old_request(tmp_path) and stop_request(tmp_path) == of_job
@@ -137,7 +136,7 @@ def test_a_signal_twice_within_a_second_is_one_and_an_ignored_one_none(
     with launcher(tmp_path, phase, one_signal_s=1000, ignored=ignored) as (out, process):
         process.send_signal(number)
         if ignored:
-            ask_to_stop(tmp_path)
+            (tmp_path / "stop").touch()
         assert out.readline() == "asked\n"
         process.send_signal(number)
         time.sleep(0.2)

@@ -56,11 +56,6 @@ class Preempted(Exception):
     """The run ended early because it was asked to, and can be continued."""
 
 
-def ask_to_stop(run_dir: str | Path) -> None:
-    """Ask the run in this folder to save and end."""
-    Path(run_dir, STOP_FILE).touch()
-
-
 def stop_request(run_dir: str | Path) -> Path | None:
     """The file that asks the run in this folder to save and end; None if nobody asks."""
     files = (Path(run_dir, STOP_FILE), os.environ.get(STOP_VARIABLE, ""))
@@ -137,7 +132,7 @@ class Ending:
         if not self.run_dir or phase is None or phase.is_start_up or len(self.signals) > 1:
             self.leave()
         try:
-            ask_to_stop(self.run_dir)
+            Path(self.run_dir, STOP_FILE).touch()
         except OSError as error:
             say(f"error: the run cannot be asked to save: {error}", sys.stderr)
             self.leave()
