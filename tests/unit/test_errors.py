@@ -32,16 +32,16 @@ def test_a_failed_run_says_why_and_keeps_the_rest_in_its_log(tmp_path: Path) -> 
     log = tmp_path / "launcher.log"
     engine, closed = (death(Process(who, 12), None) for who in ("vLLM engine", "TransferQueue's controller"))
     nan = Both(Both(ExplainedError("the gradient norm is nan")))
-    assert explained(nan, log, engine, None).of_process, "what a worker says after a death comes of the death"
-    assert not explained(nan, log, closed, None).of_process, "the trainer closes it, and may be unable to write so"
-    ours = str(explained(nan, log, None, None))
+    assert explained(nan, log, engine, None).may_pass, "what a worker says after a death comes of the death"
+    assert not explained(nan, log, closed, None).may_pass, "the trainer closes it, and may be unable to write so"
+    ours = explained(nan, log, None, None).sentence
     assert ours.splitlines() == ["the gradient norm is nan", f"the whole error: {log}"]
-    died = str(explained(Wrapped(None), log, engine, None))
+    died = explained(Wrapped(None), log, engine, None).sentence
     assert died.splitlines()[0] == "the vLLM engine (process 12) died"
-    other = str(explained(Wrapped(None), log, None, None))
+    other = explained(Wrapped(None), log, None, None).sentence
     assert "Wrapped" in other and "line 39" in other and "line 20" not in other
     assert log.read_text().count("line 0\n") == 5
-    unwritable = str(explained(Wrapped(None), tmp_path, engine, None))
+    unwritable = explained(Wrapped(None), tmp_path, engine, None).sentence
     assert unwritable == died.replace(str(log), str(tmp_path))
 
 

