@@ -56,6 +56,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 @pytest.mark.parametrize("phase", [None, Phase(3, "generation", 0.0, queue="3 responses finished; prompts: 1 running")])
 def test_no_progress_is_warned_of_and_ends(watched: Watched, tmp_path: Path, phase: Phase | None) -> None:
+    (tmp_path / "phase.json").write_text("{")  # after a loss of power
     if phase is not None:
         write_phase(tmp_path, phase)
     for seconds, lines in ((105, 0), (5, 1)):
