@@ -5,11 +5,9 @@ A pointer to one whose shards are torn, on one rank: tests/promises/test_folders
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 from inside import saved
 from omegaconf import DictConfig, OmegaConf
 
@@ -56,14 +54,6 @@ def test_a_torn_one_is_refused_with_its_file_named(tmp_path: Path, file: str) ->
     cut(newer / file)
     (problem,) = problems_of(trainer(tmp_path, ranks=2))
     assert str(newer / file) in problem and f"trainer.resume_from_path={older}" in problem
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    """What a rank's process has made before it loads anything."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("one_rank")
