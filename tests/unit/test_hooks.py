@@ -91,7 +91,7 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Train:
         monkeypatch.setattr(base, "ray", SimpleNamespace(get=lambda result: result))
         monkeypatch.setattr(hooks, "PROGRESS", Progress())
         monkeypatch.setattr(hooks, "_LOGGERS", {})  # of the whole process
-        monkeypatch.setattr(RolloutReplica, "max_concurrency", RolloutReplica.max_concurrency)  # a trainer replaces it
+        monkeypatch.setattr(RolloutReplica, "max_concurrency", 1016)  # a trainer replaces it
 
         class Trainer(hooks.RunnerHooks, TRAINERS[mode]):  # type: ignore[misc]
             verl_mode = mode
@@ -120,6 +120,8 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Train:
 
         write_phase(tmp_path, Phase(0, "start-up"))
         trainer: Any = Trainer(config)
+        # vLLM's servers take the requests of two steps of an asynchronous mode at once.
+        assert (RolloutReplica.max_concurrency > 2 * 512 * 16) == (mode != "sync")
         trainer.actor_rollout_wg, engine = machine, CheckpointEngineConfig(backend="naive")
         trainer.checkpoint_manager = CheckpointEngineManager(engine, machine, [machine])
         trainer.train_dataloader = SimpleNamespace(state_dict=dict)

@@ -16,13 +16,15 @@ from recipe.runner.faults import node
 def test_gpus_in_exclusive_mode_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert list(node.gpu_problems()) == []  # this machine's
+    here = (Path("/tmp/ray"), "TMPDIR=/tmp")
+    assert list(node.problems(*here)) == []  # this machine's
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '0, Default\\n1, Exclusive_Process\\n2, [N/A]\\n'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    (problem,) = node.gpu_problems()
+    (problem,) = node.problems(*here)
     assert "GPU 1" in problem and "Exclusive_Process" in problem and "--compute-mode=DEFAULT" in problem
+    assert list(node.problems(*here, has_gpus=False)) == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert list(node.gpu_problems()) == []
+    assert list(node.problems(*here)) == []
 
 
 def test_a_job_asks_on_the_node(tmp_path: Path) -> None:

@@ -208,8 +208,5 @@ def forked_workers(trainer: DictConfig, ray_init: DictConfig, modules: Sequence[
         return
     from recipe.runner.cpu import fork_server
 
-    stop = fork_server.start(modules)
-    try:
+    with fork_server.running(modules):
         yield
-    finally:
-        stop()
