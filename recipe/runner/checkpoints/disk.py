@@ -35,7 +35,6 @@ def room_for_save(root: Path, step: int) -> Iterator[None]:
             "before going on"
         )
 
-    root.mkdir(parents=True, exist_ok=True)
     good, folder = latest(root), step_folder(root, step)
     needed = _MARGIN * sum(path.lstat().st_size for path in good.folder.rglob("*")) if good else 0
     if shutil.disk_usage(root).free < needed:

@@ -28,11 +28,8 @@ def main() -> None:
 def _stand_in(connection: socket.socket, pid: int) -> None:
     """Be the forked process, which ends when this one does: pass SIGTERM on, end when and as it ends."""
     signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
-    try:
-        with connection.makefile("rb") as file:
-            status = file.read()  # until the process has ended
-    except OSError:
-        status = b""
+    with connection.makefile("rb") as file:
+        status = file.read()  # until the process has ended
     if not status:  # a signal ended it
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(status[0])

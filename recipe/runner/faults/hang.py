@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from recipe.runner.faults.errors import Failure
-from recipe.runner.faults.phase import FIRST_SYNC, PROGRESS_FILE, Phase, read_phase
+from recipe.runner.faults.phase import FIRST_SYNC, PROGRESS_FILE, Phase, during, read_phase
 from recipe.runner.faults.processes import Process, is_stopped
 from recipe.runner.faults.stacks import ask_for_stacks
 
@@ -75,4 +75,4 @@ class HangLimit:
     def _diagnose(self, phase: Phase, quiet_s: float, stopped: Callable[[], list[Process]]) -> str:
         queue = f" ({phase.queue})" if phase.queue else ""
         why = "; ".join(f"{process} is stopped" for process in stopped()) or "no process is stopped"
-        return f"no progress for {quiet_s:.0f} s {phase.words()}{queue}: {why}; stacks are in each process's log"
+        return f"no progress for {quiet_s:.0f} s{during(phase)}{queue}: {why}; stacks are in each process's log"

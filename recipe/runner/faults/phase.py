@@ -17,7 +17,7 @@ PHASE_FILE = "phase.json"
 PROGRESS_FILE: Final = "progress.log"
 #: A phase of the start-up: the first transfer of the weights to GPUs that only generate (``mode=separate_async``).
 FIRST_SYNC = "first weight sync"
-_OF_THE_START: Final = {"start-up": "during start-up", FIRST_SYNC: f"during the {FIRST_SYNC}"}
+_OF_THE_START: Final = {"start-up": "start-up", FIRST_SYNC: f"the {FIRST_SYNC}"}
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,6 @@ class Phase:
         """Whether this start has not begun a step yet."""
         return self.step == 0 or self.phase in _OF_THE_START
 
-    def words(self) -> str:
-        """For a sentence: ``during start-up``, ``during the update of step 3``."""
-        return _OF_THE_START.get(self.phase) or f"during the {self.phase} of step {self.step}"
-
 
 def say(text: str, out: TextIO) -> None:
     """Print a line; where nobody reads them any more (``| tee`` has ended), nothing, now and at the end."""
@@ -52,8 +48,10 @@ def say(text: str, out: TextIO) -> None:
 
 
 def during(phase: Phase | None) -> str:
-    """For the end of a sentence; empty where nothing is known."""
-    return f" {phase.words()}" if phase else ""
+    """For a sentence: `` during start-up``, `` during the update of step 3``; empty where nothing is known."""
+    if phase is None:
+        return ""
+    return " during " + (_OF_THE_START.get(phase.phase) or f"the {phase.phase} of step {phase.step}")
 
 
 def write_phase(run_dir: str | Path, phase: Phase) -> Phase:
