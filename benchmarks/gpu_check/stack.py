@@ -25,7 +25,7 @@ from fspo.conclusion import exponent_of, within_mini_batches
 from fspo.fairness.lre import wilson_interval
 from fspo.files import read_lines
 from fspo.metrics import SAFE_MARGIN
-from recipe.runner.faults.preemption import PREEMPTED, ask_to_stop
+from recipe.runner.faults.preemption import PREEMPTED, STOP_FILE
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _FSDP = f"{_ACTOR}.fsdp_config"
@@ -189,7 +189,7 @@ def preemption(folder: Path, device: str, gpus: int) -> Numbers:
     while process.poll() is None and not (run / "metrics.jsonl").exists():
         time.sleep(0.2)
     if process.poll() is None:
-        ask_to_stop(run)
+        (run / STOP_FILE).touch()
     begin = time.monotonic()
     status = process.wait()
     seconds, saved = time.monotonic() - begin, sorted(path.name for path in run.glob("global_step_*"))

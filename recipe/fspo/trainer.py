@@ -24,7 +24,7 @@ from recipe.fspo.step_records import StepRecords, join_ranks
 from recipe.fspo.worker import FSPODetachedWorker, FSPOWorker
 from recipe.fspo.zero_advantage import Padding, equal_rewards
 from recipe.runner.hooks import RunnerHooks
-from recipe.runner.progress import PROGRESS, Columns, note
+from recipe.runner.progress import PROGRESS, STEP_COLUMNS, Columns, note
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
@@ -38,12 +38,14 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
 _ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
-#: What FSPO adds to the numbers of a step's line.
+#: The numbers of a step's line.
 COLUMNS: Final[Columns] = (
+    STEP_COLUMNS[0],
     ("length", "fspo/length_trained", "{:.0f}".format, ""),  # verl's own counts a tool's tokens, too
     ("clipped", "fspo/clip_frac", "{:.1%}".format, "-"),
     ("LRE", "fspo/lre_debiased fspo/lre_ci_low fspo/lre_ci_high", lre_in_words, "-"),
     ("KL to start", "fspo/kl_to_start", "{:.4f}".format, ""),
+    *STEP_COLUMNS[2:],
 )
 
 

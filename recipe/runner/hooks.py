@@ -35,9 +35,9 @@ from recipe.runner.faults.resources import wait_for_resources
 from recipe.runner.launch.end_of_turn import REMEDY
 from recipe.runner.progress import PROGRESS, RunLog, note
 from recipe.runner.reward_manager import raise_failure
-from recipe.runner.verl_patches import server_slots
 from recipe.runner.verl_patches.frames import are_signed
 from recipe.runner.verl_patches.packs import rows_of_ranks
+from recipe.runner.verl_patches.server_slots import give_servers_slots
 
 #: Where verl's loggers write, by the variables that they read: into the run folder, but for one that the user has set.
 _LOGGERS: Final = {
@@ -66,8 +66,8 @@ class RunnerHooks(PPOTrainer):
         PROGRESS.write_to(self.folder)
         for variable, place in _LOGGERS.items():
             os.environ.setdefault(variable, place.format(self.folder))
-        if (slots := server_slots.slots(config)) is not None:
-            server_slots.give_servers_slots(slots)
+        if self.verl_mode != "sync":
+            give_servers_slots()
         if self.verl_mode == "separate_async":
             # verl 0.9.1 hands its logger a keyword of print(): a TypeError unless the level drops it.
             # upstream: verl.trainer.ppo.v1.trainer_separate_async "flush=True"

@@ -19,29 +19,25 @@ from typing import Any, TextIO
 import numpy as np
 
 from fspo.files import INFO_FILE, METRICS_FILE, read_object, write_json
-from recipe.runner.faults.phase import PROGRESS_FILE
-
-
-def say(text: str, out: TextIO) -> None:
-    """Print a line; where nobody reads them any more (``| tee`` has ended), nothing, now and at the end."""
-    try:
-        print(text, file=out, flush=True)
-    except OSError:
-        with contextlib.suppress(OSError), open(os.devnull, "w") as nothing:
-            os.dup2(nothing.fileno(), out.fileno())
-
+from recipe.runner.faults.phase import PROGRESS_FILE, say
 
 #: Numbers of a step's line: label, metrics (blanks between them), what writes them, and what stands for those that a
 #: step does not have; empty: nothing.
 Columns = tuple[tuple[str, str, Callable[..., str], str], ...]
+STEP_COLUMNS: Columns = (
+    ("reward", "critic/rewards/mean", "{:.3f}".format, ""),
+    ("length", "response_length/mean", "{:.0f}".format, ""),
+    ("KL", "actor/kl_loss", "{:.4f}".format, ""),
+    ("s", "timing_s/step", "{:.1f}".format, ""),
+    ("tokens/s", "perf/throughput", "{:.0f}".format, ""),
+)
 
 
 class Progress:
     """What the trainer's process tells the person who watches."""
 
     def __init__(self) -> None:
-        #: What a recipe adds to the numbers of a step's line.
-        self.columns: Columns = ()
+        self.columns = STEP_COLUMNS  #: The numbers of a step's line.
         self._file: Path | None = None
         self._started = time.monotonic()
 
@@ -75,20 +71,10 @@ def print_new(run_dir: str | Path, begin: int, out: TextIO) -> int:
     return begin
 
 
-STEP_COLUMNS: Columns = (
-    ("reward", "critic/rewards/mean", "{:.3f}".format, ""),
-    ("length", "response_length/mean", "{:.0f}".format, ""),
-    ("KL", "actor/kl_loss", "{:.4f}".format, ""),
-    ("s", "timing_s/step", "{:.1f}".format, ""),
-    ("tokens/s", "perf/throughput", "{:.0f}".format, ""),
-)
-
-
 def step_line(step: int, total_steps: int, metrics: Mapping[str, float | None]) -> str:
     """One line for a training step; of a metric that it does not have what its column says."""
     texts = [f"step {step}/{total_steps}"]
-    columns = (*STEP_COLUMNS[:2], *PROGRESS.columns, *STEP_COLUMNS[2:])
-    for label, names, form, absent in {column[0]: column for column in columns}.values():  # of one label, the job's
+    for label, names, form, absent in PROGRESS.columns:
         values = [metrics.get(name) for name in names.split()]
         if text := absent if None in values else form(*values):
             texts.append(f"{label} {text}")

@@ -35,9 +35,8 @@ CORRECTION = (
 def workers_are_forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As those of this recipe's runs on CPUs: each of verl's would import verl and vLLM by itself."""
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # what plain_verl sets is undone
-    stop = fork_server.start(())
-    yield
-    stop()
+    with fork_server.running(()):
+        yield
 
 
 def logged(folder: Path) -> dict[int, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import stat
 import sys
 import time
@@ -15,10 +16,9 @@ from real_stack import LATER, SMALL, SOON, latest_step
 from slurm_cluster import Cluster, tail, why_not
 
 from fspo.files import read_lines
-from recipe.runner.faults import node
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(4 * LATER)]
-PRIVATE = node.private_path(Path("/tmp"))
+PRIVATE = Path(f"/tmp/fspo-{os.getuid()}")
 
 #: A job script as those in slurm/.
 JOB = """\

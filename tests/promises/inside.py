@@ -88,12 +88,13 @@ def begun(folder: Path, *words: str) -> Path:
     return folder
 
 
-def saved(folder: Path, step: int) -> Path:
-    """A checkpoint of one rank as verl's FSDP manager writes it, which the tracker names."""
+def saved(folder: Path, step: int, ranks: int = 1) -> Path:
+    """A checkpoint as verl's FSDP manager writes it, which the tracker names."""
     place = folder / f"global_step_{step}"
     (place / "actor").mkdir(parents=True)
-    for name in ("model", "optim", "extra_state"):
-        torch.save({"weights": torch.arange(2000.0), "step": step}, place / "actor" / f"{name}_world_size_1_rank_0.pt")
+    for name in (f"{kind}_world_size_{ranks}_rank_" for kind in ("model", "optim", "extra_state")):
+        for rank in range(ranks):
+            torch.save({"weights": torch.arange(2000.0), "step": step}, place / "actor" / f"{name}{rank}.pt")
     torch.save({"position": step}, place / "data.pt")
     torch.save({"random": step}, place / "fspo_state.pt")
     (folder / "latest_checkpointed_iteration.txt").write_text(str(step))

@@ -34,6 +34,16 @@ def as_before() -> Iterator[None]:
 
 
 @pytest.fixture
+def one_rank() -> Iterator[None]:
+    """What a rank's process has made before it loads anything."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
 def run_id() -> Iterator[str]:
     """Of a run of the test's own; whatever is marked with it is killed at the end."""
     from recipe.runner.faults.processes import kill, processes_of

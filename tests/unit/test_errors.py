@@ -13,7 +13,7 @@ import pytest
 from waiting import wait_until
 
 from recipe.runner.faults.errors import ExplainedError, bus_error, death, explained
-from recipe.runner.faults.processes import Ended, Process, Processes
+from recipe.runner.faults.processes import Process, Processes
 
 
 class Wrapped(Exception):
@@ -30,18 +30,18 @@ class Both(Wrapped, ExplainedError):
 
 def test_a_failed_run_says_why_and_keeps_the_rest_in_its_log(tmp_path: Path) -> None:
     log = tmp_path / "launcher.log"
-    engine, closed = (death(Ended(Process(who, 12)), None) for who in ("vLLM engine", "TransferQueue's controller"))
+    engine, closed = (death(Process(who, 12), None) for who in ("vLLM engine", "TransferQueue's controller"))
     nan = Both(Both(ExplainedError("the gradient norm is nan")))
-    assert explained(nan, log, engine, None).of_process, "what a worker says after a death comes of the death"
-    assert not explained(nan, log, closed, None).of_process, "the trainer closes it, and may be unable to write so"
-    ours = str(explained(nan, log, None, None))
+    assert explained(nan, log, engine, None).may_pass, "what a worker says after a death comes of the death"
+    assert not explained(nan, log, closed, None).may_pass, "the trainer closes it, and may be unable to write so"
+    ours = explained(nan, log, None, None).sentence
     assert ours.splitlines() == ["the gradient norm is nan", f"the whole error: {log}"]
-    died = str(explained(Wrapped(None), log, engine, None))
+    died = explained(Wrapped(None), log, engine, None).sentence
     assert died.splitlines()[0] == "the vLLM engine (process 12) died"
-    other = str(explained(Wrapped(None), log, None, None))
+    other = explained(Wrapped(None), log, None, None).sentence
     assert "Wrapped" in other and "line 39" in other and "line 20" not in other
     assert log.read_text().count("line 0\n") == 5
-    unwritable = str(explained(Wrapped(None), tmp_path, engine, None))
+    unwritable = explained(Wrapped(None), tmp_path, engine, None).sentence
     assert unwritable == died.replace(str(log), str(tmp_path))
 
 
@@ -53,11 +53,11 @@ def test_a_process_without_shared_memory_is_named_so(tmp_path: Path) -> None:
     )
     with log.open("wb") as out:  # a page that the kernel cannot give, as in a full /dev/shm
         assert subprocess.run([sys.executable, "-c", code], stderr=out).returncode == -signal.SIGBUS
-    sentence = death(Ended(Process("FSDP worker", 7, str(log))), None).sentence
+    sentence = death(Process("FSDP worker", 7, str(log)), None).sentence
     for part in ("the FSDP worker (process 7) died", "--shm-size", "update_weights_bucket_megabytes"):
         assert part in sentence
     log.write_text("Segmentation fault")
-    assert bus_error(str(log)) is None and bus_error(None) is None
+    assert bus_error(str(log)) == bus_error(None) == ""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A forked worker is what Ray would have started: its command, environment, folder and streams; else Python runs it."""
+"""A forked worker is what Ray would have started: its command, environment, folder and streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from waiting import wait_until
 
 from recipe.runner.cpu.fork_server import write_program
 
-Server = tuple[subprocess.Popen[bytes], Path]
 #: Spawns a process in each way to end, as vLLM spawns its engine.
 _SPAWNER = """
 import json, multiprocessing, os, signal, sys, time
@@ -63,49 +62,41 @@ print("said", file=sys.stderr)
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def program(tmp_path: Path) -> Iterator[str]:
+    """What stands in for Python beside a server."""
     path = tmp_path / "server" / "socket"
     path.parent.mkdir()
     process = subprocess.Popen([sys.executable, "-c", _SERVER, str(path)], stdin=subprocess.PIPE)
     wait_until(path.exists)
-    yield process, path
+    yield str(write_program(path))
     process.communicate(timeout=30)
-    assert process.returncode == 0  # the end of its input ends it
-    assert not path.parent.exists()  # nothing is left of a server whose launcher has gone
-
-
-def run_client(path: Path, tmp_path: Path) -> dict[str, object]:
-    worker, folder = tmp_path / "worker.py", tmp_path / "folder"
-    worker.write_text(_WORKER, encoding="utf-8")
-    folder.mkdir(exist_ok=True)
-    command, environment = [str(write_program(path)), str(worker), "a b"], {**os.environ, "ONLY_OF_WORKER": "yes"}
-    with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
-        subprocess.run(command, cwd=folder, env=environment, stdout=out, stderr=err, check=True, timeout=120)
-    wait_until((tmp_path / "err").read_text)  # a forked worker goes on after its client
-    answer: dict[str, object] = json.loads((tmp_path / "out").read_text())
-    expected = {"argv": [str(worker), "a b"], "cwd": str(folder), "variable": "yes", "main": "__main__"}
-    assert answer.items() >= expected.items() and (tmp_path / "err").read_text() == "said\n"
-    return answer
+    assert process.returncode == 0  # the end of its input, when its launcher has gone, ends it
 
 
 @pytest.mark.slow  # fresh processes that import torch or verl
-def test_workers_are_forked_with_their_own_environment(server: Server, tmp_path: Path) -> None:
-    first, second = (run_client(server[1], tmp_path) for _ in range(2))
-    # Ray ends the process group of a worker, which must hold no other worker.
-    assert first["forked"] and second["forked"] and first["leads"] and second["leads"]
-    assert first["pid"] != second["pid"]
-
-
-def test_without_a_server_python_runs_the_worker(tmp_path: Path) -> None:
-    assert not run_client(tmp_path / "nothing", tmp_path)["forked"]
+def test_workers_are_forked_with_their_own_environment(program: str, tmp_path: Path) -> None:
+    worker, folder, pids = tmp_path / "worker.py", tmp_path / "folder", set()
+    worker.write_text(_WORKER, encoding="utf-8")
+    folder.mkdir()
+    command, environment = [program, str(worker), "a b"], {**os.environ, "ONLY_OF_WORKER": "yes"}
+    expected = {"argv": command[1:], "cwd": str(folder), "variable": "yes", "main": "__main__", "forked": True}
+    expected |= {"leads": True}  # Ray ends the process group of a worker, which must hold no other worker
+    for _ in range(2):
+        with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
+            subprocess.run(command, cwd=folder, env=environment, stdout=out, stderr=err, check=True, timeout=120)
+        wait_until((tmp_path / "err").read_text)  # a forked worker goes on after its client
+        answer = json.loads((tmp_path / "out").read_text())
+        pids.add(answer.pop("pid"))
+        assert answer == expected and (tmp_path / "err").read_text() == "said\n"
+    assert len(pids) == 2
 
 
 @pytest.mark.slow
-def test_what_a_forked_worker_spawns_is_forked_and_ends_alike(server: Server, tmp_path: Path) -> None:
+def test_what_a_forked_worker_spawns_is_forked_and_ends_alike(program: str, tmp_path: Path) -> None:
     spawner, out = tmp_path / "spawner.py", tmp_path / "out"
     spawner.write_text(_SPAWNER, encoding="utf-8")
     with out.open("wb") as file:
-        subprocess.run([str(write_program(server[1])), str(spawner)], stdout=file, check=True, timeout=120)
+        subprocess.run([program, str(spawner)], stdout=file, check=True, timeout=120)
     wait_until(out.read_text, 60)  # a forked worker goes on after its client
     # The exit codes of a child; what is to be terminated is killed by what stands in for it.
     ends = {"return": 0, "exit": 7} | dict.fromkeys(("killed", "terminate", "kill"), -signal.SIGKILL)

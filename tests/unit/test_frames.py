@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -20,16 +19,6 @@ from recipe.runner.verl_patches import frames
 PICKLE = b"\xc1\xfe\xed"
 
 
-class Payload:
-    """Leaves a file where it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
 def test_a_message_of_somebody_else_is_refused_unread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Signed(ZMQMessage):  # with the patch
         deserialize = classmethod(ZMQMessage.deserialize.__func__)  # type: ignore[attr-defined]
@@ -37,7 +26,8 @@ def test_a_message_of_somebody_else_is_refused_unread(monkeypatch: pytest.Monkey
     monkeypatch.setattr(frames, "_key", lambda: b"k" * 32)
     frames._sign(SimpleNamespace(ZMQMessage=Signed, ZMQMessageDecodeError=ZMQMessageDecodeError))
     mark = tmp_path / "executed"
-    pickled = pickle.dumps(Payload(mark))
+    payload = type("Payload", (), {"__reduce__": lambda _: (Path.touch, (mark,))})
+    pickled = pickle.dumps(payload())  # leaves a file where it is unpickled
     sent = Signed.create(ZMQRequestType.PUT_DATA, "sender", {"a": torch.arange(6).view(2, 3), "empty": torch.empty(0)})
     received = Signed.deserialize(sent.serialize())
     assert torch.equal(received.body["a"], sent.body["a"]) and received.body["empty"].shape == (0,)
@@ -80,9 +70,7 @@ from recipe.runner.verl_patches.frames import are_signed
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 assert are_signed()
 
-class Payload:
-    def __reduce__(self):
-        return Path.touch, (Path(sys.argv[1]),)
+Payload = type("Payload", (), {"__reduce__": lambda _: (Path.touch, (Path(sys.argv[1]),))})
 
 def class_of(actor):
     return actor.__ray_metadata__.modified_class
@@ -117,11 +105,8 @@ def test_the_loops_survive_strangers_and_serve_the_run(tmp_path: Path) -> None:
     mark, token = tmp_path / "executed", {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a token of this run's own"}
     environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN_PATH"}
     environment |= token | {"FSPO_RAY_TMP": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LOOPS, str(mark)],
-        env=environment, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    command = [sys.executable, "-W", "ignore", "-c", LOOPS, str(mark)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     answered = [f"{name} True" for name in ("request_handle_socket", "handshake_socket", "put_get_socket")]
-    assert done.stdout.splitlines() == answered, done.stderr[-3000:]
+    assert (done.returncode, done.stdout.splitlines()) == (0, answered), done.stderr[-3000:]
     assert not mark.exists()

@@ -18,8 +18,7 @@ from recipe.runner.faults import hang
 from recipe.runner.faults.errors import Failure
 from recipe.runner.faults.hang import HangLimit, stopped_of
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, write_phase
-from recipe.runner.faults.processes import Process, log_of
-from recipe.runner.faults.stacks import ask_for_stacks
+from recipe.runner.faults.processes import Process
 from recipe.runner.progress import Progress
 
 Begin = Callable[[str, str], "subprocess.Popen[bytes]"]
@@ -34,7 +33,7 @@ def stuck():
 
 
 class Watched:
-    """A limit of 100 s over a run folder, and a clock that goes on only when a test says so."""
+    """A limit over a run folder, and a clock that goes on only when a test says so."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lines: list[str] = []
@@ -57,17 +56,18 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
 
 @pytest.mark.parametrize("phase", [None, Phase(3, "generation", 0.0, queue="3 responses finished; prompts: 1 running")])
 def test_no_progress_is_warned_of_and_ends(watched: Watched, tmp_path: Path, phase: Phase | None) -> None:
+    (tmp_path / "phase.json").write_text("{")  # after a loss of power
     if phase is not None:
         write_phase(tmp_path, phase)
-    assert watched.wait(100, lambda: [Process("vLLM engine", 7, node="b")]) is None and watched.lines == []
-    assert watched.wait(10, lambda: [Process("vLLM engine", 7, node="b")]) is None
+    for seconds, lines in ((105, 0), (5, 1)):
+        assert watched.wait(seconds, lambda: [Process("vLLM engine", 7, node="b")]) is None
+        assert len(watched.lines) == lines
     (warning,) = watched.lines
     failure = watched.wait(100)
     assert failure is not None
+    during = "during start-up: " if phase is None else f"during the generation of step 3 ({phase.queue}): "
     for text in (warning, failure.sentence):
-        assert "the vLLM engine (process 7 on b) is stopped" in text and "run.hang_after_s" in text
-        assert (phase or Phase(0, "start-up")).words() in text
-        assert phase is None or phase.queue in text
+        assert f"{during}the vLLM engine (process 7 on b) is stopped" in text and "run.hang_after_s" in text
 
 
 @pytest.mark.parametrize("kind", ["responses", "lines", "phases"])
@@ -80,8 +80,7 @@ def test_progress_within_a_phase_counts(watched: Watched, tmp_path: Path, kind: 
         if kind == "lines":
             progress.say("a line")
         assert watched.wait(90) is None
-    watched.now += 3600  # in which this process was stopped
-    assert watched.limit.look(list) is None and watched.lines == []
+    assert watched.lines == []
 
 
 def test_a_queue_that_drops_its_groups_is_no_progress(watched: Watched, tmp_path: Path) -> None:
@@ -89,10 +88,8 @@ def test_a_queue_that_drops_its_groups_is_no_progress(watched: Watched, tmp_path
     for round in range(10):
         for finished in (8, 16, 0):  # responses come, and all of their groups are dropped
             write_phase(tmp_path, Phase(1, "generation", 0.0, queue=f"{finished} responses finished; prompts: {round}"))
-            # Processes that cannot be seen do not keep it.
-            failures.append(watched.wait(20, lambda: [1 / 0]))  # type: ignore[list-item]
-    sentence = next(filter(None, failures)).sentence
-    assert "during the generation of step 1 (" in sentence and "ZeroDivisionError" in sentence
+            failures.append(watched.wait(20))
+    assert "during the generation of step 1 (" in next(filter(None, failures)).sentence
 
 
 def test_the_first_weight_sync_ends_after_five_minutes(watched: Watched, tmp_path: Path) -> None:
@@ -100,18 +97,15 @@ def test_the_first_weight_sync_ends_after_five_minutes(watched: Watched, tmp_pat
     write_phase(tmp_path, Phase(0, "start-up", 0.0))
     assert watched.wait(1000) is None and watched.lines == []
     write_phase(tmp_path, Phase(0, FIRST_SYNC, 0.0))
-    failure = watched.wait(320)
-    assert failure is not None and watched.lines
-    assert "6967" in failure.sentence and "start the run again" in failure.sentence
+    assert watched.wait(300) is None and len(watched.lines) == 1
+    assert "6967" in watched.wait(20).sentence
 
 
-@pytest.mark.parametrize("forks", [False, True])
-def test_stacks_are_written_with_pythons_lock_held(begin: Begin, forks: bool) -> None:
-    code = LISTENS + WAITS + "if os.fork():\n    os.wait()\n" * forks + "stuck()"
-    process = psutil.Process(begin("ray::WorkerDict", code).pid)
-    pid = process.children()[0].pid if forks else process.pid
-    assert stopped_of([Process("FSDP worker", pid)]) == []
-    wait_until(lambda: "in stuck" in Path(log_of(pid) or "").read_text())
+def test_stacks_are_written_with_pythons_lock_held(begin: Begin, tmp_path: Path) -> None:
+    code = LISTENS + WAITS + "if os.fork():\n    os.wait()\nstuck()"
+    (forked,) = psutil.Process(begin("ray::WorkerDict", code).pid).children()
+    assert stopped_of([Process("FSDP worker", forked.pid)]) == []
+    wait_until(lambda: "in stuck" in (tmp_path / "log.err").read_text())
 
 
 def test_a_stopped_process_is_seen_and_a_deaf_one_lives(begin: Begin) -> None:
@@ -119,7 +113,6 @@ def test_a_stopped_process_is_seen_and_a_deaf_one_lives(begin: Begin) -> None:
     os.kill(stopped, signal.SIGSTOP)
     wait_until(lambda: psutil.Process(stopped).status() == psutil.STATUS_STOPPED)
     both = [Process("trainer", stopped), Process("FSDP worker", deaf)]
-    assert stopped_of(both) == both[:1]
-    ask_for_stacks([deaf])
+    assert stopped_of(both) == both[:1]  # and each has been asked for its stacks
     time.sleep(0.2)
     assert psutil.Process(deaf).status() != psutil.STATUS_ZOMBIE

@@ -21,7 +21,7 @@ from verl.workers.rollout.replica import RolloutReplica
 
 from recipe.runner import hooks
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, read_phase, write_phase
-from recipe.runner.faults.preemption import UNSAVED_VARIABLE, Preempted, ask_to_stop
+from recipe.runner.faults.preemption import STOP_FILE, UNSAVED_VARIABLE, Preempted
 from recipe.runner.launch.end_of_turn import SETTING
 from recipe.runner.progress import Progress
 
@@ -84,7 +84,7 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Train:
         monkeypatch.setattr(base, "ray", SimpleNamespace(get=lambda result: result))
         monkeypatch.setattr(hooks, "PROGRESS", Progress())
         monkeypatch.setattr(hooks, "_LOGGERS", {})  # of the whole process
-        monkeypatch.setattr(RolloutReplica, "max_concurrency", RolloutReplica.max_concurrency)  # a trainer replaces it
+        monkeypatch.setattr(RolloutReplica, "max_concurrency", 1016)  # a trainer replaces it
 
         class Trainer(hooks.RunnerHooks, trainer_base.get_trainer_cls(mode)):  # type: ignore[misc]
             verl_mode = mode
@@ -93,12 +93,12 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Train:
                 self.on_sample_begin()
                 self.on_sample_end()
                 if stop_in == f"step {self.global_steps}":
-                    ask_to_stop(tmp_path)
+                    (tmp_path / STOP_FILE).touch()
                 return KVBatchMeta(partition_id="train", keys=[], tags=[])
 
             def _validate(self) -> dict[str, float]:
                 if stop_in == f"validation {self.global_steps}":
-                    ask_to_stop(tmp_path)
+                    (tmp_path / STOP_FILE).touch()
                     if self.global_steps == 0:
                         self.replay_buffer._wait_for_next_poll("val", 0.0)
                         pytest.fail("the validation waits on")
@@ -115,6 +115,8 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Train:
         monkeypatch.setenv(UNSAVED_VARIABLE, str(unsaved))
         write_phase(tmp_path, Phase(0, "start-up"))
         trainer: Any = Trainer(config)
+        # vLLM's servers take the requests of two steps of an asynchronous mode at once.
+        assert (RolloutReplica.max_concurrency > 2 * 512 * 16) == (mode != "sync")
         trainer.actor_rollout_wg, engine = machine, CheckpointEngineConfig(backend="naive")
         trainer.checkpoint_manager = CheckpointEngineManager(engine, machine, [machine])
         trainer.train_dataloader = SimpleNamespace(state_dict=dict)

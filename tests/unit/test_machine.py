@@ -52,12 +52,14 @@ def test_every_ray_of_a_run_has_its_own_token_on_the_loopback(parent: Path) -> N
     assert not [path for path in parent.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "VLLM_HOST_IP"])
+@pytest.mark.parametrize(
+    "name", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "VLLM_HOST_IP", "TRITON_CACHE_DIR"]
+)
 def test_what_the_user_has_set_wins(name: str) -> None:
     os.environ[name] = "disabled"
     with private_run():
         assert os.environ[name] == "disabled"
-        assert ("RAY_AUTH_TOKEN" in os.environ) == (name in ("RAY_AUTH_TOKEN", "VLLM_HOST_IP"))
+        assert ("RAY_AUTH_TOKEN" in os.environ) == (name not in ("RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"))
 
 
 def test_a_ray_that_is_there_or_on_more_nodes_keeps_its_address(parent: Path) -> None:

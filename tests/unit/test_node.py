@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +16,15 @@ from recipe.runner.faults import node
 def test_gpus_in_exclusive_mode_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert list(node.gpu_problems()) == []  # this machine's
+    here = (Path("/tmp/ray"), "TMPDIR=/tmp")
+    assert list(node.problems(*here)) == []  # this machine's
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf '0, Default\\n1, Exclusive_Process\\n2, [N/A]\\n'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    (problem,) = node.gpu_problems()
+    (problem,) = node.problems(*here)
     assert "GPU 1" in problem and "Exclusive_Process" in problem and "--compute-mode=DEFAULT" in problem
+    assert list(node.problems(*here, has_gpus=False)) == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert list(node.gpu_problems()) == []
+    assert list(node.problems(*here)) == []
 
 
 def test_a_job_asks_on_the_node(tmp_path: Path) -> None:
@@ -42,25 +45,15 @@ def test_a_folder_that_is_not_private_is_refused(tmp_path: Path, monkeypatch: py
     assert folder == tmp_path / f"new/fspo-{os.getuid()}" and folder.stat().st_mode & 0o777 == 0o700
     assert node.private_folder(tmp_path / "new", "TMPDIR=x") == folder
 
-    def refused(parent: Path) -> str:
-        with pytest.raises(node.NotPrivateError) as error:
+    def is_refused(parent: Path, why: str) -> None:
+        with pytest.raises(node.NotPrivateError, match=re.escape(f"TMPDIR=x: {parent}/{why}")):
             node.private_folder(parent, "TMPDIR=x")
-        assert str(error.value).startswith("TMPDIR=x: ")
-        return str(error.value)
 
     folder.chmod(0o711)
-    assert f"{folder} (drwx--x--x, " in refused(folder.parent)
+    is_refused(folder.parent, f"{folder.name} (drwx--x--x, ")
     folder.chmod(0o700)
     (tmp_path / folder.name).symlink_to(folder)  # another user may have made it, to a folder of the victim's
-    assert "(lrwx" in refused(tmp_path)
-    with monkeypatch.context() as patch:  # an owner can be changed by an administrator only
-        patch.setattr(os, "getuid", lambda: 12345)
-        (folder.parent / "fspo-12345").mkdir(mode=0o700)
-        assert f"of user {os.geteuid()}" in refused(folder.parent)
-
-
-def test_kernels_are_private_unless_the_user_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VLLM_CACHE_ROOT", raising=False)
-    monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
-    kernels = node.cache_environment(Path("/p"))
-    assert kernels["TRITON_CACHE_DIR"] == "/mine" and kernels["VLLM_CACHE_ROOT"] == "/p/vllm"
+    is_refused(tmp_path, f"{folder.name} (lrwx")
+    monkeypatch.setattr(os, "getuid", lambda: 12345)  # an owner can be changed by an administrator only
+    (folder.parent / "fspo-12345").mkdir(mode=0o700)
+    is_refused(folder.parent, f"fspo-12345 (drwx------, of user {os.geteuid()})")

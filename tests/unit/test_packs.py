@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -31,17 +33,13 @@ def lengths() -> list[int]:
     return (300 * (of_prompts.repeat_interleave(8) / 2 + spread).exp()).long().clamp(1, 2000).tolist()
 
 
-class RunnerTrainer(RunnerHooks, PPOTrainerSync):
-    verl_mode = "sync"
-
-
 def mini_batches_of_ranks(ranks: int) -> list[list[list[int]]]:
     """Rows of each mini-batch on each rank, from verl's rollout batch to where verl's worker updates."""
-    sizes = (f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH // 8}", "actor_rollout_ref.rollout.n=8")
-    with pytest.MonkeyPatch.context() as patch:  # of the whole process
-        patch.setattr("recipe.runner.hooks._LOGGERS", {})
-        batch_size = f"data.train_batch_size={len(lengths()) // 8}"
-        trainer = RunnerTrainer(composed("trainer.default_local_dir=/nowhere", batch_size, *sizes))
+    batch_size = (f"data.train_batch_size={len(lengths()) // 8}", "actor_rollout_ref.rollout.n=8")
+    mini_batch_size = f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH // 8}"
+    with patch("recipe.runner.hooks._LOGGERS", {}):  # of the whole process
+        config = composed("trainer.default_local_dir=/nowhere", *batch_size, mini_batch_size)
+        trainer = type("Trainer", (RunnerHooks, PPOTrainerSync), {"verl_mode": "sync"})(config)
     trainer.tokenizer = SimpleNamespace(eos_token_id=0)
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
     tags = [{"seq_len": length, "response_len": length} for length in lengths()]
@@ -87,11 +85,10 @@ def test_mini_batches_do_not_depend_on_the_number_of_ranks(ranks: int) -> None:
 @pytest.mark.slow  # a CPU minute
 def test_log_probabilities_of_two_passes_are_rounded_alike(tmp_path: Path) -> None:
     """On two ranks, and on two that share each sequence, of which one speaks."""
-    results = updates(tmp_path, "packs")
+    found = defaultdict[tuple[int, str], list[list[float]]](list)
+    for one in updates(tmp_path, "packs"):
+        found[one["ulysses"], one["way"]].append(one["largest"])
     for ulysses, speak in ((1, 2), (2, 1)):
-        same, other = (
-            [one["largest"] for one in results if (one["ulysses"], one["way"]) == (ulysses, way)]
-            for way in ("as the update", "as verl")
-        )
+        same, other = found[ulysses, "as the update"], found[ulysses, "as verl"]
         assert same == [[0.0, 0.0, 0.0]] * speak
         assert len(other) == speak and min(map(min, other)) > 0.01  # so the kernel does round by the shape

@@ -5,31 +5,28 @@ from __future__ import annotations
 import pytest
 from composing import composed
 
-from recipe.runner.faults.resources import Needs, missing, needs_of
+from recipe.runner.faults.resources import missing
 
-
-def test_needs_follow_the_configuration() -> None:
-    assert needs_of(composed()) == Needs(nodes=1, gpus_per_node=1, cpus=9, gpus=1)
-    two = composed("trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.agent.num_workers=4")
-    assert needs_of(two) == Needs(nodes=1, gpus_per_node=2, cpus=15, gpus=2)
-    separate = composed("mode=separate_async", "actor_rollout_ref.rollout.n_gpus_per_node=3")
-    assert needs_of(separate) == Needs(nodes=1, gpus_per_node=1, cpus=15, gpus=4)
-
-
-TWO_NODES = Needs(nodes=2, gpus_per_node=8, cpus=48, gpus=16)
+NODE, HALF = {"GPU": 8, "CPU": 29}, {"GPU": 4, "CPU": 64}
+TWO_NODES = ("trainer.nnodes=2", "trainer.n_gpus_per_node=8")
+#: One that trains, and three that only generate: 3 + 2 * 3 + 3 and those of the demo's helpers.
+SEPARATE = ("mode=separate_async", "actor_rollout_ref.rollout.n_gpus_per_node=3")
 
 
 @pytest.mark.parametrize(
-    ("needs", "nodes", "says"),
+    ("words", "nodes", "says"),
     [
+        ((), [{"GPU": 1, "CPU": 9}], None),
+        ((), [{"GPU": 1, "CPU": 8}], "ray_kwargs.ray_init.num_cpus=9 "),
+        (("actor_rollout_ref.rollout.agent.num_workers=4",), [{"GPU": 1, "CPU": 11}], "num_cpus=12 "),
+        (SEPARATE, [{"GPU": 4, "CPU": 15}], None),
+        (SEPARATE, [{"GPU": 4, "CPU": 14}], "num_cpus=15 "),
+        (SEPARATE, [{"GPU": 3, "CPU": 64}], "4 GPUs"),
         (TWO_NODES, [], "2 node(s)"),
-        (TWO_NODES, [{"GPU": 8, "CPU": 64}, {"GPU": 4, "CPU": 64}], "8, 4"),
-        (TWO_NODES, [{"GPU": 8, "CPU": 20}, {"GPU": 8, "CPU": 20}], "ray_kwargs.ray_init.num_cpus=48"),
-        (TWO_NODES, [{"GPU": 8, "CPU": 24}, {"GPU": 8, "CPU": 24}], None),
-        # Devices that only generate count, too.
-        (Needs(nodes=1, gpus_per_node=8, cpus=8, gpus=16), [{"GPU": 8, "CPU": 64}], "16 GPUs"),
+        (TWO_NODES, [NODE, HALF, HALF], "8, 4, 4"),
+        (TWO_NODES, [NODE, NODE], None),
     ],
 )
-def test_what_is_missing_is_said(needs: Needs, nodes: list[dict[str, float]], says: str | None) -> None:
-    lacking = missing(needs, nodes)
+def test_what_is_missing_is_said(words: tuple[str, ...], nodes: list[dict[str, float]], says: str | None) -> None:
+    lacking = missing(composed(*words), nodes)
     assert lacking is None if says is None else says in str(lacking)

@@ -35,9 +35,8 @@ def room_for_save(root: Path, step: int) -> Iterator[None]:
             "before going on"
         )
 
-    root.mkdir(parents=True, exist_ok=True)
     good, folder = latest(root), step_folder(root, step)
-    needed = _MARGIN * (good.size if good else 0)
+    needed = _MARGIN * sum(path.lstat().st_size for path in good.folder.rglob("*")) if good else 0
     if shutil.disk_usage(root).free < needed:
         raise refusal(f"the last one has {needed / 2**20:.1f} MiB")
     if folder.exists():

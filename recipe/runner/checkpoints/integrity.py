@@ -8,6 +8,7 @@ by the rank that loads it (:func:`damage_of_rank`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -36,26 +37,18 @@ def step_folder(root: Path, step: int) -> Path:
     return root / f"global_step_{step}"
 
 
-def archive_damage(path: Path, whole: bool = False) -> str | None:
-    """What is wrong with a file of ``torch.save``, a zip archive: at its end, or ``whole``, by all checksums."""
-    if not path.is_file():
-        return "is missing"
-    try:
-        with path.open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                return "is damaged (it has no directory at its end: it was cut short)"
-            if not whole:
-                return None
-            with zipfile.ZipFile(file) as archive:
-                bad = archive.testzip()
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
-        return f"cannot be read ({error})"  # RuntimeError: a compression or a cipher that torch does not write
-    return f"is damaged (wrong checksum of {bad})" if bad else None
-
-
 def unsound(files: Iterable[Path], whole: bool = False) -> list[str]:
-    """A sentence for each damaged file."""
-    return [f"{path} {damage}" for path in files if (damage := archive_damage(path, whole)) is not None]
+    """A sentence for each file of ``torch.save``, a zip archive, that is damaged at its end; ``whole``, anywhere."""
+    damaged = []
+    for path in files:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                if whole and (part := archive.testzip()):
+                    damaged.append(f"{path} is damaged (wrong checksum of {part})")
+        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
+            # RuntimeError: a compression or a cipher that torch does not write
+            damaged.append(f"{path} is missing, cut short or damaged ({error})")
+    return damaged
 
 
 def damage_of_rank(worker: object, folder: Path, contents: Sequence[str]) -> list[str]:
@@ -85,11 +78,6 @@ class Checkpoint:
         """0 of a folder with another name, which :func:`resume_problems` refuses."""
         match = _FOLDER.fullmatch(self.folder.name)
         return int(match[1]) if match else 0
-
-    @property
-    def size(self) -> int:
-        """Bytes of all its files."""
-        return sum(path.lstat().st_size for path in self.folder.rglob("*"))
 
     def problems(self, ranks: int, contents: Sequence[str]) -> list[str]:
         """What keeps a run of so many FSDP ranks, with these contents, from resuming it, a sentence each."""
@@ -136,27 +124,24 @@ def _needs(trainer: DictConfig, contents: Sequence[str] | None, own: bool = True
     return trainer.nnodes * trainer.n_gpus_per_node, [*(contents or _PREFIXES), *[QUEUE] * queue]
 
 
-def tracked_step(root: Path) -> int | None:
-    """The step that the tracker names; None if there is no tracker or it holds no number."""
-    try:
-        text = (root / TRACKER_FILE).read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return None
-    return int(text) if text.isdecimal() else None
+def tracked(root: Path) -> Checkpoint | None:
+    """The checkpoint that the tracker names, there or not; None if there is no tracker or it holds no number."""
+    with contextlib.suppress(OSError, ValueError):
+        return Checkpoint(step_folder(root, int((root / TRACKER_FILE).read_bytes())))
+    return None
 
 
-def latest(root: Path, must_be: bool = True) -> Checkpoint | None:
-    """The checkpoint that the tracker names, if it is there; without ``must_be`` in any case."""
-    step = tracked_step(root)
-    named = None if step is None else Checkpoint(step_folder(root, step))
-    return named if named and (named.folder.is_dir() or not must_be) else None
+def latest(root: Path) -> Checkpoint | None:
+    """The checkpoint that the tracker names, if it is there."""
+    named = tracked(root)
+    return named if named and named.folder.is_dir() else None
 
 
 def resumed_from(trainer: DictConfig) -> Checkpoint | None:
     """The checkpoint that a start continues from, as verl will find it; None if it begins anew."""
     if trainer.resume_mode == "resume_path":
         return Checkpoint(Path(trainer.resume_from_path or ""))
-    return latest(Path(trainer.default_local_dir), must_be=False) if trainer.resume_mode == "auto" else None
+    return tracked(Path(trainer.default_local_dir)) if trainer.resume_mode == "auto" else None
 
 
 def is_checkpoint_of(trainer: DictConfig, path: str | Path | None) -> bool:
@@ -178,7 +163,7 @@ def tracker_repair(trainer: DictConfig, contents: Sequence[str] | None) -> tuple
     ``contents``: verl's ``actor.checkpoint.load_contents``, None for all.
     """
     root = Path(trainer.default_local_dir)
-    if trainer.resume_mode != "auto" or tracked_step(root) is not None:
+    if trainer.resume_mode != "auto" or tracked(root) is not None:
         return None
     if (newest := newest_complete(root, *_needs(trainer, contents))) is None:
         return None  # where a tracker is, something was complete once: see resume_problems
@@ -198,7 +183,7 @@ def resume_problems(
             problems = [f"{checkpoint} does not end in global_step_N"]
         elif problems and (other := newest_complete(checkpoint.folder.parent, *needs)):
             remedy = f"resume the newest whole one: trainer.resume_mode=resume_path trainer.resume_from_path={other}"
-    elif trainer.resume_mode == "auto" and (root / TRACKER_FILE).exists() and not newest_complete(root, *needs):
+    elif trainer.resume_mode == "auto" and (root / TRACKER_FILE).exists():
         damage = [text for saved in checkpoints(root) for text in saved.problems(*needs)]
         problems = [f"{root / TRACKER_FILE} names no step ({'; '.join(damage[:3])})"]
     for problem in problems:

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -51,8 +51,9 @@ MAX_FILES = 64
 py_executable: str | None = None
 
 
-def start(modules: Sequence[str]) -> Callable[[], None]:
-    """Start the server, which imports ``modules``, too; returns what ends it. It also ends with this process."""
+@contextlib.contextmanager
+def running(modules: Sequence[str]) -> Iterator[None]:
+    """Within it there is a server, which imports ``modules``, too. It also ends with this process."""
     global py_executable
     folder = Path(tempfile.mkdtemp(prefix="fork-server-"))  # readable by this user only
     server = subprocess.Popen(
@@ -63,15 +64,12 @@ def start(modules: Sequence[str]) -> Callable[[], None]:
         start_new_session=True,
     )
     py_executable = str(write_program(folder / "socket"))
-
-    def stop() -> None:
-        global py_executable
-        py_executable = None
+    try:
+        yield
+    finally:
         server.kill()  # SIGTERM may be blocked
         server.communicate()
         shutil.rmtree(folder, ignore_errors=True)
-
-    return stop
 
 
 def write_program(path: Path) -> Path:
@@ -129,7 +127,6 @@ def _serve(path: Path, modules: Sequence[str]) -> _Client | None:
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
         if sys.stdin in ready:
-            shutil.rmtree(path.parent, ignore_errors=True)  # the launcher does so itself, unless it was killed
             return None
         connection, _ = listener.accept()
         if first:

@@ -59,11 +59,7 @@ def offload_without_pinned_memory() -> None:
 
     # upstream: verl.workers.engine.fsdp.transformer_impl "CPUOffloadPolicy(pin_memory=True)"
     original = fsdp_engine.CPUOffloadPolicy
-
-    def unpinned(pin_memory: bool = False) -> Any:
-        return original(pin_memory=False)
-
-    fsdp_engine.CPUOffloadPolicy = unpinned
+    fsdp_engine.CPUOffloadPolicy = lambda pin_memory: original(pin_memory=False)
 
 
 #: Logits per call of ``logsumexp``: 64 MB of them in float32, and as much again for the gradient.

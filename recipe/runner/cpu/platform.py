@@ -6,7 +6,6 @@ Ray hands out *logical* GPUs (``ray_init.num_gpus`` = number of ranks), so that 
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import types
 from typing import Any
@@ -14,8 +13,6 @@ from typing import Any
 import psutil
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
-
-PLATFORM_NAME = "cpu"
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -41,7 +38,7 @@ def _build_device_module() -> types.ModuleType:
     return module
 
 
-@PlatformRegistry.register(platform=PLATFORM_NAME)
+@PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
     """CPU backend for verl: gloo collectives, no streams, shared memory instead of device IPC."""
 
@@ -50,10 +47,6 @@ class PlatformCPU(PlatformBase):
 
     def is_available(self) -> bool:
         return True
-
-    def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        # Never chosen by detection: a GPU-less login or head node must not turn a GPU run into a CPU run.
-        return os.environ.get("VERL_PLATFORM", "").strip().lower() == PLATFORM_NAME
 
     def current_device(self) -> torch.device:
         # verl passes this to Tensor.to() and to FSDP, where an index would name an accelerator.

@@ -11,7 +11,7 @@ from pathlib import Path
 import ray._private.worker as ray_worker
 
 from recipe.runner.faults.phase import Phase, during
-from recipe.runner.faults.processes import CLOSED_BY_TRAINER, Ended, Process
+from recipe.runner.faults.processes import CLOSED_BY_TRAINER, Process
 
 _LINES_OF_AN_ERROR = 12
 #: The setting to lower when this process runs out of host memory.
@@ -26,33 +26,26 @@ class ExplainedError(RuntimeError):
     """An error of a worker whose message says all that a person needs: printed as it is."""
 
 
-class TrainingFailed(RuntimeError):
-    """The run failed, as the message says; ``of_process``: a process has died or hung, and might not do so again."""
-
-    def __init__(self, message: str, of_process: bool = False) -> None:
-        super().__init__(message)
-        self.of_process = of_process
-
-
 @dataclass(frozen=True)
 class Failure:
     """Why a run ends before its time: a sentence, and the process that has died, if one has."""
 
     sentence: str
     process: Process | None = None
+    may_pass: bool = True  #: Whether a process has died or hung, and might not do so again.
 
 
-def death(ended: Ended, phase: Phase | None, memory: str | None = None) -> Failure:
+def death(process: Process, phase: Phase | None, memory: str = "") -> Failure:
     """The failure of a run whose process has ended; ``memory``: why it was killed for memory, if not by the kernel."""
-    process = ended.process
-    how, why, lower = "died", bus_error(process.log), _LOWER.get(process.role, "data.train_batch_size")
-    if ended.for_memory or memory:
-        how, why = "was killed for memory", f"{memory or ''}ask for more, or lower {lower}"
+    how, why = "died", bus_error(process.log)
+    if process.for_memory or memory:
+        lower = _LOWER.get(process.role, "data.train_batch_size")
+        how, why = "was killed for memory", f": {memory}ask for more, or lower {lower}"
     log = f"; its log: {process.log}{f' on {process.node}' if process.node else ''}" if process.log else ""
-    return Failure(f"{process} {how}{during(phase)}{f': {why}' if why else ''}{log}", process)
+    return Failure(f"{process} {how}{during(phase)}{why}{log}", process)
 
 
-def explained(error: BaseException, log: Path, failure: Failure | None, phase: Phase | None) -> TrainingFailed:
+def explained(error: BaseException, log: Path, failure: Failure | None, phase: Phase | None) -> Failure:
     """What a person needs of an error that came out of Ray: the first failure seen, or its last lines.
 
     The whole error is written to ``log``, that of the launching process.
@@ -62,39 +55,37 @@ def explained(error: BaseException, log: Path, failure: Failure | None, phase: P
     reason = error  # Ray wraps what a task raised, once for each process on its way, in classes that derive from it
     while isinstance(inner := getattr(reason, "cause", None), BaseException):
         reason = inner
-    died = failure is not None and failure.process is not None  # then what a worker says comes of the death
-    # A trainer that ends closes some by itself, and on a full disk it cannot write that it does.
-    if isinstance(reason, ExplainedError) and not (died and failure.process.role not in CLOSED_BY_TRAINER):
-        return TrainingFailed(f"{reason}\nthe whole error: {log}")
+    died, whole = failure and failure.process, f"\nthe whole error: {log}"
+    # What a worker says after a death comes of the death. But a trainer that ends closes some by itself, and on a full
+    # disk it cannot write that it does.
+    if isinstance(reason, ExplainedError) and (died is None or died.role in CLOSED_BY_TRAINER):
+        return Failure(f"{reason}{whole}", may_pass=False)
+    if died is not None:
+        if "running low on memory" in str(error):  # Ray's own monitor
+            full = "its machine's memory is nearly used up (RAY_memory_usage_threshold); "
+            failure = death(died, phase, full)
+        return Failure(f"{failure.sentence}{whole}")
     # upstream: ray._private.worker:_global_node
     # upstream: ray._private.node:Node.get_logs_dir_path
     node = ray_worker._global_node  # the newest session on the machine may be another run's
     ray_logs = node.get_logs_dir_path() if node else "/tmp/ray/session_latest/logs"
     if of_job := os.environ.get("FSPO_LOG_DIR"):  # a job of slurm/ copies the logs of all its nodes
         ray_logs = f"{of_job}/ray-NODE, once the job has ended"
-    if failure is not None:
-        if failure.process is not None and "running low on memory" in str(error):  # Ray's own monitor
-            full = "its machine's memory is nearly used up (RAY_memory_usage_threshold); "
-            failure = death(Ended(failure.process), phase, full)
-        stacks = f"\nlogs of Ray's processes: {ray_logs}" if failure.process is None else ""  # all have theirs
-        return TrainingFailed(f"{failure.sentence}\nthe whole error: {log}{stacks}", of_process=True)
-    last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
-    return TrainingFailed(
-        f"{type(error).__name__}: training ended early\n"
-        + "\n".join(f"  {line}" for line in last_lines)
-        + f"\nthe whole error: {log}\nlogs of Ray's processes: {ray_logs}"
-    )
+    whole += f"\nlogs of Ray's processes: {ray_logs}"
+    if failure is not None:  # a hang: the stacks stand in all logs
+        return Failure(f"{failure.sentence}{whole}")
+    last_lines = [f"\n  {line}" for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
+    return Failure(f"{type(error).__name__}: training ended early{''.join(last_lines)}{whole}", may_pass=False)
 
 
-def bus_error(log: str | None) -> str | None:
-    """What to say of a process whose log ends in SIGBUS, the kernel's answer where ``/dev/shm`` is full; else None."""
-    try:
+def bus_error(log: str | None) -> str:
+    """What to say of a process whose log ends in SIGBUS, the kernel's answer to a full ``/dev/shm``; else nothing."""
+    end = b""
+    with contextlib.suppress(OSError):
         end = Path(log or "").read_bytes()[-(2**16) :]
-    except OSError:
-        return None
     if b"SIGBUS received" not in end and b"Fatal Python error: Bus error" not in end:
-        return None
+        return ""
     return (
-        "there was no shared memory left: give /dev/shm more (containers: --shm-size), or lower "
+        ": there was no shared memory left: give /dev/shm more (containers: --shm-size), or lower "
         "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
     )

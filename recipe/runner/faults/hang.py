@@ -6,7 +6,6 @@ responses than it has had. A queue that drops its groups and asks for them again
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from recipe.runner.faults.errors import Failure
-from recipe.runner.faults.phase import FIRST_SYNC, PROGRESS_FILE, Phase, read_phase
+from recipe.runner.faults.phase import FIRST_SYNC, PROGRESS_FILE, Phase, during, read_phase
 from recipe.runner.faults.processes import Process, is_stopped
 from recipe.runner.faults.stacks import ask_for_stacks
 
@@ -26,9 +25,6 @@ _FIRST_SYNC_HANGS: Final = (
     ": start the run again, because the first NCCL group of mode=separate_async can wait for ever (verl issue 6967); "
     "for a longer transfer give run.hang_after_s=null"
 )
-_LOOK_EVERY_S = 1.0
-#: Of the time between two looks at most so much counts: this process may have been stopped (Ctrl-Z).
-_BETWEEN_S = 5.0
 
 
 def stopped_of(processes: Iterable[Process]) -> list[Process]:
@@ -47,22 +43,18 @@ class HangLimit:
     def __init__(self, after_s: float, run_dir: str | Path, say: Callable[[str], None]):
         self._after_s, self._folder, self._say = after_s, Path(run_dir), say
         self._seen: tuple[Phase, int] | None = None
-        self._finished = 0
-        self._looked, self._quiet_s, self._warning = time.monotonic(), 0.0, ""
+        self._finished, self._moved, self._warning = 0, 0.0, ""
 
     def look(self, stopped: Callable[[], list[Process]]) -> Failure | None:
-        """The hang that ends the run; to be called more than once a second, which is how often it looks."""
-        now = time.monotonic()
-        if now - self._looked < _LOOK_EVERY_S:
-            return None
-        self._quiet_s += min(now - self._looked, _BETWEEN_S)
-        self._looked, quiet_s = now, self._quiet_s
+        """The hang that ends the run; to be called again and again. ``stopped`` gives its stopped processes."""
         phase = read_phase(self._folder) or Phase(0, "start-up", 0.0)
         is_first = phase.phase == FIRST_SYNC
         after_s = min(self._after_s, _FIRST_SYNC_S / _END) if is_first else self._after_s
+        now = time.monotonic()
         if self._has_moved(phase):
-            self._quiet_s, self._warning = 0.0, ""
-        elif quiet_s > after_s and not self._warning:
+            self._moved, self._warning = now, ""
+        quiet_s = now - self._moved
+        if quiet_s > after_s and not self._warning:
             self._warning = self._diagnose(phase, quiet_s, stopped)
             more = f"The run ends if there is none for {_END * after_s - quiet_s:.0f} s more (run.hang_after_s)"
             self._say(f"warning: {self._warning}. {more}")
@@ -75,16 +67,12 @@ class HangLimit:
         lines = self._folder / PROGRESS_FILE
         seen = replace(phase, queue=""), lines.stat().st_size if lines.exists() else 0
         moved, self._seen = seen != self._seen, seen
-        begin = re.match(r"\d+", phase.queue)
-        finished = int(begin[0]) if begin else 0
+        finished = int(phase.queue.partition(" ")[0] or 0)
         more = finished > self._finished
         self._finished = finished if moved else max(finished, self._finished)
         return moved or more
 
     def _diagnose(self, phase: Phase, quiet_s: float, stopped: Callable[[], list[Process]]) -> str:
         queue = f" ({phase.queue})" if phase.queue else ""
-        try:
-            why = "; ".join(f"{process} is stopped" for process in stopped()) or "no process is stopped"
-        except Exception as error:  # whatever it is: the run must end
-            why = f"nothing is known of its processes ({error!r})"
-        return f"no progress for {quiet_s:.0f} s {phase.words()}{queue}: {why}; stacks are in each process's log"
+        why = "; ".join(f"{process} is stopped" for process in stopped()) or "no process is stopped"
+        return f"no progress for {quiet_s:.0f} s{during(phase)}{queue}: {why}; stacks are in each process's log"

@@ -47,17 +47,14 @@ def parent_folder() -> tuple[Path, str]:
     return Path(parent), f"{variable}={parent}"
 
 
-def private_path(parent: Path) -> Path:
-    """The private folder in ``parent``: short, because of the sockets in it."""
-    return parent / f"fspo-{os.getuid()}"
-
-
 def private_folder(parent: Path, setting: str) -> Path:
-    """Make ``parent/fspo-UID`` if need be: only its owner may look into it. ``setting`` gives the parent.
+    """Make ``parent/fspo-UID`` if need be, short because of the sockets in it: only its owner may look into it.
+
+    ``setting`` gives the parent.
 
     Raises NotPrivateError if it cannot be made, or is a link, another user's, or open to others.
     """
-    folder = private_path(parent)
+    folder = parent / f"fspo-{os.getuid()}"
     try:
         parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -80,46 +77,43 @@ def cache_environment(private: Path) -> dict[str, str]:
     return {name: os.environ.get(name) or value for name, value in variables.items()}
 
 
-def gpu_problems() -> Iterator[str]:
-    """GPUs that only one process may use, or none: the trainer's processes and vLLM's share each."""
+def problems(ray_folder: Path, setting: str, has_gpus: bool = True) -> Iterator[str]:
+    """What keeps a run from starting here: paths of sockets, in ``ray_folder`` and the temporary one, and GPUs.
+
+    A GPU is shared by the trainer's processes and vLLM's: its mode must not be for one process, or none.
+    """
+    temporary = Path(tempfile.gettempdir())
+    for folder, socket, given_by in ((ray_folder, RAY, setting), (temporary, VLLM, f"TMPDIR={temporary}")):
+        if (length := len(os.fsencode(folder / socket))) > _SOCKET_BYTES:
+            yield f"{given_by}: give a shorter path. A socket in it has {length} bytes, Linux allows {_SOCKET_BYTES}"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     query = ["nvidia-smi", "--query-gpu=index,compute_mode", "--format=csv,noheader"]
-    if visible:
-        query.append(f"--id={visible}")
+    query += [f"--id={visible}"] if visible else []
+    if not has_gpus or visible == "":
+        return
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return  # no NVIDIA GPU, or one that cannot be asked
     for gpu, mode in (line.split(", ", 1) for line in answer.splitlines() if ", " in line):
-        if visible != "" and mode.startswith(("Exclusive", "Prohibited")):
+        if mode.startswith(("Exclusive", "Prohibited")):
             yield (
                 f"GPU {gpu} has the compute mode {mode}, and the processes of the trainer and vLLM share it: have it "
                 "set to Default (nvidia-smi --compute-mode=DEFAULT)"
             )
 
 
-def problems(ray_folder: Path, parent: Path, setting: str, has_gpus: bool = True) -> Iterator[str]:
-    """What keeps a run from starting here: paths of sockets, in ``ray_folder`` and the temporary one, and GPUs."""
-    temporary = Path(tempfile.gettempdir())
-    for folder, socket, given_by in ((ray_folder, RAY, setting), (temporary, VLLM, f"TMPDIR={temporary}")):
-        if (length := len(os.fsencode(folder / socket))) > _SOCKET_BYTES:
-            yield f"{given_by}: give a shorter path. A socket in it has {length} bytes, Linux allows {_SOCKET_BYTES}"
-    if has_gpus:
-        yield from gpu_problems()
-
-
 def main() -> int:
     """Print Ray's folder, ``PARENT/fspo-UID/NAME``. Exit status: 0, or 1 after one line ``error: ...`` a problem."""
-    parent, name = Path(sys.argv[1]), sys.argv[2]
-    ray_folder, setting = private_path(parent) / name, f"FSPO_RAY_TMP={parent}"
-    wrong = list(problems(ray_folder, parent, setting))
+    setting = f"FSPO_RAY_TMP={sys.argv[1]}"
     try:
-        private_folder(parent, setting)
+        folder = private_folder(Path(sys.argv[1]), setting) / sys.argv[2]
+        wrong = list(problems(folder, setting))
+        print(folder)
     except NotPrivateError as error:
-        wrong.append(str(error))
+        wrong = [str(error)]
     for problem in wrong:
         print(f"error: {os.uname().nodename}: {problem}", file=sys.stderr, flush=True)
-    print(ray_folder)
     return 1 if wrong else 0
 
 

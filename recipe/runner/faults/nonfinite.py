@@ -39,7 +39,8 @@ def guarded_update(
     grad_norm = metrics.get("grad_norm")
     if grad_norm is None or math.isfinite(grad_norm) or may_skip:
         return
-    suspects = sorted(key for key, value in data.items() if isinstance(value, torch.Tensor) and not _finite(value))
+    flat = {key: value.values() if value.is_nested else value for key, value in _tensors(data).items()}
+    suspects = sorted(key for key, value in flat.items() if not torch.isfinite(value).all())
     why = f"not finite in it: {', '.join(suspects)}" if suspects else "its inputs are all finite"
     raise UpdateRefused(f"the gradient norm of a mini-batch is {grad_norm}: {why}. {_save(data, folder, rank)}")
 
@@ -48,13 +49,12 @@ def _save(data: Any, folder: Path, rank: int) -> str:
     """Save the tensors of a mini-batch, and say where, and what to do."""
     path = folder / f"bad_batch_rank{rank}.pt"
     with atomic_path(path) as temporary:
-        torch.save({key: value for key, value in data.items() if isinstance(value, torch.Tensor)}, temporary)
+        torch.save(_tensors(data), temporary)
     return (
         f"The mini-batch is saved as {path} (torch.load). The weights have not been touched; look at rewards and "
         "learning rate before you continue"
     )
 
 
-def _finite(value: torch.Tensor) -> bool:
-    flat = value.values() if value.is_nested else value
-    return not flat.is_floating_point() or bool(torch.isfinite(flat).all())
+def _tensors(data: Any) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in data.items() if isinstance(value, torch.Tensor)}

@@ -1,13 +1,14 @@
-"""``phase.json``: what a run is doing now, for a person who looks and for the message that ends a failed run."""
+"""What a run is doing now, in ``phase.json``: for a person who looks and for the message that ends a failed run."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from fspo.files import write_json
 
@@ -16,7 +17,7 @@ PHASE_FILE = "phase.json"
 PROGRESS_FILE: Final = "progress.log"
 #: A phase of the start-up: the first transfer of the weights to GPUs that only generate (``mode=separate_async``).
 FIRST_SYNC = "first weight sync"
-_OF_THE_START: Final = {"start-up": "during start-up", FIRST_SYNC: f"during the {FIRST_SYNC}"}
+_OF_THE_START: Final = {"start-up": "start-up", FIRST_SYNC: f"the {FIRST_SYNC}"}
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,21 @@ class Phase:
         """Whether this start has not begun a step yet."""
         return self.step == 0 or self.phase in _OF_THE_START
 
-    def words(self) -> str:
-        """For a sentence: ``during start-up``, ``during the update of step 3``."""
-        return _OF_THE_START.get(self.phase) or f"during the {self.phase} of step {self.step}"
+
+def say(text: str, out: TextIO) -> None:
+    """Print a line; where nobody reads them any more (``| tee`` has ended), nothing, now and at the end."""
+    try:
+        print(text, file=out, flush=True)
+    except OSError:
+        with contextlib.suppress(OSError), open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), out.fileno())
 
 
 def during(phase: Phase | None) -> str:
-    """For the end of a sentence; empty where nothing is known."""
-    return f" {phase.words()}" if phase else ""
+    """For a sentence: `` during start-up``, `` during the update of step 3``; empty where nothing is known."""
+    if phase is None:
+        return ""
+    return " during " + (_OF_THE_START.get(phase.phase) or f"the {phase.phase} of step {phase.step}")
 
 
 def write_phase(run_dir: str | Path, phase: Phase) -> Phase:

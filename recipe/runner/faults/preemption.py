@@ -27,7 +27,7 @@ from typing import Final, NoReturn
 
 import psutil
 
-from recipe.runner.faults.phase import read_phase
+from recipe.runner.faults.phase import read_phase, say
 from recipe.runner.faults.processes import kill
 
 #: Exit status of a run that failed, and would fail again.
@@ -56,11 +56,6 @@ class Preempted(Exception):
     """The run ended early because it was asked to, and can be continued."""
 
 
-def ask_to_stop(run_dir: str | Path) -> None:
-    """Ask the run in this folder to save and end."""
-    Path(run_dir, STOP_FILE).touch()
-
-
 def stop_request(run_dir: str | Path) -> Path | None:
     """The file that asks the run in this folder to save and end; None if nobody asks."""
     files = (Path(run_dir, STOP_FILE), os.environ.get(STOP_VARIABLE, ""))
@@ -79,9 +74,7 @@ def remove_old_request(run_dir: str | Path) -> bool:
 def time_left_s() -> float:
     """Seconds until the time limit of the SLURM job around this process ends; infinite without one."""
     end = os.environ.get(_END_VARIABLE, "")
-    # A job that ended before this process began is another's: a terminal's environment may outlive its job.
-    limited = end.isdecimal() and int(end) > psutil.Process().create_time()
-    return int(end) - time.time() if limited else float("inf")
+    return int(end) - time.time() if end.isdecimal() else float("inf")
 
 
 #: What asks a run to save and end.
@@ -139,11 +132,11 @@ class Ending:
         if not self.run_dir or phase is None or phase.is_start_up or len(self.signals) > 1:
             self.leave()
         try:
-            ask_to_stop(self.run_dir)
+            Path(self.run_dir, STOP_FILE).touch()
         except OSError as error:
-            _say(f"error: the run cannot be asked to save: {error}")
+            say(f"error: the run cannot be asked to save: {error}", sys.stderr)
             self.leave()
-        _say(f"{self.why()}: saving after the step in progress; another signal ends the run at once")
+        say(f"{self.why()}: saving after the step in progress; another signal ends the run at once", sys.stderr)
 
     def why(self) -> str:
         return "interrupted" if self.signals[-1:] == [signal.SIGINT] else f"ended by {self.signals[-1].name}"
@@ -151,7 +144,7 @@ class Ending:
     def leave(self) -> NoReturn:
         """End this process at once."""
         with contextlib.suppress(Exception):  # it ends, whatever keeps it from saying so
-            _say(f"{self.why()} {self.how_far()}")
+            say(f"{self.why()} {self.how_far()}", sys.stderr)
             self.let_go()
         os._exit(status_of(self.signals))
 
@@ -159,11 +152,6 @@ class Ending:
         kill([child.pid for child in psutil.Process().children(recursive=True)])
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal may be gone
-        print(text, file=sys.stderr, flush=True)
 
 
 #: Of this process.

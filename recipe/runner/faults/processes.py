@@ -6,15 +6,15 @@ All inherit the launching process's environment; in a cluster that the run joins
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import select
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -43,16 +43,13 @@ CLOSED_BY_TRAINER = ("TransferQueue's controller", "TransferQueue's storage")
 #: A process may have another program after less than so many seconds.
 _SETTLED_S = 60.0
 
-_own_run_id: str | None = None
 
-
+@functools.cache
 def own_run_id() -> str:
     """The id of the run that this process launches, from the first call on in its environment."""
-    global _own_run_id
-    if _own_run_id is None:
-        _own_run_id = os.environ[RUN_ID_VARIABLE] = uuid.uuid4().hex
-        os.environ["SPT_NOENV"] = "1"  # else setproctitle, with which processes name themselves, wipes the environment
-    return _own_run_id
+    os.environ["SPT_NOENV"] = "1"  # else setproctitle, with which processes name themselves, wipes the environment
+    os.environ[RUN_ID_VARIABLE] = run_id = uuid.uuid4().hex
+    return run_id
 
 
 def is_alive(pid: int) -> bool:
@@ -130,16 +127,10 @@ class Process:
     pid: int
     log: str | None = None  #: The file that it writes its errors to.
     node: str | None = None  #: Where it is, if not on this machine.
+    for_memory: bool = False  #: Whether the kernel has killed it for memory.
 
     def __str__(self) -> str:
         return f"the {self.role} (process {self.pid}{f' on {self.node}' if self.node else ''})"
-
-
-class Ended(NamedTuple):
-    """A process that ended before its run, and whether the kernel killed it for memory."""
-
-    process: Process
-    for_memory: bool = False
 
 
 class Processes:
@@ -157,13 +148,17 @@ class Processes:
     def __iter__(self) -> Iterator[Process]:
         return iter(list(self._by_descriptor.values()))
 
-    def first_end(self, expected: Callable[[], Sequence[str]] = tuple) -> Ended | None:
+    def first_end(self, expected: Callable[[], Sequence[str]] = tuple) -> Process | None:
         """Wait 0.2 s at most; of several that end, return the one that took the others along: the last in ROLES.
 
         None if none ends but those with a role in ``expected()``.
         """
         earlier, self._kills = self._kills, kills_for_memory()  # one may be killed while others are looked for
-        self._take_in_new_ones()
+        known = {process.pid for process in self}
+        for pid in processes_of(self._run_id, self._foreign):
+            if pid not in known and (role := role_of(pid)) is not None:
+                with contextlib.suppress(OSError):  # it has gone in the meantime
+                    self._by_descriptor[os.pidfd_open(pid)] = Process(role, pid, log_of(pid))
         poll = select.poll()
         for descriptor in self._by_descriptor:
             poll.register(descriptor, select.POLLIN)
@@ -171,31 +166,16 @@ class Processes:
         for descriptor, _ in poll.poll(200):
             os.close(descriptor)
             ended.append(self._by_descriptor.pop(descriptor))
-        may_end = expected() if ended else ()
-        causes = [process for process in ended if process.role not in may_end]
+        causes = [process for process in ended if process.role not in expected()]
         order = list(ROLES.values())
         cause = max(causes, key=lambda process: order.index(process.role), default=None)
-        return None if cause is None else Ended(cause, kills_for_memory() > earlier)
-
-    def _take_in_new_ones(self) -> None:
-        known = {process.pid for process in self}
-        for pid in processes_of(self._run_id, self._foreign):
-            if pid not in known and (role := role_of(pid)) is not None:
-                with contextlib.suppress(OSError):  # it has gone in the meantime
-                    self._by_descriptor[os.pidfd_open(pid)] = Process(role, pid, log_of(pid))
-
-    def close(self) -> None:
-        """Watch nothing any more; the list remains."""
-        for descriptor in self._by_descriptor:
-            os.close(descriptor)
+        return cause and replace(cause, for_memory=kills_for_memory() > earlier)
 
 
 def kills_for_memory() -> int:
     """Processes of this machine that the kernel has killed for memory, also by a cgroup's limit, if it says so."""
-    with contextlib.suppress(OSError):
-        if count := re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE):
-            return int(count[1])
-    return 0
+    count = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    return int(count[1]) if count else 0
 
 
 def kill(pids: list[int]) -> None:

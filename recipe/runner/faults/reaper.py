@@ -11,14 +11,13 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from recipe.runner.faults.phase import during, read_phase
 from recipe.runner.faults.processes import RUN_ID_VARIABLE, is_alive, kill, processes_of
 
 #: How long processes may take to end by themselves once the launching process has ended, and are killed after that.
 _PATIENCE_S, _KILL_S = 6.0, 10.0
-#: Told at last, with the folder that goes, too: the launching process ends by itself, and has said why.
-BYE = "bye"
 
 
 class Reaper:
@@ -30,33 +29,28 @@ class Reaper:
         apart = {"stdout": subprocess.DEVNULL, "env": environment, "cwd": "/", "start_new_session": True}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, **apart)
 
-    def tell(self, sentence: str) -> None:
-        """What to print as the reason if this process ends before it has said ``BYE``."""
+    def bye(self, folder: Path | None = None) -> None:
+        """Tell it that this process ends by itself and has said why; ``folder`` goes, too."""
         with contextlib.suppress(OSError):  # the reaper was killed; the run goes on without it
-            self._process.stdin.write(sentence + "\n")
+            self._process.stdin.write(f"{folder or ''}\n")
             self._process.stdin.flush()
 
 
 def main(run_id: str, run_dir: str, launcher: str) -> None:
-    """Wait for the end of the launching process (the end of the input), then see to what it has left."""
-    *_, reason = ["", *sys.stdin.read().splitlines()]
-    word, _, folder = reason.partition(" ")
-    if word != BYE:
+    """Wait for the end of the launching process, then see to what it has left."""
+    told = sys.stdin.read()  # until it ends, or has no use for this process any more
+    if not told:
         died = f"the launching process (process {launcher}) died{during(read_phase(run_dir))}"
-        print(f"error: {reason or f'{died}; its log: {run_dir}/launcher.log'}", file=sys.stderr, flush=True)
-    limit = time.monotonic() + _PATIENCE_S
-    while is_alive(int(launcher)):
-        if time.monotonic() > limit:
-            return  # it goes on with something else; its own processes have the same id
+        print(f"error: {died}; its log: {run_dir}/launcher.log", file=sys.stderr, flush=True)
+    while is_alive(int(launcher)):  # its own processes have the same id
         time.sleep(0.1)
-    while processes_of(run_id) and time.monotonic() < limit:
-        time.sleep(0.2)
-    limit = time.monotonic() + _KILL_S
+    patience = time.monotonic() + _PATIENCE_S
     # Again until nothing is left: what is killed may have started something in between.
-    while (left := processes_of(run_id)) and time.monotonic() < limit:
-        kill(left)
+    while (left := processes_of(run_id)) and time.monotonic() < patience + _KILL_S:
+        if time.monotonic() > patience:
+            kill(left)
         time.sleep(0.2)
-    if word == BYE and folder:
+    if folder := told.strip():
         shutil.rmtree(folder, ignore_errors=True)
 
 

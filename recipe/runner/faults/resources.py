@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import ray
@@ -44,50 +43,36 @@ def wait_while(lacking: Callable[[], str | None], limit_s: float, say: Callable[
     return None
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What a run asks of Ray: nodes with so many GPUs each (on CPUs logical ones), and CPUs and GPUs over all nodes."""
+def missing(config: DictConfig, nodes: list[Mapping[str, float]]) -> str | None:
+    """What ``nodes`` (the resources of each live node) lack of what verl will ask for; None if they suffice.
 
-    nodes: int
-    gpus_per_node: int
-    cpus: int
-    gpus: int
-
-
-def needs_of(config: DictConfig) -> Needs:
-    """What the configuration will make verl ask for."""
+    A rank is a GPU, on CPUs a logical one.
+    """
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    training, generating = ranks.training(trainer), ranks.only_generating(trainer, rollout)
+    have = [node.get("GPU", 0) for node in nodes]
+    if sum(gpus >= trainer.n_gpus_per_node for gpus in have) < trainer.nnodes or sum(have) < training + generating:
+        return (
+            f"{trainer.nnodes} node(s) with {trainer.n_gpus_per_node} GPU(s) each (trainer.nnodes, "
+            f"trainer.n_gpus_per_node), with those of rollout.nnodes {training + generating} GPUs, are needed; the "
+            f"{len(nodes)} node(s) in Ray have: {', '.join(f'{gpus:g}' for gpus in have) or 'none'}"
+        )
     storage_units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
     helpers = rollout.agent.num_workers + config.reward.num_workers + storage_units
-    training, generating = ranks.training(trainer), ranks.only_generating(trainer, rollout)
-    cpus = training * CPUS_PER_RANK + generating * CPUS_PER_ROLLOUT_RANK + helpers + FIXED_CPUS
-    return Needs(trainer.nnodes, trainer.n_gpus_per_node, cpus, training + generating)
-
-
-def missing(needs: Needs, nodes: list[Mapping[str, float]]) -> str | None:
-    """What ``nodes`` (the resources of each live node) lack; None if they suffice."""
-    gpus, cpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("GPU", "CPU"))
-    able = sum(node.get("GPU", 0) >= needs.gpus_per_node for node in nodes)
-    if able < needs.nodes or gpus < needs.gpus:
-        have = ", ".join(f"{node.get('GPU', 0):g}" for node in nodes) or "none"
+    needed = training * CPUS_PER_RANK + generating * CPUS_PER_ROLLOUT_RANK + helpers + FIXED_CPUS
+    if (cpus := sum(node.get("CPU", 0) for node in nodes)) < needed:
         return (
-            f"{needs.nodes} node(s) with {needs.gpus_per_node} GPU(s) each (trainer.nnodes, trainer.n_gpus_per_node), "
-            f"with those of rollout.nnodes {needs.gpus} GPUs, are needed; the {len(nodes)} node(s) in Ray have: {have}"
-        )
-    if cpus < needs.cpus:
-        return (
-            f"{needs.cpus} CPUs are needed, Ray has {cpus:g}: set ray_kwargs.ray_init.num_cpus={needs.cpus} (logical; "
-            "more than the machine's cores is fine; under slurm/ it is FSPO_RAY_CPUS)"
+            f"{needed} CPUs are needed, Ray has {cpus:g}: set ray_kwargs.ray_init.num_cpus={needed} (logical; more "
+            "than the machine's cores is fine; under slurm/ it is FSPO_RAY_CPUS)"
         )
     return None
 
 
 def wait_for_resources(config: DictConfig, say: Callable[[str], None]) -> None:
     """Return once Ray has what the run needs. Raises ExplainedError after two minutes without."""
-    needs = needs_of(config)
 
     def lacking() -> str | None:
-        return missing(needs, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        return missing(config, [node["Resources"] for node in ray.nodes() if node["Alive"]])
 
     if (what := wait_while(lacking, WAIT_S, lambda text: say(f"waiting for Ray, {text}"))) is not None:
         raise ExplainedError(f"gave up after {WAIT_S:.0f} s: {what}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,11 +19,11 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from recipe.runner.faults.errors import Failure, TrainingFailed, death, explained
+from recipe.runner.faults.errors import Failure, death, explained
 from recipe.runner.faults.hang import HangLimit, stopped_of
-from recipe.runner.faults.phase import Phase, during, read_phase
-from recipe.runner.faults.processes import CLOSED_BY_TRAINER, Ended, Process, Processes, is_stopped, kill
-from recipe.runner.faults.reaper import BYE, Reaper
+from recipe.runner.faults.phase import Phase, during, read_phase, say
+from recipe.runner.faults.processes import CLOSED_BY_TRAINER, Process, Processes, is_stopped, kill
+from recipe.runner.faults.reaper import Reaper
 
 #: How often new nodes, and answers from the nodes, are looked for.
 _LOOK_AT_NODES_EVERY_S = 2.0
@@ -44,8 +45,8 @@ class Supervisor(threading.Thread):
     """A thread of the launching process, and what else that process does to end the run with this id and folder.
 
     If the run goes on ``GRACE_S`` after a failure, ``stop`` is called, which should make the launcher's call to Ray
-    return; if it still does after ``LEAVE_S``, this process ends with the exit status that ``record`` returns, which
-    notes the failure's sentence. ``other_nodes``: whether the run may have processes there.
+    return; if it still does after ``LEAVE_S``, this process says the failure's sentence and ends with the exit status
+    that ``record`` returns, which notes it. ``other_nodes``: whether the run may have processes there.
     """
 
     def __init__(
@@ -77,17 +78,13 @@ class Supervisor(threading.Thread):
                 self._report(death(ended, self._phase()))
             if self._hang is not None and (hang := self._hang.look(self._stopped)) is not None:
                 self._report(hang)
-        self.processes.close()
-        if self.failure is not None:
-            self._end(self.failure)
-
-    def _end(self, failure: Failure) -> None:
-        self._reaper.tell(failure.sentence)  # for the case that this process cannot say it
-        if self.over.wait(GRACE_S):
+        if self.failure is None or self.over.wait(GRACE_S):
             return
         threading.Thread(target=self._stop_run, daemon=True).start()  # a call to a dead Ray may not return
         if not self.over.wait(LEAVE_S):
-            os._exit(self._record(failure.sentence))  # the reaper says it and ends what is left
+            say(f"error: {self.failure.sentence}", sys.stderr)
+            self._reaper.bye()  # it ends what is left
+            os._exit(self._record(self.failure.sentence))
 
     def _phase(self) -> Phase | None:
         return read_phase(self._run_dir)
@@ -95,7 +92,7 @@ class Supervisor(threading.Thread):
     def _stopped(self) -> list[Process]:
         return [*stopped_of(self.processes), *(self._nodes.stopped() if self._nodes is not None else [])]
 
-    def explain(self, error: BaseException, log: Path) -> TrainingFailed:
+    def explain(self, error: BaseException, log: Path) -> Failure:
         """What a person needs of an error of Ray, behind which a stopped process may be."""
         phase = self._phase()
         for _ in range(int(_SEEN_S / 0.1)):
@@ -108,7 +105,7 @@ class Supervisor(threading.Thread):
     def let_go(self, folder: Path | None) -> None:
         """Leave the run, and the folder of its Ray, to the reaper: this process ends now."""
         self.over.set()
-        self._reaper.tell(f"{BYE} {folder or ''}")
+        self._reaper.bye(folder)
 
     def close(self) -> None:
         """End what there is of the run; it may have ended by itself."""
@@ -118,7 +115,7 @@ class Supervisor(threading.Thread):
         kill([process.pid for process in self.processes if is_stopped(process.pid)])
         ray.shutdown()  # may not return where a part of Ray has died
         self.over.set()
-        self._reaper.tell(BYE)
+        self._reaper.bye()
 
 
 @ray.remote(num_cpus=0, max_concurrency=2)
@@ -126,7 +123,7 @@ class _NodeWatcher:
     def __init__(self, run_id: str) -> None:
         self._processes = Processes(run_id)
 
-    def first_end(self) -> Ended:
+    def first_end(self) -> Process:
         while (ended := self._processes.first_end()) is None:
             pass
         return ended
@@ -165,8 +162,8 @@ class OtherNodes(threading.Thread):
             except ray.exceptions.RayError:
                 self._report(Failure(f"the Ray node {name} died{during(phase)}"))
             else:
-                if ended.process.role not in _may_end(phase):
-                    self._report(death(ended._replace(process=replace(ended.process, node=name)), phase))
+                if ended.role not in _may_end(phase):
+                    self._report(death(replace(ended, node=name), phase))
             del self._watchers[node_id]
 
     def stopped(self) -> list[Process]:

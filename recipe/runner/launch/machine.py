@@ -174,7 +174,7 @@ def private_run(trainer: DictConfig, ray_init: DictConfig) -> Iterator[None]:
     os.environ["TMPDIR"] = os.environ.get("TMPDIR") or str(folder)  # sockets of vLLM, locks of verl
     tempfile.tempdir = None  # it is read again, from TMPDIR
     try:
-        if wrong := list(node.problems(folder, parent, setting, trainer.device != "cpu")):
+        if wrong := list(node.problems(folder, setting, trainer.device != "cpu")):
             raise Refused(*wrong)
         yield
     finally:
@@ -207,8 +207,5 @@ def forked_workers(trainer: DictConfig, ray_init: DictConfig, modules: Sequence[
         return
     from recipe.runner.cpu import fork_server
 
-    stop = fork_server.start(modules)
-    try:
+    with fork_server.running(modules):
         yield
-    finally:
-        stop()

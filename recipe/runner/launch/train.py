@@ -15,9 +15,8 @@ from omegaconf import DictConfig, open_dict
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
 from fspo.files import INFO_FILE
-from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.hang import HangLimit
-from recipe.runner.faults.phase import PROGRESS_FILE, Phase, read_phase, write_phase
+from recipe.runner.faults.phase import PROGRESS_FILE, Phase, read_phase, say, write_phase
 from recipe.runner.faults.preemption import (
     ENDING,
     FAILED,
@@ -34,7 +33,7 @@ from recipe.runner.faults.processes import own_run_id
 from recipe.runner.faults.supervisor import Supervisor
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.run_folder import last_steps, status_after_failure
-from recipe.runner.progress import print_new, say
+from recipe.runner.progress import print_new
 from recipe.runner.ranks import only_generating
 
 
@@ -102,9 +101,9 @@ def train(config: DictConfig) -> int:
             status, code, why = _how_ended(), status_of(ENDING.signals), None
             last_words = f"interrupted {how_far(config)}" if code == INTERRUPTED else str(preempted)
         else:
-            failed: TrainingFailed = supervisor.explain(error, folder / "launcher.log")
-            code = status_after_failure(folder) if failed.of_process else FAILED
-            why, last_words = str(failed), f"error: {failed}"
+            failed = supervisor.explain(error, folder / "launcher.log")
+            code = status_after_failure(folder) if failed.may_pass else FAILED
+            why, last_words = failed.sentence, f"error: {failed.sentence}"
     finally:
         over.set()
         supervisor.close()

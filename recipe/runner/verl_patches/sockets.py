@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 from functools import wraps
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from recipe.runner.faults import node
+from recipe.runner.faults.node import PRIVATE_VARIABLE
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
-
-_SHARED: Final = "ipc:///tmp/"
 
 
 def move_weights_to_the_private_folder(transfer: Any) -> None:
@@ -37,9 +34,6 @@ def move_weights_to_the_private_folder(transfer: Any) -> None:
 
 
 def private_handle(handle: str) -> str:
-    """ZeroMQ's address ``ipc:///tmp/NAME`` in the private folder and with the run's id; other addresses as they are."""
-    if not handle.startswith(_SHARED):
-        return handle
-    known = os.environ.get(node.PRIVATE_VARIABLE)
-    folder = Path(known) if known else node.private_folder(*node.parent_folder())
-    return f"ipc://{folder}/{os.environ[RUN_ID_VARIABLE][:16]}-{handle.rpartition('-zmq-')[2]}"
+    """verl's address ``ipc:///tmp/NAME`` in the private folder, which a run's workers know, with the run's id."""
+    private, run = os.environ[PRIVATE_VARIABLE], os.environ[RUN_ID_VARIABLE]
+    return f"ipc://{private}/{run[:16]}-{handle.rpartition('-zmq-')[2]}"
