@@ -70,7 +70,8 @@ def program(tmp_path: Path) -> Iterator[str]:
     wait_until(path.exists)
     yield str(write_program(path))
     process.communicate(timeout=30)
-    assert process.returncode == 0  # the end of its input, when its launcher has gone, ends it
+    # The end of its input, when its launcher has gone, ends it, and nothing is left.
+    assert process.returncode == 0 and not path.parent.exists()
 
 
 @pytest.mark.slow  # fresh processes that import torch or verl

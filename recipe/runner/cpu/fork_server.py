@@ -127,6 +127,7 @@ def _serve(path: Path, modules: Sequence[str]) -> _Client | None:
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
         if sys.stdin in ready:
+            shutil.rmtree(path.parent, ignore_errors=True)  # the launcher does so itself, unless it was killed
             return None
         connection, _ = listener.accept()
         if first:
