@@ -37,9 +37,14 @@ class ClipMeasurement:
     Args:
         settings: The loss; its exponent and the ratio of its clip values are kept.
         accept: Share of the responses that is to lie inside the band.
+
+    Raises:
+        ValueError: If ``accept`` is no share above 0.
     """
 
     def __init__(self, settings: SequenceLossSettings, accept: float) -> None:
+        if accept is None or not 0 < accept <= 1:  # a null of a configuration, too
+            raise ValueError(f"accept={accept} must be a share, above 0 and at most 1, such as 0.85")
         self._settings, self._accept = settings, accept
         self._measures = f"{settings}, accept={accept:g}"
         self._needed: deque[Array] = deque(maxlen=BATCHES)

@@ -26,7 +26,9 @@ from recipe.runner.launch.check_values import value_problems
 from recipe.runner.launch.settings import leaves
 from recipe.runner.launch.trials import loss_problem
 
+from fspo.clip_value import ACCEPT
 from fspo.losses import LOSSES
+from fspo.measured import ClipMeasurement
 from fspo.table import FOLDER, holds_table
 from fspo.types import NO_CLIP, SequenceLossSettings, eps_of_c
 from fspo.verl import unmeasured
@@ -59,6 +61,7 @@ def method_problems(config: DictConfig) -> list[str]:
     """What of it is said in both commands, of values that have the right types."""
     try:
         settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
+        ClipMeasurement(settings or SequenceLossSettings(), OmegaConf.select(config, "fspo.accept", default=ACCEPT))
     except ValueError as error:  # the other rules ask for the loss
         return [str(error)]
     loss = filter(None, [loss_problem(config)])
@@ -113,9 +116,10 @@ def _loss_problems(config: DictConfig, settings: SequenceLossSettings | None) ->
         loss = LOSSES["seq_gspo"]
         usual = eps_of_c(loss.settings.c_low, loss.settings.c_high)
         for key, eps in zip(("clip_ratio_low", "clip_ratio_high"), usual, strict=True):
-            values[f"{ACTOR}.{key}"] = (actor[key], eps)
+            read = "clip_ratio" if actor[key] is None else key
+            values[f"{ACTOR}.{read}"] = (actor[read], eps)
     for key, (value, usual_value) in values.items():
-        if value and value < NO_CLIP and not 1 / _FACTOR <= value / usual_value <= _FACTOR:
+        if value is not None and value < NO_CLIP and not 1 / _FACTOR <= value / usual_value <= _FACTOR:
             effect = "clip nearly every sequence" if value < usual_value else "never clip"
             yield (
                 f"{key}={value} would {effect}: at {length} tokens {usual_value:.3g} is as wide as {loss.source} "
@@ -135,6 +139,7 @@ def _ratio_problems(config: DictConfig, settings: SequenceLossSettings | None) -
     weights, rules = correction.get("rollout_is"), correction.get("rollout_rs")
     uses = weights is not None or rules is not None or bool(correction.get("bypass_mode"))
     off = {"top_p": 1, "top_k": -1}
+    logprobs_mode = rollout.get("logprobs_mode") or "raw_logprobs"  # which is vLLM's own default
     truncated = [f"{ROLLOUT}.{name}={rollout[name]}" for name, value in off.items() if rollout[name] != value]
     oldest = OmegaConf.select(config, "trainer.v1.sampler.max_off_policy_threshold")
     unit = "max_token_len" if actor.use_dynamic_bsz else "micro_batch_size"
@@ -186,9 +191,9 @@ def _ratio_problems(config: DictConfig, settings: SequenceLossSettings | None) -
             "or more (val_kwargs has its own)",
         ),
         (
-            str(rollout.get("logprobs_mode")).startswith("raw_") and rollout.temperature != 1,
-            f"{ROLLOUT}.logprobs_mode={rollout.get('logprobs_mode')} is before the temperature, and the trainer's are "
-            f"with temperature={rollout.temperature}: set logprobs_mode to processed_logprobs",
+            "logits" in logprobs_mode or (logprobs_mode == "raw_logprobs" and rollout.temperature != 1),
+            f"{ROLLOUT}.logprobs_mode={logprobs_mode} gives no log-probabilities with temperature="
+            f"{rollout.temperature}, as the trainer has them: set it to processed_logprobs",
         ),
         (  # Different packs: 1e-3 per token of spurious drift dwarfs a band of 3e-4 (verl#6280).
             by_sequence and actor[new] != rollout[old],
@@ -201,8 +206,10 @@ def _ratio_problems(config: DictConfig, settings: SequenceLossSettings | None) -
 
 
 def _unread_problems(config: DictConfig) -> Iterator[str]:
-    """An adapter, a reward's settings, a reward model or tools that the command names and nothing uses."""
+    """A trainer, an adapter, a reward's settings, a reward model or tools that the command names and nothing uses."""
     model, trainer = config.actor_rollout_ref.model, config.trainer
+    if is_ours(config) and not trainer.use_v1:
+        yield f"trainer.use_v1=false is verl's older trainer, and not {trainer.v1.trainer_mode}: leave it out"
     separate = trainer.use_v1 and str(trainer.v1.trainer_mode).endswith("separate_async")
     lora = next((name for name in ("lora_adapter_path", "lora_rank") if model.get(name)), None)
     if separate and lora and not OmegaConf.select(model, "lora.merge"):  # verl#7495

@@ -12,6 +12,7 @@ ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", 
 LOSS, OPTIM = f"{ACTOR}.policy_loss", f"{ACTOR}.optim"
 CORRECTION, REWARD = "algorithm.rollout_correction", "reward.custom_reward_function"
 OURS = f"{LOSS}._target_=fspo.verl.SequencePolicyLossConfig"
+VERLS = f"{LOSS}._target_=verl.workers.config.PolicyLossConfig"
 DATA = "data.train_files=foreign.jsonl data.val_files=foreign.jsonl"
 ROWS = "data.train_files=rows.jsonl data.val_files=rows.jsonl"
 STALENESS = "trainer.v1.sampler.max_off_policy_threshold"
@@ -29,6 +30,9 @@ BOTH: Final[dict[str, tuple[Row, ...]]] = {
         (f"++{LOSS}.exponent=3", f"{LOSS}.exponent=3"),
         (f"++{LOSS}.clip=1", f"{LOSS}: ", "'clip'"),
         ("+fspo.acept=0.5", "fspo.acept: ", "accept"),
+        ("++fspo.accept=85", "accept=85 ", "0.85"),
+        (f"++{LOSS}.c_low=0", "c_low=0 ", "clip nearly every"),
+        (f"{VERLS} {LOSS}.loss_mode=gspo {ACTOR}.clip_ratio_low=null {ACTOR}.clip_ratio_high=null", "clip_ratio=0.2 "),
     ),
     "advantages, corrections, sampling": (
         ("algorithm.adv_estimator=gae", "adv_estimator=gae ", "grpo"),
@@ -38,9 +42,11 @@ BOTH: Final[dict[str, tuple[Row, ...]]] = {
         (f"{STALENESS}=0", f"{STALENESS}=0 ", "null"),
         (f"{ROLLOUT}.temperature=0.009", "temperature=0.009 ", "0.01"),
         (f"{ROLLOUT}.temperature=0.6 ++{ROLLOUT}.logprobs_mode=raw_logprobs", "raw_logprobs ", "processed_logprobs"),
+        (f"{ROLLOUT}.logprobs_mode=processed_logits", "processed_logits ", "processed_logprobs"),
     ),
     "weights, rewards, tools, types": (
         (f"trainer.v1.trainer_mode=fspo_separate_async {MODEL}.lora_rank=8", "lora_rank=8 ", "lora.merge=true"),
+        ("trainer.use_v1=false", "use_v1=false ", "leave it out"),
         ("reward.reward_model.enable=true", "enable=true without a model"),
         ("custom_reward_function.path=mine.py", "custom_reward_function.path=mine.py: ", "reward."),
         (f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml {DATA}", "tools.yaml: ", "default_agent_loop=tool_agent"),

@@ -102,8 +102,12 @@ def test_which_checkpoint_a_start_begins_with(tmp_path: Path) -> None:
     own = str(folder / "global_step_2")
     assert named(chosen(mode, f"trainer.resume_from_path={own}")) == ("resume_path", own)
     another = f"trainer.resume_from_path={tmp_path}/x/global_step_1"
-    for refused in (("trainer.resume_mode=disable",), (mode, another)):
-        with pytest.raises(Refused, match="another run's"):
+    for says, *refused in (
+        ("another run's", "trainer.resume_mode=disable"),
+        ("another run's", mode, another),
+        *(("give auto, ", f"trainer.resume_mode={name}") for name in ("latest", "null")),
+    ):
+        with pytest.raises(Refused, match=says):
             chosen(*refused)
     # A path without its mode has no effect.
     (problem,) = run_folder.path_without_effect(settings(folder, another).trainer, first)
@@ -134,7 +138,8 @@ def test_resume_is_the_words_of_the_run_and_then_the_command(tmp_path: Path) -> 
         *("algo=gspo", "~data.x", "--config-dir=/mine", f"trainer.default_local_dir='{folder}'"),
         *("seed=2", "+a.b=3", "--cfg", "job"),
     ]
-    assert words[3] in run_folder.with_words_of_the_run([f"resume={folder}"]), "a shell takes the quotes away"
+    for word in (f"resume={folder}", f"+resume={folder}"):
+        assert words[3] in run_folder.with_words_of_the_run([word]), "a shell takes the quotes away"
     assert run_folder.with_words_of_the_run(["seed=2"]) == ["seed=2"]
     with pytest.raises(Refused, match=holds("resume=", "run.json")):
         run_folder.with_words_of_the_run([f"resume={tmp_path}"])

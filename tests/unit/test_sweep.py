@@ -69,6 +69,10 @@ def test_nothing_is_run_twice_and_a_failure_stops_nothing(tmp_path: Path, capfd:
     assert sweep(tmp_path, 1, 5, 3, algos=("fspo",)).run(False) == 75
     assert sweep(tmp_path, 1, 2, algos=("fspo",)).run(False) == 0
     assert "finished before" in capfd.readouterr().out
+    scores = sweep(tmp_path, 1, 2, algos=("fspo",))
+    for arm in scores.arms:
+        arm.config.evaluate = True
+    assert scores.run(False) == 0 and order.read_text().split()[-2:] == ["seed=1", "seed=2"]
 
 
 def test_a_finished_run_of_other_words_is_no_part_of_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -203,7 +203,7 @@ def with_words_of_the_run(words: Sequence[str]) -> list[str]:
 
     Raises Refused if there is no run in the folder.
     """
-    named = [word for word in words if word.startswith("resume=")]
+    named = [word for word in words if word.lstrip("+").startswith("resume=")]
     if not named:
         return list(words)
     text = named[-1].partition("=")[2]  # of a folder like seed=1,algo=fspo, too, which Hydra's grammar does not take
@@ -276,8 +276,10 @@ def choose_checkpoint(trainer: DictConfig, settings: Mapping[str, Any] | None) -
     """Choose between the run's own checkpoints and the one that the command names; changes ``trainer``.
 
     A command that names the same path once more is a requeue: what was saved since comes first. Raises Refused for
-    another run's checkpoint, or none, in a folder with results.
+    another run's checkpoint, or none, in a folder with results; and for a mode that verl does not have.
     """
+    if trainer.resume_mode not in ("auto", "disable", "resume_path"):
+        raise Refused(f"trainer.resume_mode={trainer.resume_mode} is none of verl's: give auto, disable or resume_path")
     if settings is None or trainer.resume_mode == "auto":
         return
     first, path = settings["trainer"].get("resume_from_path"), trainer.resume_from_path

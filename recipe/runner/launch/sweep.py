@@ -84,13 +84,16 @@ class Sweep:
         return [key for key, different in values.items() if len(different) > 1 and not is_below(key, left_out)]
 
     def run(self, dry_run: bool) -> int:
-        """Do what is not finished; the exit status.
+        """Do what is not finished, and every evaluation; the exit status.
 
         75 (130 after Ctrl-C): the same command goes on, because this one was told to end, or a run ended that another
         start may finish. Raises Refused if a finished run had other words.
         """
         folders = self.folders()
-        done = [(run_info(folder) or {}).get("status") == "finished" for folder in folders]
+        done = [
+            (run_info(folder) or {}).get("status") == "finished" and not arm.config.get("evaluate")
+            for arm, folder in zip(self.arms, folders, strict=True)
+        ]
         for arm, folder, is_done in zip(self.arms, folders, done, strict=True):
             before = (run_info(folder) or {}).get("overrides", [])
             if is_done and comparable(before) != comparable(arm.words):
