@@ -129,17 +129,17 @@ def test_an_evaluation_has_a_folder_of_its_own(tmp_path: Path) -> None:
 
 
 def test_resume_is_the_words_of_the_run_and_then_the_command(tmp_path: Path) -> None:
-    given = ["algo=gspo", "~data.x", "++a.b=1", "run.allow_changed=[x]", "trainer.default_local_dir=/old"]
+    given = ["algo=gspo", "~data.x", "++a.b=1", "run.allow_changed=[x]", "trainer.default_local_dir=/old", "a.c=/old/x"]
     folder = begun(tmp_path / "run", "seed=1").rename(tmp_path / "a run, seed=1")
     info = info_of(folder)
     (folder / "run.json").write_text(json.dumps(info | {"overrides": [*given, "--config-dir=/mine", "seed=1"]}))
     words = run_folder.with_words_of_the_run([f"resume='{folder}'", "seed=2", "+a.b=3", "--cfg", "job"])
     assert words == [
-        *("algo=gspo", "~data.x", "--config-dir=/mine", f"trainer.default_local_dir='{folder}'"),
+        *("algo=gspo", "~data.x", f"a.c='{folder}/x'", "--config-dir=/mine", f"trainer.default_local_dir='{folder}'"),
         *("seed=2", "+a.b=3", "--cfg", "job"),
     ]
     for word in (f"resume={folder}", f"+resume={folder}"):
-        assert words[3] in run_folder.with_words_of_the_run([word]), "a shell takes the quotes away"
+        assert words[4] in run_folder.with_words_of_the_run([word]), "a shell takes the quotes away"
     assert run_folder.with_words_of_the_run(["seed=2"]) == ["seed=2"]
     with pytest.raises(Refused, match=holds("resume=", "run.json")):
         run_folder.with_words_of_the_run([f"resume={tmp_path}"])

@@ -198,6 +198,11 @@ def _key(word: str) -> str:
     return word.lstrip("+~").partition("=")[0]
 
 
+def _value(word: str) -> str:
+    """The value of a word, without quotes around it."""
+    return word.partition("=")[2].strip("'\"")
+
+
 def with_words_of_the_run(words: Sequence[str]) -> list[str]:
     """The words of a command with ``resume=FOLDER``: those of that run first, but for keys that the command gives.
 
@@ -206,14 +211,18 @@ def with_words_of_the_run(words: Sequence[str]) -> list[str]:
     named = [word for word in words if word.lstrip("+").startswith("resume=")]
     if not named:
         return list(words)
-    text = named[-1].partition("=")[2]  # of a folder like seed=1,algo=fspo, too, which Hydra's grammar does not take
-    folder = Path(text.strip("'\"")).expanduser().absolute()
+    # Of a folder like seed=1,algo=fspo, too, which Hydra's grammar does not take.
+    folder = Path(_value(named[-1])).expanduser().absolute()
     info = run_info(folder) or {}
     if "overrides" not in info:
         raise Refused(f"{named[-1]}: there is no run with a readable {INFO_FILE} in {folder}: give the folder of one")
     new = [word for word in words if word not in named]
-    replaced = [*map(_key, new), *_PER_START, RUN]
-    kept = [word for word in info["overrides"] if not is_below(_key(word), replaced)]
+    replaced, given = [*map(_key, new), *_PER_START, RUN], info["overrides"]
+    old = next((_value(word) for word in given if _key(word) == RUN), str(folder))
+    kept = []
+    for word in (word for word in given if not is_below(_key(word), replaced)):
+        path = _moved(_value(word), old, str(folder))  # below the folder, which may have been moved
+        kept.append(word if path == _value(word) else f"{word.partition('=')[0]}={quoted(path)}")
     place = words.index(named[0])  # before --cfg job, for example
     kept.append(f"{RUN}={quoted(folder)}")
     return [*words[:place], *kept, *(word for word in words[place:] if word not in named)]
