@@ -91,10 +91,9 @@ class StepRecords:
 
     def note(self) -> None:
         """Note the measured values: those of this start, or of the checkpoint that it resumes."""
-        clip_values = self._clip_values.values if self._clip_values else None
-        facts = {"loss_divided_by": self.loss_scale.length, "clip_values_measured": clip_values or None}
-        if known := {name: value for name, value in facts.items() if value is not None}:
-            note(self._folder, **known)
+        clip_values = self._clip_values.values if self._clip_values else []
+        divided = {"loss_divided_by": self.loss_scale.length} if self.loss_scale.length else {}
+        note(self._folder, clip_values_measured=clip_values, **divided)
 
     def add(self, outcomes: Outcomes, mini_batches: Sequence[MiniBatch], left_out: Collection[str], step: int) -> None:
         """Take in one update of the actor, with its mini-batches as the workers recorded them, joined over the ranks.
