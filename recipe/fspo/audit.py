@@ -90,13 +90,14 @@ class AuditedWorkers:
 
         @wraps(train_batch)
         def mini_batch(worker: Any, data: Any) -> Any:
-            groups, ends = getattr(worker.engine.optimizer, "param_groups", None), tu.get(data, "update_lr_scheduler")
-            learning_rate = float(groups[0]["lr"]) if groups else None
+            ends, audited = tu.get(data, "update_lr_scheduler"), getattr(worker, "audited", None)
+            if audited:
+                RECORDER.begin_mini_batch(worker.engine.optimizer)
             output = train_batch(worker, data)
-            if getattr(worker, "audited", None) and not self._failed:
+            if audited and not self._failed:
                 with self.trial():
                     metrics = {} if output is None else tu.get(output, "metrics")
-                    mini_batch = RECORDER.end_mini_batch(metrics.get("grad_norm"), learning_rate)
+                    mini_batch = RECORDER.end_mini_batch(metrics.get("grad_norm"))
                     if output is not None:  # else another rank has seen the same
                         self._write(worker, mini_batch)
                         self._updates += bool(ends)

@@ -29,21 +29,28 @@ def save_state(folder: Path, parts: Mapping[str, Stateful]) -> None:
         torch.save({name: part.state_dict() for name, part in parts.items()}, temporary)
 
 
-def load_state(folder: Path, parts: Mapping[str, Stateful]) -> bool:
-    """Restore what :func:`save_state` wrote, in place; False if it has written nothing there.
+def load_state(folder: Path, parts: Mapping[str, Stateful], may_differ: bool = False) -> list[str]:
+    """Restore what :func:`save_state` wrote, in place; returns the parts that begin afresh.
 
-    verl, too, unpickles what it has put beside this file. Raises ValueError if only one of checkpoint and run has a
-    part.
+    These are all parts of a checkpoint of another trainer, whose weights are good. Where settings ``may_differ``, they
+    are those that the checkpoint lacks or has of other settings; otherwise these raise ValueError, as does one that
+    only the checkpoint has. verl, too, unpickles what it has put beside this file.
     """
     path = folder / STATE_FILE
     if not path.exists():
-        return False  # a checkpoint of another trainer: the weights are good, what is measured begins afresh
-    state = torch.load(path, weights_only=False)
-    if differing := sorted({name for name in state if state[name] is not None} ^ parts.keys()):
+        return [*parts]
+    state = {name: value for name, value in torch.load(path, weights_only=False).items() if value is not None}
+    if (differing := sorted(state.keys() ^ parts.keys())) and not may_differ:
         raise ValueError(
             f"{path}: only one of the checkpoint and this run has {', '.join(differing)}: resume with the same algo, "
             "or delete the file to begin afresh"
         )
-    for name, part in parts.items():
-        part.load_state_dict(state[name])
-    return True
+    afresh = sorted(parts.keys() - state.keys())
+    for name in parts.keys() & state.keys():
+        try:
+            parts[name].load_state_dict(state[name])
+        except ValueError:
+            if not may_differ:
+                raise
+            afresh.append(name)
+    return afresh

@@ -36,12 +36,13 @@ class MiniBatch:
     rows: Rows  #: Columns of :data:`fspo.table.SCHEMA`, [B] each. A response without a token left has L = 0.
     grad_norm: float | None = None  #: Of the whole gradient, before clipping; None where verl reports none.
     learning_rate: float | None = None  #: Of its optimizer step; 0 (of a warm-up) leaves the weights where they are.
+    momentum: bool = False  #: Whether the optimizer keeps gradients of earlier mini-batches, which move weights, too.
 
     @property
     def moves(self) -> bool:
-        """Whether its optimizer step moves the policy. Weight decay without a gradient does so by next to nothing."""
-        finite = self.grad_norm is None or (math.isfinite(self.grad_norm) and self.grad_norm != 0)
-        return finite and self.learning_rate != 0
+        """Whether its optimizer step moves the policy. Weight decay alone does so by next to nothing."""
+        norm = 1.0 if self.grad_norm is None else self.grad_norm
+        return math.isfinite(norm) and (norm != 0 or self.momentum) and self.learning_rate != 0
 
 
 class Recorder:
@@ -54,6 +55,9 @@ class Recorder:
         self._step = self._index = 0
         #: Of the micro-batches of the mini-batch in progress.
         self.parts: list[Rows] = []
+        self._learning_rate: float | None = None
+        #: Whether the optimizer's state has had a gradient. Before the first mini-batch, a state is a checkpoint's.
+        self._momentum = True
 
     def begin_update(self, band_state: BandState | None, step: int, loss_scale: float = 1.0) -> None:
         """Set what the next update uses: band state of the rollout batch of a step, and factor on the loss.
@@ -68,10 +72,18 @@ class Recorder:
         """The band state for the mini-batch in progress; None before any was sent."""
         return None if self._band_state is None else self._band_state.at_mini_batch(self._index)
 
-    def end_mini_batch(self, grad_norm: float | None, learning_rate: float | None) -> MiniBatch:
-        """Close the mini-batch in progress, with the gradient norm (before clipping) and its learning rate."""
+    def begin_mini_batch(self, optimizer: Any) -> None:
+        """Keep what the mini-batch's step will find in the optimizer: a learning rate, and momentum."""
+        groups = getattr(optimizer, "param_groups", None)
+        self._learning_rate = float(groups[0]["lr"]) if groups else None
+        self._momentum &= bool(getattr(optimizer, "state", None))
+
+    def end_mini_batch(self, grad_norm: float | None) -> MiniBatch:
+        """Close the mini-batch in progress, with the gradient norm (before clipping)."""
         parts, self.parts, self._index = self.parts, [], self._index + 1
-        return MiniBatch(join_rows([NO_ROWS, *parts]), grad_norm, learning_rate)
+        ended = MiniBatch(join_rows([NO_ROWS, *parts]), grad_norm, self._learning_rate, self._momentum)
+        self._momentum |= bool(grad_norm and math.isfinite(grad_norm))
+        return ended
 
 
 #: The recorder of this process.

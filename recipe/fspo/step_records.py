@@ -91,10 +91,9 @@ class StepRecords:
 
     def note(self) -> None:
         """Note the measured values: those of this start, or of the checkpoint that it resumes."""
-        clip_values = self._clip_values.values if self._clip_values else None
-        facts = {"loss_divided_by": self.loss_scale.length, "clip_values_measured": clip_values or None}
-        if known := {name: value for name, value in facts.items() if value is not None}:
-            note(self._folder, **known)
+        clip_values = self._clip_values.values if self._clip_values else []
+        divided = {"loss_divided_by": self.loss_scale.length} if self.loss_scale.length else {}
+        note(self._folder, clip_values_measured=clip_values, **divided)
 
     def add(self, outcomes: Outcomes, mini_batches: Sequence[MiniBatch], left_out: Collection[str], step: int) -> None:
         """Take in one update of the actor, with its mini-batches as the workers recorded them, joined over the ranks.
@@ -175,8 +174,11 @@ class StepRecords:
         with_gradient = responses.select(responses.advantage_B != 0)
         if self._drift is not None and with_gradient.moved_B.any():
             self._drift.update(with_gradient)
-        metrics |= outcome_metrics(outcomes, self._diagnostics) | _shares_of_all(mini_batches, counts)
-        if len(rows["A"]) and not rows["A"].any():
+        metrics |= outcome_metrics(outcomes, self._diagnostics)
+        if len(rows["A"]):
+            metrics["fspo/advantage_zero_frac"] = float(np.mean(rows["A"] == 0))
+            metrics["fspo/truncated_frac"] = float(rows["truncated"].mean())
+        if metrics.get("fspo/advantage_zero_frac") == 1:
             self._warn_once(
                 "equal",
                 f"warning: all advantages of step {step} are 0, because all responses to one prompt have the same "
@@ -221,13 +223,3 @@ _ALL_CLIPPED: Final = (
     "{norm:.3g}): all steps are equally long, whatever their gradients. Divide the loss by a typical length "
     "(policy_loss.grad_multiplier; in this recipe fspo.match_scale=matched), or raise clip_grad"
 )
-
-
-def _shares_of_all(mini_batches: Sequence[MiniBatch], counts: Sequence[bool]) -> dict[str, float]:
-    """Shares of all responses of the mini-batches that count, those without S among them."""
-    parts = [mini_batch.rows for mini_batch, one in zip(mini_batches, counts, strict=True) if one]
-    rows = join_rows([part for part in parts if len(part["S"])])
-    if not rows:
-        return {}
-    names = {"fspo/advantage_zero_frac": rows["A"] == 0, "fspo/truncated_frac": rows["truncated"]}
-    return {name: float(np.mean(values)) for name, values in names.items()}

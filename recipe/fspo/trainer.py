@@ -96,14 +96,16 @@ class FSPOHooks(PPOTrainer):
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         trainer = self.config.trainer
+        if self.global_steps > 0 and self.verl_mode != "sync":
+            clear_trained()
+        if trainer.get("val_only"):
+            return  # an evaluation goes on with nothing but the weights
         if self.global_steps > 0:
             folder = self.folder / f"global_step_{self.global_steps}"
             folder = Path(trainer.resume_from_path) if trainer.resume_mode == "resume_path" else folder
-            # An evaluation goes on with nothing but the weights.
-            if not trainer.get("val_only") and not load_state(folder, self._records.stateful_parts()):
-                PROGRESS.say(f"note: {folder} has no {STATE_FILE}: clip values and scale begin afresh")
-            if self.verl_mode != "sync":
-                clear_trained()
+            # recipe.fspo.main, which has this setting, has refused the changes of settings that nobody allowed.
+            for name in load_state(folder, self._records.stateful_parts(), may_differ="dry_run" in self.config):
+                PROGRESS.say(f"note: {folder}/{STATE_FILE} has no {name} of these settings, which begins afresh")
         self._records.note()
 
     def _fetch_one_gen_batch(self) -> Any:

@@ -86,10 +86,10 @@ class RecordingTrainingWorker(GuardedWorker):
         self.mini_batches: list[MiniBatch] = []
 
     def train_batch(self, data: Any) -> Any:
-        learning_rate = float(self.engine.optimizer.param_groups[0]["lr"])
+        RECORDER.begin_mini_batch(self.engine.optimizer)
         output = super().train_batch(data)
         metrics = {} if output is None else tu.get(output, "metrics")
-        self.mini_batches.append(RECORDER.end_mini_batch(metrics.get("grad_norm"), learning_rate))
+        self.mini_batches.append(RECORDER.end_mini_batch(metrics.get("grad_norm")))
         return output
 
 

@@ -41,7 +41,7 @@ def record(name: str, data: Any, output: Any) -> Any:
 
 def observed(name: str, recorder: Recorder) -> dict[str, np.ndarray]:
     record(name, *micro_batch())
-    return recorder.end_mini_batch(1.0, 1e-6).rows
+    return recorder.end_mini_batch(1.0).rows
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -113,7 +113,7 @@ def test_mini_batches_are_kept_apart(recorder: Recorder) -> None:
     for parts in (2, 1):
         for _ in range(parts):
             record("fspo", *micro_batch(4))
-        mini_batch = recorder.end_mini_batch(0.5, 1e-6)
+        mini_batch = recorder.end_mini_batch(0.5)
         assert (len(mini_batch.rows["S"]), mini_batch.grad_norm) == (3 * parts, 0.5)
 
 
@@ -125,7 +125,7 @@ def test_band_state_follows_the_mini_batch(recorder: Recorder) -> None:
         recorder.begin_update(state, step)
         for drift in expected:
             assert recorder.current_band_state().drift_per_token == drift  # type: ignore[union-attr]
-            recorder.end_mini_batch(None, None)
+            recorder.end_mini_batch(None)
 
 
 def test_ranks_are_joined_by_mini_batch_in_order_of_rows() -> None:
@@ -143,3 +143,17 @@ def test_a_step_without_a_gradient_moves_nothing() -> None:
     """One rule for the table, the metrics and the clip values: weight decay alone moves by rounding."""
     steps = [(1.0, 1e-6), (None, None), (1.0, 0.0), (math.nan, 1e-6), (0.0, 1e-6)]
     assert [MiniBatch({}, *step).moves for step in steps] == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize(("kind", "last"), [("AdamW", 3), ("SGD", 1)])
+def test_momentum_moves_weights_without_a_gradient(kind: str, last: int, recorder: Recorder) -> None:
+    """Of a checkpoint, too: the last update is the first of another start."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = getattr(torch.optim, kind)([weight], lr=1e-3)
+    for number, gradient in enumerate((0.0, 1.0, 0.0, 0.0)):
+        before, weight.grad = weight.item(), torch.full((1,), gradient)
+        recorder = Recorder() if number == 3 else recorder
+        recorder.begin_mini_batch(optimizer)
+        optimizer.step()
+        moved = abs(weight.item() - before) > 1e-4  # weight decay moves it by 1e-5
+        assert recorder.end_mini_batch(gradient).moves == moved == (1 <= number <= last)

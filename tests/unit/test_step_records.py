@@ -123,7 +123,8 @@ def test_a_skipped_response_has_a_row_without_s(tmp_path: Path) -> None:
     both = outcomes(REWARDS)
     part = {"S": np.full(N, 0.1), "L": both.length_B.numpy().copy(), "A": np.ones(N)}
     part["L"][[1, 4]], part["S"][[1, 4]] = 0, np.nan
-    Steps(tmp_path).record([part], skipped=both.keys[1])
+    metrics = Steps(tmp_path, "data.max_response_length=8").record([part], skipped=both.keys[1])
+    assert (metrics["fspo/advantage_zero_frac"], metrics["fspo/truncated_frac"]) == pytest.approx((1 / 7, 2 / 7))
     frame = pd.read_parquet(tmp_path / FOLDER)
     assert frame["id"].tolist() == [key for key in both.keys if key != both.keys[4]], "a rejected one has none"
     assert frame[["S", "A", "L"]].iloc[1].fillna(-1).tolist() == [-1, 0, 2]

@@ -8,11 +8,13 @@ from typing import Any
 import datasets
 import pytest
 import torch
-from composing import composed
+from composing import completed, composed
 from messages import holds
 from verl.utils import tensordict_utils as tu
 
-from fspo.files import read_object
+from fspo.files import read_object, write_json
+from recipe.fspo.checkpoint import save_state
+from recipe.fspo.step_records import StepRecords
 from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
 from recipe.fspo.worker import GuardedWorker
 from recipe.runner import hooks
@@ -115,3 +117,24 @@ def test_names_of_prompts_sort_in_the_data_loader_s_order(monkeypatch: pytest.Mo
         trainer.global_steps = step
         names += list(trainer._fetch_one_gen_batch()["uid"])
     assert names == sorted(names) and len({*names}) == 8 and not any("_" in name for name in names)
+
+
+LOSS = "actor_rollout_ref.actor.policy_loss"
+
+
+@pytest.mark.parametrize("words", ["fspo.accept=0.5", "algo=gspo", f"{LOSS}.c_low=1 {LOSS}.c_high=1"])
+def test_what_was_measured_for_other_settings_begins_afresh(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's own command has refused what nobody allowed; verl's compares no settings."""
+    folder = f"trainer.default_local_dir={tmp_path}"
+    (tmp_path / "global_step_1").mkdir()
+    save_state(tmp_path / "global_step_1", StepRecords(completed(folder), tmp_path).stateful_parts())
+    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 1))
+    write_json(tmp_path / "run.json", {"clip_values_measured": [{"after_step": 1}]})
+    trainer = FSPOTrainer(completed(folder, *words.split()))
+    trainer._load_checkpoint()
+    assert read_object(tmp_path / "run.json")["clip_values_measured"] == []
+    del trainer.config.dry_run
+    with pytest.raises(ValueError, match="resume with the same"):
+        trainer._load_checkpoint()

@@ -49,7 +49,7 @@ def assert_same_rows(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 def test_both_commands_do_the_same_with_one_batch(recipe: Updates) -> None:
     """In fp32 on one rank: loss, gradient, rows and the change of the weights, bit for bit."""
-    assert recipe["plain"] == recipe["fspo"]
+    assert recipe["plain"] == recipe["fspo"] and recipe["fspo"]["momentum"] == [False, True]
     assert len(recipe["fspo"]["rows"]["S"]) == 16 and all(np.array(recipe["fspo"]["grad_norm"]) > 0)
 
 

@@ -160,11 +160,12 @@ def update(rank: int, losses: list[str], ranks: int) -> None:
             worker.begin_update(BandState(clip_scale=3.0), 3)
         before = whole(worker.actor.engine.module.parameters())
         metrics = worker.update_actor(data)["metrics"]
-        rows = []
+        rows, recorded = [], []
         if is_ours:
             of_ranks = [[]] * ranks
             dist.all_gather_object(of_ranks, worker.pop_mini_batches())
-            rows = [part.rows for part in join_ranks(of_ranks)]
+            recorded = join_ranks(of_ranks)
+            rows = [part.rows for part in recorded]
         elif CASE == "audit":
             columns = read_table(FOLDER / "audit").columns
             rows = [{name: column[columns["step"] == columns["step"].max()] for name, column in columns.items()}]
@@ -172,6 +173,7 @@ def update(rank: int, losses: list[str], ranks: int) -> None:
         joined = {name: [x for part in rows for x in part[name].tolist()] for name in names if rows and name in rows[0]}
         change = whole(worker.actor.engine.module.parameters()) - before
         printed = {"loss": metrics["actor/pg_loss"], "grad_norm": metrics["grad_norm"], "rows": joined}
+        printed["momentum"] = [part.momentum for part in recorded]
         if rank == 0:
             print(json.dumps(printed | {"change": change.tolist()}), flush=True)
         dist.destroy_process_group()
