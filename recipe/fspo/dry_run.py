@@ -42,8 +42,12 @@ def said(start: Start) -> Iterator[str]:
     )
     if examples := _examples(config):
         yield f"first prompt, as the model sees it: {_prompt(config, examples[0][1])!r}"
-    if scores := scores_of_the_usual_forms(config, examples):
+    try:
+        scores = scores_of_the_usual_forms(config, examples)
         by_form = ", ".join(f"{form} {score:g}" for form, score in scores.items())
+    except Exception as error:  # also of rows that are not written yet, which no trial has seen
+        by_form = f"{type(error).__name__}: {error}"
+    if by_form:
         yield f"reward of the right answer to it, by how a response writes it: {by_form}"
     if start.checkpoint is not None and last is not None and start.step >= last and not config.evaluate:
         yield f"no step is left: the run ends with step {last}, and {start.checkpoint} has done step {start.step}"

@@ -90,7 +90,9 @@ def main(words: Sequence[str]) -> int:
             # Python's parser takes overrides side by side only.
             flags = [word for word in words if word in ("-m", "--multirun") or re.match("--[^=]+=", word)]
             others = [word for word in words if word not in flags]
-            sys.argv[1:] = [*flags, f"hydra.sweep.dir={unread}", *others]  # of -m: Hydra writes multirun.yaml there
+            first = next((i for i, word in enumerate(others) if re.match("~|[^-].*=", word)), len(others))
+            others.insert(first, f"hydra.sweep.dir={unread}")  # of -m: Hydra writes multirun.yaml there
+            sys.argv[1:] = [*flags, *others]
             compose_by_hydra()
         if not _ARMS:
             return 0  # after --cfg
@@ -170,6 +172,7 @@ def prepared(arm: Arm, elsewhere: bool = False) -> Start:
     trainer, folder = config.trainer, Path(config.trainer.default_local_dir)
     settings, contents = run_folder.settings_of_the_run(folder), config.actor_rollout_ref.actor.checkpoint.load_contents
     found = [*run_folder.foreign_files(folder), *run_folder.path_without_effect(trainer, settings)]
+    found += task_problems(config.data)
     if not (config.evaluate and trainer.resume_mode == "resume_path"):  # it scores the checkpoint that is named
         run_folder.choose_checkpoint(trainer, settings)
     start.checkpoint = integrity.resumed_from(trainer)
@@ -222,8 +225,20 @@ def _ask_verl(config: DictConfig) -> None:
             validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
             omega_conf_to_dataclass(config.actor_rollout_ref.rollout)  # as every worker does
     except (AssertionError, ValueError, TypeError, InstantiationException) as error:
-        print(f"error: verl refuses the configuration: {error.__cause__ or error}", file=sys.stderr)
+        print(f"error: verl refuses the configuration: {error}", file=sys.stderr)
         sys.exit(FAILED)
+
+
+def task_problems(data: DictConfig) -> Iterator[str]:
+    """Files of the user's where those of the recipe's own task are to be."""
+    from recipe.math.data.rows import check_replaceable
+    from recipe.runner.launch.check_data import splits_to_write
+
+    for path in splits_to_write(data):
+        try:
+            check_replaceable(Path(path))
+        except FileExistsError as error:
+            yield f"data.offline_task: {error}"
 
 
 def write_task(data: DictConfig) -> None:
@@ -232,10 +247,7 @@ def write_task(data: DictConfig) -> None:
     from recipe.runner.launch.check_data import splits_to_write
 
     if splits := splits_to_write(data):
-        try:
-            write_dataset(**data.offline_task, splits=tuple(splits.values()))
-        except FileExistsError as error:
-            raise Refused(f"data.offline_task: {error}") from error
+        write_dataset(**data.offline_task, splits=tuple(splits.values()))
 
 
 def _conclusion(config: DictConfig) -> str:

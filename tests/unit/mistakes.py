@@ -33,6 +33,9 @@ BOTH: Final[dict[str, tuple[Row, ...]]] = {
         ("++fspo.accept=85", "accept=85 ", "0.85"),
         (f"++{LOSS}.c_low=0", "c_low=0 ", "clip nearly every"),
         (f"{VERLS} {LOSS}.loss_mode=gspo {ACTOR}.clip_ratio_low=null {ACTOR}.clip_ratio_high=null", "clip_ratio=0.2 "),
+        ("++fspo=true", "fspo=True ", "dictionary"),
+        (f"++{LOSS}.grad_scale=1", f"""'{LOSS}.grad_scale="1"'"""),
+        (f"{OPTIM}.lr_scheduler_type=linear", f"{ACTOR}: ", OPTIM),
     ),
     "advantages, corrections, sampling": (
         ("algorithm.adv_estimator=gae", "adv_estimator=gae ", "grpo"),
@@ -52,6 +55,15 @@ BOTH: Final[dict[str, tuple[Row, ...]]] = {
         (f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml {DATA}", "tools.yaml: ", "default_agent_loop=tool_agent"),
         (f"{ACTOR}.use_kl_loss=Flase", "use_kl_loss=Flase ", "boolean"),
         ("++fspo.accept=much", "fspo.accept=much ", "number"),
+        ("++fspo.accept=null", "fspo.accept=null ", "number"),
+        (f"{ROLLOUT}.n=null", "rollout.n=null ", "integer"),
+        (f"{ROLLOUT}.temperature=null", "temperature=null ", "number"),
+        (f"{MODEL}.path=null", "model.path=null ", "string"),
+        ("trainer.default_local_dir=null", "default_local_dir=null ", "string"),
+        ("trainer.save_freq=null", "save_freq=null ", "integer"),
+        ("data.train_batch_size=0", "train_batch_size=0 ", "greater than 0"),
+        (f"data.max_response_length=0 ++{LOSS}.exponent=0.3", "max_response_length=0 ", "greater than 0"),
+        (f"{ACTOR}.ppo_epochs=0", "ppo_epochs=0 ", "greater than 0"),
         ("++fspo.clip_values=mine", "fspo.clip_values=mine ", "measured"),
     ),
 }
@@ -73,15 +85,20 @@ MAIN: Final[dict[str, tuple[Row, ...]]] = {
     "model, data, reward": (
         (f"{MODEL}.path=/no/such/model", "model.path='/no/such/model' ", "config.json"),
         ("data.val_files=foreign.jsonl", "data.val_files: ", "foreign.jsonl", "no column prompt"),
+        ("data.val_files=text.jsonl", "data.val_files: ", "text.jsonl", "row 1: reward_model"),
+        ("data.val_files=untrue.jsonl", "data.val_files: ", "untrue.jsonl", "row 1: reward_model", "ground_truth"),
         ("data.val_files=none.parquet", "data.val_files: ", "none.parquet", "exist"),
         ("data.train_max_samples=8", "data.train_files: ", "8 rows", "32"),
         (f"{REWARD}.path=ends.py", "ends.py", " 7"),
         ("+reward.reward_kwargs.overlong_buffer_cfg.enable=true", "overlong_buffer_cfg", "overlong_buffer=TOKENS"),
     ),
 }
+_ROW: Final = '{"prompt": [{"content": "?"}], "data_source": "x", "reward_model": {"ground_truth": "1"}}\n'
 FILES: Final = {
     "foreign.jsonl": '{"question": "1 + 1"}',
-    "rows.jsonl": '{"prompt": [{"content": "?"}], "data_source": "x", "reward_model": {"ground_truth": "1"}}',
+    "rows.jsonl": _ROW,
+    "text.jsonl": _ROW + _ROW.replace('{"ground_truth": "1"}', '"1"'),
+    "untrue.jsonl": _ROW + _ROW.replace("ground_truth", "truth"),
     "reward.py": "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 0.0\n",
     "narrow.py": "def compute_score(solution_str):\n    return 0.0\n",
     "ends.py": "import os\nos._exit(7)\n",
@@ -95,5 +112,5 @@ RIGHT: Final = (
     f"{LOSS}.loss_mode=luspo",
     f"trainer.v1.trainer_mode=fspo_separate_async {MODEL}.lora_rank=8 {MODEL}.lora.merge=true {ROLLOUT}.nnodes=1",
     f"{ACTOR}.use_kl_loss=true algorithm.use_kl_in_reward=true",
-    "+data.of_mine=true trainer.total_training_steps=null",
+    f"+data.of_mine=true trainer.total_training_steps=null {ACTOR}.clip_ratio_low=null {STALENESS}=null",
 )

@@ -230,6 +230,7 @@ def needs_more(rollout_is_weights, **given):
 @register_policy_loss("takes_less")
 def takes_less(log_prob, old_log_prob):
     return log_prob.sum(), {}
+register_policy_loss("is_compiled")(__import__("torch").add)
 """
 
 
@@ -239,8 +240,9 @@ def test_a_loss_is_refused_for_its_arguments_and_not_for_what_it_may_lack_here(
     (tmp_path / "loss_of_two.py").write_text(LOSS_MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     words = "actor_rollout_ref.model.external_lib=loss_of_two", f"{LOSS}.loss_mode="
-    assert loss_problem(composed(words[0], f"{words[1]}needs_more", "algo=grpo")) is None
-    assert "NoneType" in capsys.readouterr().err
+    for name, says in (("needs_more", "NoneType"), ("is_compiled", "add()")):  # a compiled one tells no arguments
+        assert loss_problem(composed(words[0], f"{words[1]}{name}", "algo=grpo")) is None
+        assert says in capsys.readouterr().err
     problem = loss_problem(composed(words[0], f"{words[1]}takes_less", "algo=grpo"))
     assert problem and re.search(holds("takes_less ", "unexpected keyword"), problem)
 

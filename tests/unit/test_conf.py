@@ -41,7 +41,8 @@ def test_device_decides_attention_and_what_is_of_cpus(experiment: str) -> None:
 def test_platform_follows_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")  # the user's wins
-    environment = platform_environment("cpu")
+    for ranks in (1, 0, "two", None):  # of which the checks come later
+        environment = platform_environment("cpu", ranks)
     assert (environment["VERL_PLATFORM"], environment["VLLM_CPU_KVCACHE_SPACE"]) == ("cpu", "4")
     for platform, device, says in (
         (None, "cuda", r"trainer\.device=cuda.*requirements/gpu\.txt"),  # here is torch's CPU build

@@ -88,9 +88,12 @@ def _row_problem(columns: Sequence[str], rows: Rows, prompt: str) -> str | None:
     """What verl cannot use of a file, by its columns and first rows; None if nothing."""
     if absent := [column for column in (prompt, "data_source", "reward_model") if column not in columns]:
         return f"has no column {', '.join(absent)}; it has {', '.join(columns) or 'none'}"
-    for number, value in enumerate(row.get(prompt) for row in rows):
+    for number, row in enumerate(rows):
+        value, truth = row.get(prompt), row.get("reward_model")
         if not (isinstance(value, list) and value and all(isinstance(one, dict) and "content" in one for one in value)):
             return f'row {number}: {prompt} must be a list of messages, such as [{{"role": "user", "content": TEXT}}]'
+        if not (isinstance(truth, dict) and "ground_truth" in truth):
+            return f'row {number}: reward_model must be a record such as {{"ground_truth": TEXT}}'
     return None
 
 

@@ -2,7 +2,7 @@
 
 A group of the configuration names its dataclass in ``_target_``: verl's, this repository's or the user's. Its fields
 have the types. A key without such a field has the type of verl's default. Values that are verl's defaults are not
-looked at, nor are ranges.
+looked at, nor are ranges but of sizes, because other rules divide by them.
 """
 
 from __future__ import annotations
@@ -16,23 +16,40 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PositiveInt, TypeAdapter, ValidationError
 
 from recipe.runner.launch.machine import verl_config
 from recipe.runner.launch.settings import leaves
 
+_ACTOR: Final = "actor_rollout_ref.actor"
+_ROLLOUT: Final = "actor_rollout_ref.rollout"
 #: Types that no dataclass gives: of settings beside verl's groups, and of keys whose default does not tell.
 _BY_HAND: Final[dict[str, Any]] = {
     "seed": int,
     "evaluate": bool,
     "dry_run": bool,
-    "run.hang_after_s": float,
+    "run.hang_after_s": float | None,
     "run.allow_changed": list[str],
     "trainer.logger": str | list[str],
     "data.train_files": str | list[str] | None,
     "data.val_files": str | list[str] | None,
     "algorithm.rollout_correction.rollout_is_threshold": str | float | None,  # the default is a number
+    **dict.fromkeys(
+        (
+            *(f"data.{name}" for name in ("train_batch_size", "max_prompt_length", "max_response_length")),
+            *("trainer.nnodes", "trainer.n_gpus_per_node", f"{_ROLLOUT}.n", f"{_ROLLOUT}.val_kwargs.n"),
+            *(f"{_ACTOR}.ppo_mini_batch_size", f"{_ACTOR}.ppo_epochs", f"{_ROLLOUT}.tensor_model_parallel_size"),
+        ),
+        PositiveInt,
+    ),
 }
+#: Null is a value of these, whatever their type says: verl or this repository reads it.
+_OR_NULL: Final = (
+    *("clip_ratio_low", "clip_ratio_high", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio"),
+    *("ppo_kl_coef", "max_num_seqs", "max_num_batched_tokens", "max_off_policy_threshold", "parameter_sync_step"),
+    *("ppo_max_token_len_per_gpu", "image_patch_size"),
+    *("filter_overlong_prompts_workers", "ray_wait_register_center_timeout"),
+)
 #: What a value has to be if the default is of a type and no dataclass tells more. A bool is no number here.
 _BY_DEFAULT: Final[dict[type, Any]] = {
     bool: bool,
@@ -52,8 +69,8 @@ def value_problems(config: DictConfig, classes: Mapping[str, type]) -> Iterator[
     unknown one, but in verl's own command, which has no such group and takes any ``+KEY``.
     """
     for group, settings in classes.items():
-        names = [field.name for field in fields(settings)]
-        unknown = [name for name in OmegaConf.select(config, group) or () if name not in names]
+        names, given = [field.name for field in fields(settings)], OmegaConf.select(config, group)
+        unknown = [name for name in given if name not in names] if OmegaConf.is_dict(given) else ()
         yield from (f"{group}.{name}: there is no such setting; there are {', '.join(names)}" for name in unknown)
     defaults = _verls_defaults()
     for key, text in leaves(OmegaConf.to_container(config)):
@@ -64,9 +81,12 @@ def value_problems(config: DictConfig, classes: Mapping[str, type]) -> Iterator[
         value = OmegaConf.select(config, key)
         value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         target, default = classes.get(above) or OmegaConf.select(config, f"{above}._target_"), defaults.get(key)
-        of_default = Any if "${" in str(default) else _BY_DEFAULT.get(type(default), Any)
-        kind = _BY_HAND.get(key) or (_types(target).get(name) if target else None) or of_default
-        if value is not None and (problem := type_problem(key, value, kind)):
+        is_of_another = str(default).startswith("${")  # which may be null
+        of_default = Any if is_of_another else _BY_DEFAULT.get(type(default), Any)
+        by_hand = dict | None if key in classes else _BY_HAND.get(key)
+        kind = by_hand or (_types(target).get(name) if target else None) or of_default
+        may_be_null = is_of_another or name in _OR_NULL
+        if not (value is None and may_be_null) and (problem := type_problem(key, value, kind)):
             yield problem
         if key in _PATHS and any(not str(one).strip() for one in (value if isinstance(value, list) else [value])):
             yield f"{key}={value}: a run needs this path; is a variable of the shell not set?"
@@ -80,7 +100,8 @@ def type_problem(key: str, value: Any, kind: Any) -> str | None:
         TypeAdapter(kind, config=_STRICT).validate_python(value)
     except ValidationError as error:
         wanted = dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in error.errors())
-        return f"{key}={'null' if value is None else value} must be {' or '.join(wanted)}"
+        quoted = f""": '{key}="{value}"'""" if "a valid string" in wanted and isinstance(value, int | float) else ""
+        return f"{key}={'null' if value is None else value} must be {' or '.join(wanted)}{quoted}"
     return None
 
 

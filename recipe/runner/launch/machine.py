@@ -80,7 +80,8 @@ def platform_environment(device: str, of_machine: int = 1) -> dict[str, str]:
     if wanted and (wanted == "cpu") != (device == "cpu"):
         raise Refused(f"VERL_PLATFORM={wanted} contradicts trainer.device={device}: unset the variable")
     if device == "cpu":
-        defaults = CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // of_machine))}
+        shares = of_machine if isinstance(of_machine, int) and of_machine > 0 else 1  # the checks come later
+        defaults = CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // shares))}
         return {name: os.environ.get(name, value) for name, value in defaults.items()}
     if _torch_is_cpu_build():
         raise Refused(

@@ -68,8 +68,7 @@ def loss_problem(config: DictConfig) -> str | None:
     try:
         settings = omega_conf_to_dataclass(actor)  # the module of its class may register the loss, too
     except Exception as error:
-        said = " ".join(str(error.__cause__ or error).split())
-        return f"{_ACTOR}.policy_loss._target_={actor.policy_loss.get('_target_')}: {said}"
+        return f"{_ACTOR}: {' '.join(str(error).split())}"
     if loss_mode not in POLICY_LOSS_REGISTRY:
         known = ", ".join(sorted(POLICY_LOSS_REGISTRY))
         return (
@@ -83,7 +82,7 @@ def loss_problem(config: DictConfig) -> str | None:
         if getattr(error, "needs_worker", False):  # an exception may say so itself
             return None
         # verl's and this repository's need nothing else than they get here.
-        is_ours = inspect.unwrap(function).__module__.startswith(("verl.", "fspo."))
+        is_ours = str(inspect.unwrap(function).__module__).startswith(("verl.", "fspo."))
         if is_ours or isinstance(error, _ResultError) or not _takes(function, arguments):
             return f"{_LOSS}={loss_mode} would end the run at its first mini-batch: {_in_words(error)}"
         print(f"note: {_LOSS}={loss_mode} failed on a made-up batch: {_in_words(error)}", file=sys.stderr, flush=True)
@@ -97,8 +96,8 @@ class _ResultError(ValueError):
 def _takes(function: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
     try:
         return inspect.signature(function).bind(**arguments) is not None
-    except TypeError:
-        return False
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)  # a compiled function does not tell its arguments
 
 
 def _arguments(settings: Any) -> dict[str, Any]:
