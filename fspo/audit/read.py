@@ -167,7 +167,8 @@ def _read_file(path: Path) -> Table:
             # A copy: torch takes none of arrow's memory.
             values_B = table.columns[name] = rows[name].cast(pa.float64()).to_numpy().copy()
         except pa.ArrowException as error:
-            raise ValueError(f"column {name} must hold numbers, and holds {rows[name].type} ({error})") from None
+            kinds = "numbers or text" if name == "prompt" else "numbers"
+            raise ValueError(f"column {name} must hold {kinds}, and holds {rows[name].type} ({error})") from None
         wrong_B = ~np.isfinite(values_B)
         if name == "L":
             wrong_B |= values_B < 1

@@ -49,7 +49,8 @@ def by_length(
 
     def add(head: str, accepted_B: Array, lre: bool = True) -> None:
         known_B = ~np.isnan(accepted_B)  # what is removed hangs on A, which may not be known of all
-        share_J = responses.by_bin(np.where(known_B, 1 - accepted_B, 0.0)) / responses.by_bin(known_B)
+        with np.errstate(invalid="ignore"):  # nan where none is known
+            share_J = responses.by_bin(np.where(known_B, 1 - accepted_B, 0.0)) / responses.by_bin(known_B)
         table[head] = [*(f"{x:.1%}" for x in share_J), responses.error(accepted_B).words if lre else ""]
 
     if responses.rule_known:

@@ -61,6 +61,7 @@ BOTH: Final[dict[str, tuple[Row, ...]]] = {
         (f"{MODEL}.path=null", "model.path=null ", "string"),
         ("trainer.default_local_dir=null", "default_local_dir=null ", "string"),
         ("trainer.save_freq=null", "save_freq=null ", "integer"),
+        (f"{MODEL}.path=${{oc.env:NOPE}}", "model.path=", "NOPE"),
         ("data.train_batch_size=0", "train_batch_size=0 ", "greater than 0"),
         (f"data.max_response_length=0 ++{LOSS}.exponent=0.3", "max_response_length=0 ", "greater than 0"),
         (f"{ACTOR}.ppo_epochs=0", "ppo_epochs=0 ", "greater than 0"),

@@ -126,7 +126,10 @@ def test_room_is_needed_for_the_checkpoints_that_are_kept(tmp_path: Path) -> Non
     words = (f"trainer.default_local_dir={tmp_path}", "trainer.max_actor_ckpt_to_keep=9999999")
     (problem,) = checks.room_problems(here(composed(*words)), {})
     (with_lora,) = checks.room_problems(here(composed(*words, "actor_rollout_ref.model.lora_rank=8")), {})
-    needed = [float(re.search(r"need ([\d.]+) GiB", text)[1]) for text in (problem, with_lora)]
+    hybrid = ("trainer.n_gpus_per_node=8", f"{ACTOR}.fsdp_config.fsdp_size=2")
+    (replicated,) = checks.room_problems(here(composed(*words, *hybrid)), {})
+    needed = [float(re.search(r"need ([\d.]+) GiB", text)[1]) for text in (problem, with_lora, replicated)]
+    assert needed[2] == pytest.approx(4 * needed[0], rel=1e-3), "each of four replicas is written"
     assert needed[0] == pytest.approx(3 * needed[1], rel=1e-3), "only the adapters have moments"
     assert str(tmp_path) in problem and list(checks.room_problems(here(composed(words[0])), {})) == []
 

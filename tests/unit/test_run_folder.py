@@ -46,7 +46,7 @@ def test_a_second_start_in_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_every_start_is_recorded_with_its_end(tmp_path: Path) -> None:
+def test_every_start_is_recorded_with_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = begun(tmp_path / "run", "seed=7")
     assert info_of(folder)["overrides"] == ["seed=7"] and info_of(folder)["status"] == "running"
     run_folder.end(folder, "preempted")
@@ -56,6 +56,7 @@ def test_every_start_is_recorded_with_its_end(tmp_path: Path) -> None:
         run_folder.begin(folder, run_folder.Start(config, {}, changed=[change]), ["seed=7"])
     run_folder.end(folder, "failed", "why\nmore")
     assert [change["new"] for change in info_of(folder)["changed"]] == [2, 3], "of every start"
+    assert "note: lr was 2, from step " in capsys.readouterr().out
     starts = info_of(folder)["starts"]
     assert [start.get("status") for start in starts] == ["preempted", None, None, "failed"]
     assert starts[-1]["error"] == "why"

@@ -62,11 +62,19 @@ class Steps:
     ) -> dict[str, float]:
         """What these mini-batches add up to; the response of this key is skipped."""
         self.step += 1
-        mini_batches = [MiniBatch(as_rows(part | {"row": np.arange(N)}), 0.5, 1e-3) for part in parts]
+        mini_batches = [MiniBatch(as_rows({"row": np.arange(N)} | part), 0.5, 1e-3) for part in parts]
         self.records.add(outcomes(rewards), mini_batches, [skipped] if skipped else [], self.step)
         metrics = self.records.end(self.step)
         self.log.log(metrics | {"timing_s/step": 1.0}, step=self.step)
         return metrics
+
+
+def test_a_row_has_the_outcome_of_its_own_response(tmp_path: Path, lines: list[str]) -> None:
+    part = {"S": np.zeros(2), "L": np.ones(2), "A": np.ones(2), "row": np.array([1, 6])}
+    Steps(tmp_path).record([part], [float(number) for number in range(N)])
+    rows = pd.concat(map(pd.read_parquet, (tmp_path / FOLDER).glob("*.parquet")))
+    assert rows["reward"].tolist() == [1, 6] and rows["id"].tolist() == ["a_1_0", "b_2_0"]
+    assert rows["prompt"].tolist() == ["a", "b"]
 
 
 def test_a_run_notes_each_clip_value_when_it_is_set(tmp_path: Path, lines: list[str]) -> None:

@@ -51,7 +51,7 @@ _SUM: Final = re.compile(r"[a-zA-Z](?:_\{\w+\})?(?:\s*[+-]?\s*[a-zA-Z](?:_\{\w+\
 _RATIONAL: Final = re.compile(r"-?(?:\d*\.?\d+(?:/\d+)?|\\frac\{\d+\}\{\d+\})")
 _DECIMAL: Final = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
 _MATRIX: Final = re.compile(r"\\begin\{[pb]?matrix\}((?:(?!\\begin).)*)\\end\{[pb]?matrix\}", re.DOTALL)
-_LABEL: Final = re.compile(r"\A\(?(?:\\text\{)?\(?[A-Z]\s*\)\s*\}?[\s.:]*(?=\S)")
+_LABEL: Final = re.compile(r"\A\(?(?:\\text\{)?\(?[A-Z]\s*\)\s*\}?[\s.:]*(?=\S)|\A[A-Z][.:]\s+(?=\S)")
 
 
 class UnreadError(Exception):
@@ -86,7 +86,7 @@ def _choice(text: str) -> str:
     r"""The letter of a choice: B, (B), \text{(B)}, option B; or with its text behind it, "(B) 12"."""
     plain = re.sub(r"\\text\{|[{}]", " ", text).strip()
     match = re.fullmatch(r"(?:(?:[Oo]ption|[Cc]hoice)\s)?\s*\(?\s*([A-Z])\s*\)?[.:]?", plain)
-    match = match or re.match(r"(?:\(([A-Z])\)(?!\^)|([A-Z])[.):]\s)(?!.*\b[A-Z]\b)", plain)
+    match = match or re.match(r"(?:\(([A-Z])\)(?!\s*[-+*/^_!='(]|\s*\\c)|([A-Z])[.):]\s)(?!.*\b[A-Z]\b)", plain)
     return next(filter(None, match.groups()), "") if match else ""
 
 
@@ -101,7 +101,8 @@ def same(truth: str, answer: str) -> bool:
         return bool(answer)
     if (_REGION.search(truth) or _REGION.search(answer)) and not has_words(truth + answer):
         (one, names), (two, others) = _as_set(truth), _as_set(answer)
-        return one is not None and one == two and (names == others or not (names and others))
+        is_same = one is not None and (one == two or (type(one) is type(two) and bool(_verified(one, two))))
+        return is_same and (names == others or not (names and others))
     (shape, ours), (other, theirs) = _cells(truth), _cells(answer)
     if shape != other and not ("()" in (shape, other) and "1" in (shape + other).strip("()").split("x")):
         return False  # but a vector may be a tuple
@@ -200,7 +201,7 @@ def _equal(gold: Any, value: Any) -> bool:
     if len(equations) == 2:
         zeros = [sympy.together(side.lhs - side.rhs).as_numer_denom()[0] for side in equations]
         ratio = sympy.simplify(zeros[0] / zeros[1])
-        return bool(zeros[0].free_symbols and ratio.is_number and ratio.is_finite)
+        return bool(zeros[0].free_symbols and ratio.is_number and ratio.is_finite and ratio != 0)
     if not all(isinstance(side, sympy.Expr) and not side.free_symbols for side in (gold, value)):
         return bool(_verified(gold, value))
     gold, value = gold.doit(), value.doit()

@@ -25,6 +25,8 @@ _FIRST_SYNC_HANGS: Final = (
     ": start the run again, because the first NCCL group of mode=separate_async can wait for ever (verl issue 6967); "
     "for a longer transfer give run.hang_after_s=null"
 )
+#: Of the time between two looks at most so much counts: this process may have been stopped (Ctrl-Z).
+_BETWEEN_S = 5.0
 
 
 def stopped_of(processes: Iterable[Process]) -> list[Process]:
@@ -44,6 +46,7 @@ class HangLimit:
         self._after_s, self._folder, self._say = after_s, Path(run_dir), say
         self._seen: tuple[Phase, int] | None = None
         self._finished, self._moved, self._warning = 0, 0.0, ""
+        self._looked = time.monotonic()
 
     def look(self, stopped: Callable[[], list[Process]]) -> Failure | None:
         """The hang that ends the run; to be called again and again. ``stopped`` gives its stopped processes."""
@@ -51,6 +54,8 @@ class HangLimit:
         is_first = phase.phase == FIRST_SYNC
         after_s = min(self._after_s, _FIRST_SYNC_S / _END) if is_first else self._after_s
         now = time.monotonic()
+        self._moved += max(0.0, now - self._looked - _BETWEEN_S)
+        self._looked = now
         if self._has_moved(phase):
             self._moved, self._warning = now, ""
         quiet_s = now - self._moved

@@ -74,7 +74,9 @@ def remove_old_request(run_dir: str | Path) -> bool:
 def time_left_s() -> float:
     """Seconds until the time limit of the SLURM job around this process ends; infinite without one."""
     end = os.environ.get(_END_VARIABLE, "")
-    return int(end) - time.time() if end.isdecimal() else float("inf")
+    # A job that ended before this process began is another's: a terminal's environment may outlive its job.
+    limited = end.isdecimal() and int(end) > psutil.Process().create_time()
+    return int(end) - time.time() if limited else float("inf")
 
 
 #: What asks a run to save and end.

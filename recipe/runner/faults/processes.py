@@ -174,8 +174,10 @@ class Processes:
 
 def kills_for_memory() -> int:
     """Processes of this machine that the kernel has killed for memory, also by a cgroup's limit, if it says so."""
-    count = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
-    return int(count[1]) if count else 0
+    with contextlib.suppress(OSError):
+        if count := re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE):
+            return int(count[1])
+    return 0
 
 
 def kill(pids: list[int]) -> None:

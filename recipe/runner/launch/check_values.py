@@ -16,6 +16,7 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import ConfigDict, PositiveInt, TypeAdapter, ValidationError
 
 from recipe.runner.launch.machine import verl_config
@@ -78,8 +79,12 @@ def value_problems(config: DictConfig, classes: Mapping[str, type]) -> Iterator[
         refers = isinstance(text, str) and "${" in text and key not in ("seed", *_PATHS)  # to a key that is named
         if text == "???" or name == "_target_" or refers or (key in defaults and defaults[key] == text):
             continue
-        value = OmegaConf.select(config, key)
-        value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        try:
+            value = OmegaConf.select(config, key)
+            value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        except (OmegaConfBaseException, ValueError, TypeError) as error:
+            yield f"{key}={text}: {' '.join(str(error).split())}"
+            continue
         target, default = classes.get(above) or OmegaConf.select(config, f"{above}._target_"), defaults.get(key)
         is_of_another = str(default).startswith("${")  # which may be null
         of_default = Any if is_of_another else _BY_DEFAULT.get(type(default), Any)

@@ -58,6 +58,7 @@ def room_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[str]
     """The disk below the run folder: can be written to, with room for the checkpoints that are kept.
 
     A checkpoint has 12 bytes per parameter: weights and two moments in fp32. With LoRA only the adapters have moments.
+    verl saves the shard of every rank, so each replica of the shards is written in full.
     """
     root = Path(config.trainer.default_local_dir)
     setting = f"trainer.default_local_dir={root}"
@@ -71,7 +72,9 @@ def room_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[str]
     kept = 0 if config.trainer.save_freq <= 0 else config.trainer.max_actor_ckpt_to_keep or 1
     contents = OmegaConf.select(config, f"{_ACTOR}.checkpoint.save_contents") or ("optimizer",)
     has_moments = "optimizer" in contents and not OmegaConf.select(config, f"{_MODEL}.lora_rank")
-    needed, free = (12 if has_moments else 4) * parameters * kept, shutil.disk_usage(place).free
+    number, size = ranks.training(config.trainer), config.actor_rollout_ref.actor.fsdp_config.fsdp_size
+    replicas = number // size if 0 < size < number else 1
+    needed, free = (12 if has_moments else 4) * parameters * replicas * kept, shutil.disk_usage(place).free
     if free < needed and not any(root.glob("global_step_*")):
         yield MachineProblem(
             f"{setting}: {free / 2**30:.1f} GiB are free, and {kept} checkpoint(s) need {needed / 2**30:.1f} GiB: make "
