@@ -24,11 +24,14 @@ def all_rows(folder: Path) -> pd.DataFrame:
 def assert_measured(rows: pd.DataFrame, values: Sequence[Mapping[str, Any]], accept: float = 0.85) -> None:
     """FSPO's clip values are those inside which ``accept`` of the responses lie that count.
 
-    These have a gradient, come after an update that had one, and are of the last five steps that have such responses.
+    These have a gradient, come after an update that moved the weights, by its gradient or, once there has been one, by
+    momentum, and are of the last five steps that have such responses.
     """
     has = rows["S"].notna() & (rows["A"] != 0)
     first = rows["update"].where(has).groupby(rows["step"]).transform("min")
+    first = first.where(rows["step"] == rows["step"][has].min(), 0)
     counted = rows[has & (rows["minibatch"] > 0) & (rows["update"] > first)]
+    assert len(counted) == (has & (rows["update"] > first)).sum()
     steps = sorted(counted["step"].unique())
     assert [value["after_step"] for value in values] == steps[:10], "set by every step that counts, then fixed"
     for value in values:
