@@ -43,7 +43,7 @@ class ClipMeasurement:
     """
 
     def __init__(self, settings: SequenceLossSettings, accept: float) -> None:
-        if accept is None or not 0 < accept <= 1:  # a null of a configuration, too
+        if not 0 < accept <= 1:
             raise ValueError(f"accept={accept} must be a share, above 0 and at most 1, such as 0.85")
         self._settings, self._accept = settings, accept
         self._measures = f"{settings}, accept={accept:g}"

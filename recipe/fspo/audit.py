@@ -91,8 +91,9 @@ class AuditedWorkers:
         @wraps(train_batch)
         def mini_batch(worker: Any, data: Any) -> Any:
             ends, audited = tu.get(data, "update_lr_scheduler"), getattr(worker, "audited", None)
-            if audited:
-                RECORDER.begin_mini_batch(worker.engine.optimizer)
+            if audited and not self._failed:
+                with self.trial():
+                    RECORDER.begin_mini_batch(worker.engine.optimizer)
             output = train_batch(worker, data)
             if audited and not self._failed:
                 with self.trial():

@@ -37,6 +37,7 @@ def workers_are_forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # what plain_verl sets is undone
     with fork_server.running(()):
         yield
+    assert fork_server.py_executable is None
 
 
 def logged(folder: Path) -> dict[int, dict[str, Any]]:

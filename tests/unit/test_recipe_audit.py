@@ -112,6 +112,9 @@ def test_an_error_ends_the_audit_and_not_the_run(
     monkeypatch.delattr(audit, "rows_of")
     assert [tu.get(x, "metrics") for x in train(folder, "gspo")] == [tu.get(x, "metrics") for x in whole]
     assert capsys.readouterr().out.count("FSPO_AUDIT: NameError") == 1
+    monkeypatch.setattr(audit.RECORDER, "begin_mini_batch", lambda optimizer: optimizer.of_another_kind)
+    assert [tu.get(x, "metrics") for x in train(folder, "gspo")] == [tu.get(x, "metrics") for x in whole]
+    assert capsys.readouterr().out.count("FSPO_AUDIT: AttributeError") == 1
 
 
 def announced(mode: str) -> dict[str, str]:

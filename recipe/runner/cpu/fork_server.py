@@ -67,6 +67,7 @@ def running(modules: Sequence[str]) -> Iterator[None]:
     try:
         yield
     finally:
+        py_executable = None
         server.kill()  # SIGTERM may be blocked
         server.communicate()
         shutil.rmtree(folder, ignore_errors=True)

@@ -25,6 +25,7 @@ _FIRST_SYNC_HANGS: Final = (
     ": start the run again, because the first NCCL group of mode=separate_async can wait for ever (verl issue 6967); "
     "for a longer transfer give run.hang_after_s=null"
 )
+_LOOK_EVERY_S = 1.0
 #: Of the time between two looks at most so much counts: this process may have been stopped (Ctrl-Z).
 _BETWEEN_S = 5.0
 
@@ -49,11 +50,13 @@ class HangLimit:
         self._looked = time.monotonic()
 
     def look(self, stopped: Callable[[], list[Process]]) -> Failure | None:
-        """The hang that ends the run; to be called again and again. ``stopped`` gives its stopped processes."""
+        """The hang that ends the run; to be called more than once a second. ``stopped`` gives its stopped processes."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_EVERY_S:
+            return None
         phase = read_phase(self._folder) or Phase(0, "start-up", 0.0)
         is_first = phase.phase == FIRST_SYNC
         after_s = min(self._after_s, _FIRST_SYNC_S / _END) if is_first else self._after_s
-        now = time.monotonic()
         self._moved += max(0.0, now - self._looked - _BETWEEN_S)
         self._looked = now
         if self._has_moved(phase):
