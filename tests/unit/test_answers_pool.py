@@ -8,11 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import wait_until
 
 from recipe.math.answers import MathScorer, Status
 from recipe.math.reward import compute_score
@@ -31,6 +32,13 @@ def children(scorer: MathScorer) -> list[psutil.Process]:
     return [child for keeper in keepers(scorer) for child in keeper.children()]
 
 
+def limited(scorer: MathScorer) -> list[psutil.Process]:
+    """The children whose memory is bounded: one that was just forked has not come so far, a killed one is no more."""
+    with suppress(psutil.NoSuchProcess):
+        return [child for child in children(scorer) if child.rlimit(psutil.RLIMIT_AS) == (1 << 30, 1 << 30)]
+    return []
+
+
 def gone(of: list[psutil.Process]) -> bool:
     return not psutil.wait_procs(of, timeout=60)[1]
 
@@ -42,8 +50,8 @@ def test_endless_and_many_answers_get_their_own_verdicts() -> None:
     expected[3] = expected[57] = Status.TIMEOUT
     with closing(MathScorer(n_workers=2, time_limit_s=10.0)) as scorer, ThreadPoolExecutor(32) as threads:
         assert list(threads.map(scorer.judge, responses, truths)) == expected
+        wait_until(lambda: len(limited(scorer)) == 2)  # a keeper whose child has used its time forks the next
         started = [*keepers(scorer), *children(scorer)]
-        assert all(process.rlimit(psutil.RLIMIT_AS) == (1 << 30, 1 << 30) for process in children(scorer))
         scorer.close()
         assert len(started) == 4 and gone(started)
         assert scorer.judge(r"\boxed{u+1}", "1+u").score == 1, "it can be used again"
