@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -15,69 +16,25 @@ import pyarrow.parquet as pq
 import pytest
 from commands import run
 
+from benchmarks.rewards import SETS, read_pairs
 from recipe.math.evaluation import pass_at_k
 from recipe.math.reward import compute_score
 
 pytestmark = pytest.mark.promise(18, 19, 20)
 
 
-def score(response: str, truth: str) -> float:
-    return float(compute_score("of/tests", response, truth)["score"])
+def score(response: str, truth: str, **limits: float) -> float:
+    return float(compute_score("of/tests", response, truth, **limits)["score"])
 
 
-#: truth, right answers, wrong ones: what models write that were asked for a box.
-ANSWERS: list[tuple[str, list[str], list[str]]] = [
-    ("34", [r"\boxed{34}", r"**34** $$\boxed{34}$$", r"\boxed{x = 34}", r"\boxed{34.0}"],
-     [r"\boxed{43}", r"\boxed{-34}", r"\boxed{34.5}", r"\boxed{}", "34 is not it", r"\boxed{34, 35}"]),
-    (r"\frac{14}{3}", [r"\boxed{\dfrac{14}{3}}", r"\boxed{14/3}", r"\boxed{\frac{28}{6}}", r"\boxed{\tfrac{14}3}"],
-     [r"\boxed{\frac{3}{14}}", r"\boxed{4.67}", r"\boxed{\frac{14}{33}}", r"\boxed{-\frac{14}{3}}"]),
-    (r"\left( 3, \frac{\pi}{2} \right)", [r"\boxed{(3, \pi/2)}", r"\boxed{\left(3,\frac{\pi}{2}\right)}"],
-     [r"\boxed{(3, \pi/3)}", r"\boxed{(\pi/2, 3)}", r"\boxed{3}"]),
-    ("p - q", [r"\boxed{p-q}", r"\boxed{-q+p}"], [r"\boxed{q-p}", r"\boxed{p}", r"\boxed{p+q}"]),
-    (r"\sqrt{51}", [r"\boxed{\sqrt{51}}", r"\boxed{\sqrt{3}\sqrt{17}}"], [r"\boxed{7.14}", r"\boxed{51}"]),
-    ("6000", [r"\boxed{6,000}", r"\boxed{\$6000}", r"\boxed{6000\text{ dollars}}", r"\boxed{6{,}000}"],
-     [r"\boxed{600}", r"\boxed{60000}", r"\boxed{6\text{ thousand or more}}"]),
-    ("2", [r"First \boxed{5}, corrected: \boxed{2}", r"I get 3 or \boxed{5}. No. Final: \boxed{2}."],
-     [r"\boxed{2} was wrong: \boxed{5}", r"<think> \boxed{2} </think> \boxed{7}"]),
-    (r"x^2+2x+1", [r"\boxed{(x+1)^2}", r"\boxed{x^2 + 2x + 1}"], [r"\boxed{(x-1)^2}", r"\boxed{x^2+2x}"]),
-    ("[1, 3)", [r"\boxed{[1,3)}"], [r"\boxed{(1,3)}", r"\boxed{[1,3]}", r"\boxed{1}"]),
-    ("1, 2", [r"\boxed{1, 2}", r"\boxed{2,1}"], [r"\boxed{1}", r"\boxed{1,2,3}", r"\boxed{12}"]),
-    ("B", [r"\boxed{B}", r"\boxed{(B)}", r"\boxed{\text{B}}", "All the same. #### B"], [r"\boxed{A}", r"\boxed{AB}"]),
-    ("0.333", [r"\boxed{0.333}"], [r"\boxed{\frac13}", r"\boxed{0.33}"]),
-    ("0", [r"\boxed{0}", r"\boxed{0.0}"], [r"\boxed{10^{-12}}", r"\boxed{0.0001}", r"\boxed{1}"]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("truth", "right", "wrong"), ANSWERS, ids=[truth for truth, *_ in ANSWERS])
-def test_realistic_answers_are_judged(truth: str, right: list[str], wrong: list[str]) -> None:
-    assert [answer for answer in right if score(answer, truth) != 1] == []
-    assert [answer for answer in wrong if score(answer, truth) != 0] == []
-
-
-def test_realistic_answers_have_a_status_and_their_accuracy() -> None:
-    told = compute_score("of/tests", r"\boxed{34}", "34", {"index": 5})
-    assert (told["score"], told["acc"]) == (1, 1) and told["problem_id"].endswith("5")
-    assert compute_score("of/tests", "no answer", "34")["status"] != told["status"]
-
-
-#: Texts from which a policy would learn that no answer is needed.
-ATTEMPTS = {
-    "a value before an empty box": (r"So we have $204$ in all. \boxed{}", "204"),
-    "the last number of prose": ("We have 3 apples and 42 pears", "42"),
-    "every candidate": (r"\boxed{1} \boxed{2} \boxed{3} \boxed{4}", "3"),
-    "a list of candidates": (r"\boxed{56, 57, 58, 59}", "58"),
-    "more or less": (r"\boxed{58 \text{ or } 59}", "58"),
-    "a bound": (r"\boxed{x \geq 58}", "58"),
-    "both signs": (r"\boxed{\pm 3}", "3"),
-    "the problem again": ("Find x if 2x = 116. Let us think. x is what is asked for.", "58"),
-    "a thought that never ends": (r"<think> it may be \boxed{58}", "58"),
-    "an answer in a denied sentence": ("The answer is not 58", "58"),
-}
-
-
-@pytest.mark.parametrize("name", ATTEMPTS)
-def test_an_attempt_earns_nothing(name: str) -> None:
-    assert score(*ATTEMPTS[name]) == 0
+@pytest.mark.parametrize("path", SETS, ids=lambda path: path.stem)
+def test_labelled_answers_are_judged_and_no_attempt_earns(path: Path) -> None:
+    """An attempt is a text from which a policy would learn that no answer is needed."""
+    responses, truths, right = zip(*read_pairs(path), strict=True)
+    with ThreadPoolExecutor(8) as threads:
+        scores = threads.map(functools.partial(score, time_limit_s=20.0), responses, truths)
+    unlike = [case for case in zip(responses, truths, right, scores, strict=True) if case[2] != case[3]]
+    assert len(responses) > 100 and unlike == []
 
 
 HOSTILE = [
