@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import math
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -70,14 +69,10 @@ def problems(count: int, first: int = 0) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_columns_of_one_s_own_become_rows_of_verl_s(kind: str, tmp_path: Path) -> None:
+def test_columns_of_one_s_own_become_rows_of_verl_s(tmp_path: Path) -> None:
     rows = [*problems(6), problems(1)[0]]  # the last is there twice
-    if kind == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "mine.parquet")
-    else:
-        (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ("prepare", f"mine.{kind}", "--prompt", "question", "--answer", "result", "--out", "out")
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "mine.parquet")
+    words = ("prepare", "mine.parquet", "--prompt", "question", "--answer", "result", "--out", "out")
     ended = run("recipe.math.data", *words, folder=tmp_path)
     assert ended.status == 0, ended.error
     written = pq.read_table(tmp_path / "out/mine.parquet").to_pylist()
@@ -111,11 +106,8 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(n: int) -> None:
     for correct in range(n + 1):
         answers = [1] * correct + [0] * (n - correct)
         for k in {1, 2, n} & set(range(1, n + 1)):
-            expected = 1 - math.comb(n - correct, k) / math.comb(n, k)
-            assert pass_at_k(n, correct, k) == pytest.approx(expected, abs=1e-12)
-            if n <= 5:
-                draws = list(itertools.combinations(answers, k))
-                assert pass_at_k(n, correct, k) == pytest.approx(sum(map(max, draws)) / len(draws))
+            draws = list(itertools.combinations(answers, k))
+            assert pass_at_k(n, correct, k) == pytest.approx(sum(map(max, draws)) / len(draws), abs=1e-12)
 
 
 def test_the_command_prints_accuracy_with_its_interval(tmp_path: Path) -> None:

@@ -22,8 +22,16 @@ def records() -> list[Record]:
     ] + [Record("amc23", "x", 5, 1.0)]
 
 
-def test_evaluate_by_hand() -> None:
-    result = evaluate(records())
+def test_a_run_s_generations_are_evaluated_as_by_hand(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="scored nothing"):
+        conclude_evaluation(tmp_path)
+    (tmp_path / "validation").mkdir()
+    lines = "".join(json.dumps(record._asdict()) + "\n" for record in records())
+    (tmp_path / "validation/3.jsonl").write_text(lines, encoding="utf-8")
+    table = unpadded(conclude_evaluation(tmp_path))
+    assert "| aime24 | 4 | 4 | 43.8% [" in table and "| aime24 | 1024 to 2047 | 8 | 25.0% [" in table
+    assert "| amc23 | 1 | 1 | 100.0% | 100.0% |  |  |" in table
+    result = json.loads((tmp_path / "evaluation.json").read_text(encoding="utf-8"))
     aime = result["aime24"]
     assert (aime["problems"], aime["responses"]) == (4, 16)
     assert aime["avg"]["value"] == pytest.approx((0.5 + 0 + 1 + 0.25) / 4)
@@ -33,8 +41,8 @@ def test_evaluate_by_hand() -> None:
     bins = {(row["low"], row["high"]): (row["responses"], row["accuracy"]["value"]) for row in aime["by_length"]}
     assert bins == {(64, 128): (4, 1 / 2), (512, 1024): (4, 3 / 4), (1024, 2048): (8, 1 / 4)}
     assert result["amc23"]["avg"] == {"value": 1.0, "low": None, "high": None}
-    three = [Record("s", problem, 1, float(i)) for problem in "ab" for i in (0, 0, 1)]
-    assert list(evaluate(three)["s"]["pass"]) == ["1", "2", "3"]
+    three = evaluate(Record("s", problem, 1, float(i)) for problem in "ab" for i in (0, 0, 1))["s"]
+    assert list(three["pass"]) == ["1", "2", "3"]
 
 
 # 200 trials: 0.95 +- 3 standard errors, and one percent for the bootstrap's own error
@@ -78,15 +86,3 @@ def test_a_line_that_is_no_scored_response_is_named(tmp_path: Path, line: object
     path.write_text("\n".join(lines))
     with pytest.raises(ValueError, match=rf"records\.jsonl.*{says}"):
         read_records(path)
-
-
-def test_a_run_s_generations_are_evaluated(tmp_path: Path) -> None:
-    (tmp_path / "validation").mkdir()
-    lines = "".join(json.dumps(record._asdict()) + "\n" for record in records())
-    (tmp_path / "validation/3.jsonl").write_text(lines, encoding="utf-8")
-    table = unpadded(conclude_evaluation(tmp_path))
-    with pytest.raises(ValueError, match="scored nothing"):
-        conclude_evaluation(tmp_path / "without")
-    assert "| aime24 | 4 | 4 | 43.8% [" in table and "| aime24 | 1024 to 2047 | 8 | 25.0% [" in table
-    assert "| amc23 | 1 | 1 | 100.0% | 100.0% |  |  |" in table
-    assert json.loads((tmp_path / "evaluation.json").read_text(encoding="utf-8")) == evaluate(records())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,18 +16,14 @@ from verl.trainer.ppo.reward import load_reward_manager
 
 from recipe.runner.faults.errors import ExplainedError
 
-
-class Tokenizer:
-    def decode(self, ids: torch.Tensor, skip_special_tokens: bool) -> str:
-        return "".join(chr(i) for i in ids.tolist())
+MANAGER = "reward: {reward_manager: {source: importlib, name: TokenLengthRewardManager, module: {path: %s}}}"
+TOKENIZER = SimpleNamespace(decode=lambda ids, skip_special_tokens: "".join(map(chr, ids.tolist())))
 
 
 def manager(path: str) -> Any:
-    module = {"path": "pkg://recipe.runner.reward_manager"}
-    ours = {"source": "importlib", "name": "TokenLengthRewardManager", "module": module}
-    function = {"path": path, "name": "compute_score", "reward_kwargs": {}}
-    config = {"reward": {"custom_reward_function": function, "reward_manager": ours}}
-    return load_reward_manager(OmegaConf.create(config), Tokenizer())
+    config = OmegaConf.create(MANAGER % "pkg://recipe.runner.reward_manager")
+    config.reward.custom_reward_function = {"path": path, "name": "compute_score", "reward_kwargs": {}}
+    return load_reward_manager(config, TOKENIZER)
 
 
 def scored(one: Any, source: str = "aime24", info: dict[str, Any] | None = None, prompt: int = 0) -> dict[str, Any]:
@@ -37,31 +33,19 @@ def scored(one: Any, source: str = "aime24", info: dict[str, Any] | None = None,
         "responses": torch.tensor([[ord("3"), ord("4"), 0, 0, 0, 0]]),
         "attention_mask": torch.tensor([[1] * 5 + [0] * 4]),
     }
-    others = {
-        "data_source": source,
-        "reward_model": {"ground_truth": "34"},
-        "extra_info": {"index": 7} if info is None else info,
-    }
-    non_tensors = {name: np.array([value], dtype=object) for name, value in others.items()}
-    data = DataProto.from_dict(tensors=tensors, non_tensors=non_tensors)
-    return dict(asyncio.get_event_loop().run_until_complete(one.run_single(data)))
-
-
-@pytest.fixture(autouse=True)
-def _loop() -> Iterator[None]:
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    yield
-    loop.close()
+    info = {"index": 7} if info is None else info
+    others = {"data_source": source, "reward_model": {"ground_truth": "34"}, "extra_info": info}
+    data = DataProto.from_dict(tensors, {name: np.array([value], dtype=object) for name, value in others.items()})
+    return dict(one.loop.run_until_complete(one.run_single(data)))
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Any:
+def own(tmp_path: Path) -> Callable[..., Any]:
     """A manager for a reward with this body."""
 
     def build(body: str, head: str = "def") -> Any:
-        lines = "".join(f"    {line}\n" for line in body.splitlines())
-        text = f"{head} compute_score(data_source, solution_str, ground_truth, extra_info=None):\n{lines}"
+        lines = "\n    ".join(body.splitlines())
+        text = f"{head} compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    {lines}\n"
         (tmp_path / "reward.py").write_text(text)
         return manager(str(tmp_path / "reward.py"))
 
