@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-from real_stack import starter
+from collections.abc import Iterator
 
-#: Starts the real stack; everything is stopped when the module's tests are over.
-start = pytest.fixture(starter, scope="module", name="start")
+import pytest
+from real_stack import Starter
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Starter]:
+    """Starts the real stack; everything is stopped when the module's tests are over."""
+    with Starter() as starter:
+        yield starter

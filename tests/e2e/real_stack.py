@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,11 +163,8 @@ class Start(starts.Start):
         return {record["step"]: record["metrics"] for record in records}
 
 
-class Starter:
-    """Starts, and ends what is left of them."""
-
-    def __init__(self) -> None:
-        self._starts: list[Start] = []
+class Starter(contextlib.ExitStack):
+    """Starts; what is left of them is ended with it."""
 
     def __call__(self, run_dir: Path, *overrides: str, **environment: str) -> Start:
         """``python -m recipe.fspo.main`` with this run folder."""
@@ -177,17 +173,6 @@ class Starter:
 
     def module(self, folder: Path, *words: str, **environment: str) -> Start:
         """``python -m WORDS`` in this folder."""
-        self._starts.append(Start(folder, *words, **environment))
-        return self._starts[-1]
-
-    def stop(self) -> None:
-        """End whatever is left."""
-        for one in self._starts:
-            one.stop()
-
-
-def starter() -> Iterator[Starter]:
-    """A fixture's body."""
-    made = Starter()
-    yield made
-    made.stop()
+        one = Start(folder, *words, **environment)
+        self.callback(one.stop)
+        return one

@@ -14,10 +14,10 @@ import tempfile
 import time
 import tomllib
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
 #: pytest's status where tests have failed; another one is no verdict.
 FAILED = 1
 
@@ -38,10 +38,6 @@ def run(copy: Path, *words: str) -> tuple[int, str]:
     return done.returncode, "\n".join((done.stdout + done.stderr).splitlines()[-15:])
 
 
-def tests(copy: Path, fault: dict[str, Any]) -> tuple[int, str]:
-    return run(copy, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *fault["tests"])
-
-
 def main() -> int:
     faults = {str(fault["number"]): fault for fault in tomllib.loads((HERE / "faults.toml").read_text())["fault"]}
     missed = 0
@@ -53,10 +49,10 @@ def main() -> int:
         if found.split() != [str(copy / "fspo/__init__.py"), str(copy / "recipe/fspo/__init__.py")]:
             raise SystemExit(f"the copy in {copy} is not what is imported: {found}")
         for number in sys.argv[1:] or faults:
-            fault, patch = faults[number], str(HERE / faults[number]["patch"])
-            began, command = time.monotonic(), tuple(fault["tests"])
+            fault, began = faults[number], time.monotonic()
+            command, patch = (*PYTEST, *fault["tests"]), str(HERE / fault["patch"])
             if command not in passed:
-                status, output = tests(copy, fault)
+                status, output = run(copy, *command)
                 passed[command] = status == 0
                 if status:
                     print(f"{number}: fails without the fault: {' '.join(command)}\n{output}", flush=True)
@@ -64,7 +60,7 @@ def main() -> int:
                 missed += 1
                 continue
             subprocess.run(["git", "apply", patch], cwd=copy, check=True)
-            status, output = tests(copy, fault)
+            status, output = run(copy, *command)
             subprocess.run(["git", "apply", "-R", patch], cwd=copy, check=True)
             verdict = "caught" if status == FAILED else "NOT CAUGHT"
             missed += status != FAILED

@@ -15,19 +15,16 @@ import os
 import re
 import runpy
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from unittest import mock
 
 import pytest
 from checking import check_all
 from composing import composed, of_verl
 from hydra.core.global_hydra import GlobalHydra
 from of_the_reader import blocks, write_own_loss
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 import recipe.fspo.sqrt_rejection  # noqa: F401  (adds a rule to verl's)
 from benchmarks import settings
@@ -93,7 +90,7 @@ def run_examples(page: Path, folder: Path) -> None:
     for name in ("RUN", "audit"):  # the second as examples/own_loop.py and trl_fspo.py call it
         write_run(folder / name)
     module = ModuleType(page.stem)
-    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(POLICY_LOSS_REGISTRY):
+    with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)  # some write files
         patch.setitem(sys.modules, page.stem, module)  # dataclasses look it up
         with contextlib.redirect_stdout(io.StringIO()):
@@ -145,9 +142,7 @@ def parses(module: str, *arguments: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
-        patch.setattr(signal, "signal", lambda number, handler: None)  # of a process of its own
         patch.setattr(sys, "argv", [module, *arguments])
-        patch.syspath_prepend(str(ROOT))  # `benchmarks` is not installed
         with pytest.raises(InterruptedError):
             runpy.run_module(module, run_name="__main__", alter_sys=False)
 
@@ -224,8 +219,7 @@ def own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     write_own_loss(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with mock.patch.dict(POLICY_LOSS_REGISTRY):
-        yield
+    yield
     sys.modules.pop("my_loss", None)
 
 

@@ -32,15 +32,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_wheel_holds_what_a_run_needs_alone(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"fspo/py.typed", "recipe/math/data/assets/demo_model/model.safetensors"} <= names
-    tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert tops == {"fspo", "recipe"}, "conf, tests or scripts would be in everybody's way"
-    code = {str(path.relative_to(ROOT)) for top in ("fspo", "recipe") for path in (ROOT / top).rglob("*.py")}
-    assert code <= names, "a package is missing from pyproject.toml"
-
-
 #: Prints a loss of the composed configuration, whether the demo's model is there, and verl's plugins.
 PROGRAM = """
 from importlib.metadata import distributions
@@ -55,8 +46,14 @@ print(*{e.value for d in distributions() for e in d.entry_points if e.group == "
 """
 
 
-def test_configuration_model_and_plugins_are_found(wheel: Path, tmp_path: Path) -> None:
-    """With the wheel's files first on the path, in an empty folder."""
+def test_the_wheel_holds_what_a_run_needs_alone(wheel: Path, tmp_path: Path) -> None:
+    """And it is found with the wheel's files first on the path, in an empty folder."""
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"fspo/py.typed", "recipe/math/data/assets/demo_model/model.safetensors"} <= names
+    tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    assert tops == {"fspo", "recipe"}, "conf, tests or scripts would be in everybody's way"
+    code = {str(path.relative_to(ROOT)) for top in ("fspo", "recipe") for path in (ROOT / top).rglob("*.py")}
+    assert code <= names, "a package is missing from pyproject.toml"
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site"), "VERL_PLATFORM": "cpu"}
     command = [sys.executable, "-c", PROGRAM]
