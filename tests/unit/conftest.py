@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -61,8 +62,6 @@ def begin(run_id: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Pope
     """
     from recipe.runner.faults.processes import RUN_ID_VARIABLE
 
-    begun: list[subprocess.Popen[bytes]] = []
-
     def begin(title: str, code: str = "import time; print(flush=True); time.sleep(60)") -> subprocess.Popen[bytes]:
         program = tmp_path / f"{title.rpartition(':')[2]}.py"
         program.write_text(code, encoding="utf-8")
@@ -76,12 +75,11 @@ def begin(run_id: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Pope
                 stdout=subprocess.PIPE,
                 stderr=log,
             )
-        begun.append(process)
+        stack.enter_context(process)  # which closes its pipes, of which a child of its may hold the other end
+        stack.callback(process.kill)
         assert process.stdout is not None
         process.stdout.readline()
         return process
 
-    yield begin
-    for process in begun:
-        with process:  # closes its pipes, of which a child of its may hold the other end
-            process.kill()
+    with contextlib.ExitStack() as stack:
+        yield begin

@@ -15,6 +15,7 @@ import os
 import re
 import runpy
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -142,6 +143,7 @@ def parses(module: str, *arguments: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+        patch.setattr(signal, "signal", lambda number, handler: None)  # of a process of its own
         patch.setattr(sys, "argv", [module, *arguments])
         with pytest.raises(InterruptedError):
             runpy.run_module(module, run_name="__main__", alter_sys=False)
@@ -178,39 +180,28 @@ MODULES: dict[str, Callable[..., None]] = {
 }
 
 
-def check_python(words: list[str]) -> None:
-    if words[1].endswith(".py"):
-        assert words[1] in OF_THE_READER or (ROOT / words[1]).is_file(), words[1]
-        return
-    flag, module, *arguments = words[1:]
-    assert flag == "-m", f"{words}: the documentation runs modules"
-    MODULES.get(module, functools.partial(parses, module))(*arguments)
-
-
-def check_sbatch(words: list[str], environment: dict[str, str]) -> None:
-    assert set(environment) <= set(re.findall(r"`(FSPO_\w+)`", text_of("docs/clusters.md")))
-    script, *overrides = [word for word in words[1:] if not word.startswith("--")]
-    (experiment,) = re.findall(r"experiment=(\w+)", text_of(script))
-    # What slurm/train.sh adds.
-    composes(f"experiment={experiment}", "++ray_kwargs.ray_init.address=auto", "trainer.nnodes=2", *overrides)
-
-
-def check(command: str) -> None:
-    """Raise unless ``command`` is of a known kind and right."""
-    words = shlex.split(command)
-    environment: dict[str, str] = {}
-    while re.fullmatch(r"[A-Z_]+=.*", words[0]):
-        name, _, environment[name] = words.pop(0).partition("=")
-    program = words[0].removeprefix(".venv/bin/")
-    if program.startswith("python"):
-        check_python(words)
+def check(words: Sequence[str]) -> None:
+    """Raise unless these are the words of a command of a known kind, and right."""
+    variables = [*itertools.takewhile(re.compile(r"[A-Z_]+=").match, words)]
+    program, *arguments = words[len(variables) :]
+    program = program.removeprefix(".venv/bin/")
+    if program.startswith("python") and arguments[0] == "-m":
+        module, *more = arguments[1:]
+        MODULES.get(module, functools.partial(parses, module))(*more)
+    elif program.startswith("python"):
+        assert arguments[0] in OF_THE_READER or (ROOT / arguments[0]).is_file(), arguments[0]
     elif program == "sbatch":
-        check_sbatch(words, environment)
+        known = re.findall(r"`(FSPO_\w+)`", text_of("docs/clusters.md"))
+        assert {word.partition("=")[0] for word in variables} <= set(known)
+        script, *overrides = [word for word in arguments if not word.startswith("--")]
+        (experiment,) = re.findall(r"experiment=(\w+)", text_of(script))
+        # What slurm/train.sh adds.
+        composes(f"experiment={experiment}", "++ray_kwargs.ray_init.address=auto", "trainer.nnodes=2", *overrides)
     elif program in ("bash", "pip"):
-        files = [word for word in words[1:] if "/" in word and not word.startswith(("-", "/"))]
+        files = [word for word in arguments if "/" in word and not word.startswith(("-", "/"))]
         assert all((ROOT / file).exists() for file in files), files
     else:
-        assert program in OF_THE_SYSTEM, f"{command!r}: no test knows this kind of command"
+        assert program in OF_THE_SYSTEM, "no test knows this kind of command"
 
 
 @pytest.fixture
@@ -232,10 +223,9 @@ def own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 @pytest.mark.usefixtures("own_loss")
 def test_commands_are_right(pages: Sequence[Path]) -> None:
-    commands = {
-        f"{name_of(page)}: {command}": functools.partial(check, command)
+    check_all(
+        (f"{name_of(page)}: {shlex.join(words)}", functools.partial(check, words))
         for page in pages
         for block in blocks(text_of(page), "bash")
-        for command in map(shlex.join, split_commands(block))
-    }
-    check_all(commands.items())
+        for words in split_commands(block)
+    )
