@@ -6,6 +6,7 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,8 +37,7 @@ def write(path: Path, rows: Rows) -> None:
 
 
 def read(out: Path, name: str) -> Rows:
-    rows: Rows = pq.read_table(out / f"{name}.parquet").to_pylist()
-    return rows
+    return pq.read_table(out / f"{name}.parquet").to_pylist()  # type: ignore[no-any-return]
 
 
 def truths(out: Path, name: str) -> list[str]:
@@ -114,21 +114,16 @@ def test_a_damaged_source_is_named_and_replaces_nothing(
 
 
 def test_the_hub_is_read_at_the_pinned_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, asked = SOURCES["gsm8k_test"], []
-
-    def unreachable(*args: object, **kwargs: object) -> None:
-        asked.append((args, kwargs))
-        raise ConnectionError
-
+    source, unreachable = SOURCES["gsm8k_test"], Mock(side_effect=ConnectionError)
     monkeypatch.setattr("datasets.load_dataset", unreachable)
     with pytest.raises(ValueError, match=rf"{source.hub_id} at {source.revision}.*--source DIR"):
         prepare(source, tmp_path)
-    assert asked == [(("openai/gsm8k", "main"), {"split": "test", "revision": source.revision})]
+    unreachable.assert_called_once_with("openai/gsm8k", "main", split="test", revision=source.revision)
 
 
-def of_columns(file: Path, out: Path, *more: str, prompt: str = "q", answer: str = "a") -> int:
-    """The command's status for somebody's own file."""
-    return main(["prepare", str(file), "--prompt", prompt, "--answer", answer, "--out", str(out), *more])
+def of_columns(file: Path, out: Path, *more: str) -> int:
+    """The command's status for somebody's own file; of an option that is given twice, the last counts."""
+    return main(["prepare", str(file), "--prompt", "q", "--answer", "a", "--out", str(out), *more])
 
 
 QUESTION = "What is one plus one?"
@@ -147,7 +142,7 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
 )
 def test_anybodys_two_columns_become_verls(tmp_path: Path, name: str, answer: str, row: dict[str, Any]) -> None:
     write(tmp_path / name, [row, row])
-    assert of_columns(tmp_path / name, tmp_path / "out", "--name", "own", answer=answer) == 0
+    assert of_columns(tmp_path / name, tmp_path / "out", "--name", "own", "--answer", answer) == 0
     (result,) = read(tmp_path / "out", "own")
     assert result["prompt"][0]["content"] == QUESTION + REQUEST and result["reward_model"]["ground_truth"] == "2"
 
@@ -191,8 +186,8 @@ def test_a_prepared_file_asks_once(tmp_path: Path) -> None:
     own = "How many? Write it in \\boxed{your answer}."
     write(tmp_path / "mine.jsonl", [{"q": QUESTION, "a": "2"}, {"q": own, "a": "3"}])
     assert of_columns(tmp_path / "mine.jsonl", tmp_path) == 0
-    columns = {"prompt": "prompt", "answer": "reward_model.ground_truth"}
-    assert of_columns(tmp_path / "mine.parquet", tmp_path / "again", **columns) == 0
+    columns = ("--prompt", "prompt", "--answer", "reward_model.ground_truth")
+    assert of_columns(tmp_path / "mine.parquet", tmp_path / "again", *columns) == 0
     for out in (tmp_path, tmp_path / "again"):
         assert [row["prompt"][0]["content"] for row in read(out, "mine")] == [QUESTION + REQUEST, own]
 
