@@ -120,8 +120,7 @@ def test_the_command_prints_accuracy_with_its_interval(tmp_path: Path) -> None:
     (tmp_path / "dump.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     ended = run("recipe.math.evaluation", "dump.jsonl", folder=tmp_path)
     assert ended.status == 0, ended.error
-    numbers = [float(number) for number in re.findall(r"([\d.]+)%", ended.out)]
-    assert numbers[0] == pytest.approx(43.75, abs=0.06) and 75.0 in numbers, "avg@4 and pass@4"
+    assert " 75.0% [" in ended.out, "pass@4"
     low, high = map(float, re.findall(r"43\.8% \[([\d.]+)%?, ([\d.]+)%?\]", ended.out)[0])
     assert 0 <= low < 43.75 < high <= 100 and high - low > 20, "four problems say little"
     ended = run("recipe.math.evaluation", "none.jsonl", folder=tmp_path)

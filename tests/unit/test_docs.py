@@ -7,9 +7,7 @@ added untested.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
-import io
 import itertools
 import os
 import re
@@ -54,11 +52,8 @@ def test_the_page_of_settings_is_the_program_s() -> None:
     assert settings.PAGE.read_text(encoding="utf-8") == settings.page(), "python -m benchmarks.settings writes it"
 
 
-def test_files_and_modules_that_pages_name_exist() -> None:
-    check_all((name_of(page), functools.partial(check_page, page)) for page in PAGES)
-
-
-def check_page(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_and_modules_that_pages_name_exist(page: Path) -> None:
     text = text_of(page)
     # A block without a language would not be seen by the tests of commands and examples.
     assert set(re.findall(r"^ *```(.*)$", text, re.M)[::2]) <= {"bash", "python", "text", "json", "yaml"}
@@ -81,22 +76,16 @@ def write_run(folder: Path) -> None:
     (folder / "rollouts/1.jsonl").write_text('{"uid": "removed", "output": "42"}\n')
 
 
-def test_python_examples_run(tmp_path: Path) -> None:
-    pages = [page for page in PAGES if [*blocks(text_of(page), "python")]]
-    check_all((name_of(page), functools.partial(run_examples, page, tmp_path / str(i))) for i, page in enumerate(pages))
-
-
-def run_examples(page: Path, folder: Path) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if [*blocks(text_of(page), "python")]], ids=name_of)
+def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page's blocks run in order, in one namespace, beside a run folder with records."""
     for name in ("RUN", "audit"):  # the second as examples/own_loop.py and trl_fspo.py call it
-        write_run(folder / name)
+        write_run(tmp_path / name)
     module = ModuleType(page.stem)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)  # some write files
-        patch.setitem(sys.modules, page.stem, module)  # dataclasses look it up
-        with contextlib.redirect_stdout(io.StringIO()):
-            for block in blocks(text_of(page), "python"):
-                exec(compile(block, str(page), "exec"), module.__dict__)
+    monkeypatch.chdir(tmp_path)  # some write files
+    monkeypatch.setitem(sys.modules, page.stem, module)  # dataclasses look it up
+    for block in blocks(text_of(page), "python"):
+        exec(compile(block, str(page), "exec"), module.__dict__)
 
 
 #: Commands that belong to the system, and make, of which a wrong target says so at once.

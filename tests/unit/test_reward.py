@@ -19,7 +19,8 @@ def test_right_and_wrong_answers() -> None:
     flags = {"timeout": 0.0, "parse_failed": 0.0, "crashed": 0.0}
     facts = {"response_length": 12, "status": "correct", "data_source": "math500", "problem_id": "math500/7"}
     assert right == {"score": 1.0, "acc": 1.0, **flags, **facts}
-    assert call("math500", r"so \boxed{35}", "34")["acc"] == 0.0
+    wrong = call("math500", r"so \boxed{35}", "34")
+    assert (wrong["acc"], wrong["status"]) == (0.0, "wrong")
 
 
 def test_the_offline_task_has_its_own_verifier_and_the_same_keys() -> None:
