@@ -59,7 +59,7 @@ def test_endless_and_many_answers_get_their_own_verdicts() -> None:
 
 def test_a_killed_or_stopped_worker_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     acts = itertools.product((psutil.Process.kill, psutil.Process.suspend), (children, keepers))
-    with closing(MathScorer(n_workers=1)) as scorer:
+    with closing(MathScorer(n_workers=1, time_limit_s=3.0)) as scorer:
         for number, (act, victims) in enumerate(acts):
             assert scorer.judge(rf"\boxed{{y+{number}}}", f"{number}+y") is Status.CORRECT, (act, victims)
             started = [*keepers(scorer), *children(scorer)]
