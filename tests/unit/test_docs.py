@@ -67,20 +67,15 @@ def test_files_and_modules_that_pages_name_exist(page: Path) -> None:
         assert [name for name in files if name not in OF_THE_READER and not (ROOT / name).exists()] == []
 
 
-def write_run(folder: Path) -> None:
-    """A run folder with a table of responses and the dump of one of them, whose gradient the clip removes."""
-    writer = TableWriter(folder / "responses", {"loss": "fspo"}, run="run")
-    place = {"step": 1, "update": 1, "minibatch": 1, "id": ["removed", *"bcdefghi"]}
-    writer.append(place | {"S": 0.1, "L": range(1, 10), "A": 1.0, "inside": [0, *[1] * 8], "kept": [0, *[1] * 8]})
-    (folder / "rollouts").mkdir()
-    (folder / "rollouts/1.jsonl").write_text('{"uid": "removed", "output": "42"}\n')
-
-
 @pytest.mark.parametrize("page", [page for page in PAGES if [*blocks(text_of(page), "python")]], ids=name_of)
 def test_python_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page's blocks run in order, in one namespace, beside a run folder with records."""
+    """A page's blocks run in order, in one namespace, beside a run folder with a response whose gradient is clipped."""
+    place = {"step": 1, "update": 1, "minibatch": 1, "id": ["removed", *"bcdefghi"]}
+    values = {"S": 0.1, "L": range(1, 10), "A": 1.0, "inside": [0, *[1] * 8], "kept": [0, *[1] * 8]}
     for name in ("RUN", "audit"):  # the second as examples/own_loop.py and trl_fspo.py call it
-        write_run(tmp_path / name)
+        TableWriter(tmp_path / name / "responses", {"loss": "fspo"}, run="run").append(place | values)
+        (tmp_path / name / "rollouts").mkdir()
+        (tmp_path / name / "rollouts/1.jsonl").write_text('{"uid": "removed", "output": "42"}\n')
     module = ModuleType(page.stem)
     monkeypatch.chdir(tmp_path)  # some write files
     monkeypatch.setitem(sys.modules, page.stem, module)  # dataclasses look it up

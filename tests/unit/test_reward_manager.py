@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,17 +38,12 @@ def scored(one: Any, source: str = "aime24", info: dict[str, Any] | None = None,
     return dict(one.loop.run_until_complete(one.run_single(data)))
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Callable[..., Any]:
+def own(folder: Path, body: str, head: str = "def") -> Any:
     """A manager for a reward with this body."""
-
-    def build(body: str, head: str = "def") -> Any:
-        lines = "\n    ".join(body.splitlines())
-        text = f"{head} compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    {lines}\n"
-        (tmp_path / "reward.py").write_text(text)
-        return manager(str(tmp_path / "reward.py"))
-
-    return build
+    lines = "\n    ".join(body.splitlines())
+    text = f"{head} compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    {lines}\n"
+    (folder / "reward.py").write_text(text)
+    return manager(str(folder / "reward.py"))
 
 
 @pytest.mark.parametrize(
@@ -64,8 +58,8 @@ def own(tmp_path: Path) -> Callable[..., Any]:
     ],
 )
 @pytest.mark.parametrize("head", ["def", "async def"])
-def test_what_is_a_reward_passes_unchanged(own: Any, head: str, body: str, score: float) -> None:
-    one = own(body, head)
+def test_what_is_a_reward_passes_unchanged(tmp_path: Path, head: str, body: str, score: float) -> None:
+    one = own(tmp_path, body, head)
     result = scored(one)
     assert result["reward_score"] == score
     assert one.failure is None
@@ -75,9 +69,9 @@ def test_what_is_a_reward_passes_unchanged(own: Any, head: str, body: str, score
 
 
 @pytest.mark.parametrize("path", ["own", "pkg://recipe.math.reward"])
-def test_rows_without_a_problem_are_known_by_their_prompt(own: Any, path: str) -> None:
+def test_rows_without_a_problem_are_known_by_their_prompt(tmp_path: Path, path: str) -> None:
     def problem_id_of(prompt: int, **info: Any) -> str:
-        one = own("return 1") if path == "own" else manager(path)
+        one = own(tmp_path, "return 1") if path == "own" else manager(path)
         return str(scored(one, info=info, prompt=prompt)["reward_extra_info"]["problem_id"])
 
     assert problem_id_of(1) == problem_id_of(1, index=None, problem_id=None) != problem_id_of(2)
@@ -98,8 +92,8 @@ def test_rows_without_a_problem_are_known_by_their_prompt(own: Any, path: str) -
         ("return {'score': 1, 'acc': float('inf')}", " inf"),
     ],
 )
-def test_a_failure_names_row_and_response_and_is_kept(own: Any, body: str, says: str) -> None:
-    one = own(body)
+def test_a_failure_names_row_and_response_and_is_kept(tmp_path: Path, body: str, says: str) -> None:
+    one = own(tmp_path, body)
     with pytest.raises(ExplainedError) as failed:
         scored(one, "own/task")
     message = str(failed.value)
