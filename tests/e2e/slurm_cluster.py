@@ -7,14 +7,12 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
 from real_stack import MARK, REPOSITORY, marked_processes
+from waiting import wait_until
 
 from recipe.runner.faults.processes import kill
 
@@ -112,25 +110,20 @@ class Cluster:
             f"--socket={self.folder}/munge.socket", f"--pid-file={self.folder}/munged.pid",
             f"--log-file={self.folder}/munged.log", f"--seed-file={self.folder}/munged.seed",
         )  # fmt: skip
-        self._wait(lambda: (self.folder / "munge.socket").exists(), "munged's socket", 30)
+        wait_until((self.folder / "munge.socket").exists, said=self._logs)
         self._daemon("slurmctld", "-D")
         for i in range(self.nodes):
             self._daemon("slurmd", "-D", "-N", f"node{i + 1}")
         idle = f"idle {self.nodes}"
-        self._wait(lambda: self.run("sinfo", "-h", "-o", "%T %D", check=False) == idle, "idle nodes", 60)
+        wait_until(lambda: self.run("sinfo", "-h", "-o", "%T %D", check=False) == idle, 60, 0.3, self._logs)
 
     def _daemon(self, *command: str) -> None:
         with (self.folder / f"{command[0]}-{len(self.daemons)}.out").open("wb") as out:
             environment = {name: value for name, value in self.environment.items() if name != MARK}
             self.daemons.append(subprocess.Popen(command, stdout=out, stderr=out, env=environment))
 
-    def _wait(self, is_true: Callable[[], bool], what: str, timeout: float) -> None:
-        limit = time.monotonic() + timeout
-        while not is_true():
-            if time.monotonic() > limit:
-                logs = "\n".join(path.read_text()[-1500:] for path in self.folder.glob("*.log"))
-                pytest.fail(f"the emulated SLURM cluster has no {what} after {timeout} s:\n{logs}")
-            time.sleep(0.3)
+    def _logs(self) -> str:
+        return "\n".join(path.read_text()[-1500:] for path in self.folder.glob("*.log"))
 
     def run(self, *command: str, check: bool = True, **environment: str) -> str:
         """Output of a SLURM command. Clients hang on a dead controller, hence the time limit."""
@@ -150,24 +143,14 @@ class Cluster:
 
     def wait_for_end(self, job: str, timeout: float, log: Path) -> dict[str, str]:
         """The job's fields once it is over."""
-        limit = time.monotonic() + timeout
-        while (fields := self.job(job))["JobState"] in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED"):
-            if time.monotonic() > limit:
-                pytest.fail(f"job {job} is {fields['JobState']} after {timeout} s; its log:\n{tail(log)}")
-            time.sleep(1)
-        return fields
+        under_way = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED")
+        wait_until(lambda: self.job(job)["JobState"] not in under_way, timeout, 1, lambda: tail(log))
+        return self.job(job)
 
-    def preempt(self, job: str) -> str:
-        """Submit a short job of the partition before which this one has to leave its nodes; its id."""
+    def preempt(self, job: str) -> None:
+        """Submit a short job of the partition before which this one has to leave its nodes."""
         nodes = f"--nodelist={self.job(job)['NodeList']}"
-        return self.sbatch("--partition=urgent", "--exclusive", nodes, "--output=/dev/null", "--wrap=sleep 1")
-
-    def left_behind(self, within: float) -> list[str]:
-        """Processes of jobs that are still there after ``within`` seconds (zombies do not count)."""
-        limit = time.monotonic() + within
-        while (alive := marked_processes(self.mark)) and time.monotonic() < limit:
-            time.sleep(0.5)
-        return [f"{process.pid} {process.name()}" for process in alive if process.is_running()]
+        self.sbatch("--partition=urgent", "--exclusive", nodes, "--output=/dev/null", "--wrap=sleep 1")
 
     def stop(self) -> None:
         with contextlib.suppress(Exception):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from typing import Any
 
 import psutil
 import ray
@@ -41,26 +40,17 @@ def main() -> None:
     failures: queue.Queue[Failure] = queue.Queue()
     nodes = OtherNodes(MARK, lambda: Phase(3, "generation", 0.0), failures.put, threading.Event())
     nodes.start()
-    worker = watched_worker(nodes, there)
-    pid = ray.get(worker.pid.remote())
-    psutil.Process(pid).kill()
-    print(f"killed {pid}: {failures.get(timeout=60).sentence}", flush=True)
-    watched_worker(nodes, there)
-    psutil.Process(second.all_processes["raylet"][0].process.pid).kill()
-    print(f"killed the node: {failures.get(timeout=60).sentence}", flush=True)
-
-
-def watched_worker(nodes: OtherNodes, there: NodeAffinitySchedulingStrategy) -> Any:
-    """A worker that the watcher on its node, which ends with a death, has seen."""
-    while not nodes._watchers:
-        threading.Event().wait(0.1)
-    while not any("first_end" in " ".join(other.info["cmdline"] or []) for other in psutil.process_iter(["cmdline"])):
-        threading.Event().wait(0.1)
-    # Ray starts the worker without the mark, which comes with the runtime environment.
-    worker = WorkerDict.options(scheduling_strategy=there).remote()
-    ray.get(worker.pid.remote())
-    threading.Event().wait(2)  # the watcher's next looks
-    return worker
+    raylet = psutil.Process(second.all_processes["raylet"][0].process.pid)
+    for victim in (None, raylet):
+        worker = WorkerDict.options(scheduling_strategy=there).remote()
+        pid = ray.get(worker.pid.remote())
+        psutil.Process(pid).suspend()
+        while not (stopped := nodes.stopped()):  # until the watcher there has seen it; a death ends a watcher
+            threading.Event().wait(0.1)
+        psutil.Process(pid).resume()
+        (victim or psutil.Process(pid)).kill()
+        print(f"killed {'the node' if victim else pid}: {failures.get(timeout=60).sentence}", flush=True)
+        print(f"stopped: {stopped[0]}", flush=True)
 
 
 if __name__ == "__main__":

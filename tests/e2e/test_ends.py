@@ -37,41 +37,27 @@ def ranks(run: Start) -> list[psutil.Process]:
 
 #: A policy loss in which one rank enters a collective that the other skips, once the file is there.
 SKIPPING_LOSS = """
-import os
-from dataclasses import dataclass
+from pathlib import Path
 import torch
 from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
-from verl.workers.config import PolicyLossConfig
-
-@dataclass
-class SkippingLossConfig(PolicyLossConfig):
-    loss_mode: str = "skipping"
-    trigger: str = ""
 
 @register_policy_loss("skipping")
 def loss(*tensors, config, **named):
-    if os.path.exists(config.policy_loss.trigger) and torch.distributed.get_rank() == 1:
+    if Path(__file__).with_name("trigger").exists() and torch.distributed.get_rank() == 1:
         torch.distributed.barrier()
     return get_policy_loss_fn("vanilla")(*tensors, config=config, **named)
-"""
-SKIPPING_ALGO = """# @package _global_
-algorithm: {adv_estimator: grpo}
-actor_rollout_ref: {actor: {policy_loss: {_target_: skipping.SkippingLossConfig, loss_mode: skipping, trigger: ""}}}
 """
 
 
 def test_where_a_rank_waits_stands_in_the_stacks(start: Starter, tmp_path: Path) -> None:
-    (tmp_path / "conf/algo").mkdir(parents=True)
-    (tmp_path / "conf/algo/skipping.yaml").write_text(SKIPPING_ALGO)
     (tmp_path / "skipping.py").write_text(SKIPPING_LOSS)
-    trigger = tmp_path / "trigger"
     run = start(
-        tmp_path, f"--config-dir={tmp_path}/conf", *SMALL, "algo=skipping", "run.hang_after_s=20",
-        f"actor_rollout_ref.actor.policy_loss.trigger={trigger}", "trainer.n_gpus_per_node=2",
+        tmp_path, *SMALL, "algo=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=skipping", "run.hang_after_s=40",
+        "actor_rollout_ref.model.external_lib=skipping", "trainer.n_gpus_per_node=2",
         "trainer.total_training_steps=1000",
     )  # fmt: skip
     run.wait_for_step(2)
-    trigger.touch()
+    (tmp_path / "trigger").touch()
     status = run.wait()
     assert run.left_behind() == []
     (error,) = re.findall(r"^error: (no progress for .*)$", run.output(), re.M)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import re
 import signal
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -47,29 +47,16 @@ OVERRIDES = (
 )
 
 
-@dataclass
-class Story:
-    """What was seen of the three starts."""
-
-    folder: Path
-    starts: list[Start] = field(default_factory=list)
-    #: The steps after which the first two have saved; the process that was killed.
-    stopped_after: list[int] = field(default_factory=list)
-    killed: int = 0
-    #: The prompts of each step of the first start, and the clip values that it had measured by its second step.
-    prompts: dict[int, list[str]] = field(default_factory=dict)
-    measured_before: list[dict[str, float]] = field(default_factory=list)
-
-
 def prompts(folder: Path, step: int) -> list[str]:
     """The prompts of a step; verl dumps them in the order of random identifiers."""
     return sorted({row["input"] for row in read_lines(folder / f"rollouts/{step}.jsonl")})
 
 
 @pytest.fixture(scope="module")
-def story(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> Story:
+def story(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """The three starts, the steps after which the first two have saved, and what was seen of the first."""
     folder = tmp_path_factory.mktemp("three_starts")
-    told = Story(folder)
+    told = SimpleNamespace(folder=folder, starts=[], stopped_after=[])
 
     def begin(*more: str) -> Start:
         words = (*OVERRIDES, f"trainer.rollout_data_dir={folder}/rollouts", *more)
@@ -102,16 +89,24 @@ def story(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> Story:
     return told
 
 
-def test_each_start_begins_after_the_checkpoint_that_is_whole(story: Story) -> None:
+def test_each_start_goes_on_with_whole_weights_until_a_death(story: SimpleNamespace) -> None:
     assert 3 <= story.stopped_after[0] < 8 <= story.stopped_after[1]
     for step, later in ((2, story.starts[1]), (story.stopped_after[1], story.starts[2])):
         assert f"resumed from {story.folder}/global_step_{step}\n" in later.output()
     assert not (story.folder / "stop").exists()
-    statuses = [entry["status"] for entry in story.starts[2].info()["starts"]]
-    assert statuses == ["preempted", "preempted", "failed"]
+    first = read_probe(story.folder)[story.stopped_after[1] + 1]  # before its first update
+    assert np.abs(first["actor"] - first["reference"]).max() > 1e-3, "the reference is the start, the actor is not"
+    assert np.abs(first["actor"] - first["rollout"]).max() < 1e-4
+    run = story.starts[2]
+    assert [entry["status"] for entry in run.info()["starts"]] == ["preempted", "preempted", "failed"]
+    assert run.left_behind() == []
+    (death,) = re.findall(r"^error: .*FSDP worker \(process (\d+)\) died during the ", run.output(), re.M)
+    assert int(death) == story.killed
+    assert story.stopped_after[1] < latest_step(story.folder)
+    assert run.process.returncode == AGAIN, "a finished step is there"
 
 
-def test_every_step_has_its_metrics_and_rows_once(story: Story) -> None:
+def test_every_step_has_its_prompts_metrics_and_rows_once(story: SimpleNamespace) -> None:
     steps = [record["step"] for record in read_lines(story.folder / "metrics.jsonl")]
     again = [*range(1, story.stopped_after[0] + 1), *range(3, max(steps) + 1)]
     assert steps in (again, [*range(1, max(steps) + 1)])
@@ -121,9 +116,6 @@ def test_every_step_has_its_metrics_and_rows_once(story: Story) -> None:
     assert (counted == 32).all()
     progress = (story.folder / "progress.log").read_text()
     assert all(f"step {step}/1000 " in progress for step in steps)
-
-
-def test_the_data_goes_on_in_its_order(story: Story) -> None:
     for step in range(3, story.stopped_after[0] + 1):
         assert prompts(story.folder, step) == story.prompts[step], "the step that was done again has its prompts"
     epoch = [prompt for step in range(1, 9) for prompt in prompts(story.folder, step)]
@@ -131,33 +123,14 @@ def test_the_data_goes_on_in_its_order(story: Story) -> None:
     assert set(prompts(story.folder, story.stopped_after[1] + 1)) < set(epoch)
 
 
-def test_the_learning_rate_goes_on_with_the_rate_of_the_command(story: Story) -> None:
+def test_rate_and_clip_values_go_on_with_the_command_s_settings(story: SimpleNamespace) -> None:
     last = {record["step"]: record["metrics"] for record in read_lines(story.folder / "metrics.jsonl")}
     for step, metrics in last.items():
         base = 1e-4 if step <= story.stopped_after[1] else 5e-5
         assert metrics["actor/lr"] == pytest.approx(base * (1 + math.cos(math.pi * step / 1000)) / 2, rel=1e-9), step
     assert len({metrics["actor/lr"] for metrics in last.values()}) == len(last)
-
-
-def test_the_clip_values_go_on_with_what_they_had_measured(story: Story) -> None:
     rows, values = all_rows(story.folder), measured(story.folder)["clip_values_measured"]
     assert story.measured_before and values[: len(story.measured_before)] == story.measured_before
-    logged = max(record["step"] for record in read_lines(story.folder / "metrics.jsonl"))
-    rows = rows[rows["step"] <= logged]
-    assert_measured(rows, [value for value in values if value["after_step"] <= logged])
+    rows = rows[rows["step"] <= max(last)]
+    assert_measured(rows, [value for value in values if value["after_step"] <= max(last)])
     assert_in_force(rows, values)
-
-
-def test_the_resumed_actor_and_vllm_have_the_saved_weights(story: Story) -> None:
-    first = read_probe(story.folder)[story.stopped_after[1] + 1]  # before its first update
-    assert np.abs(first["actor"] - first["reference"]).max() > 1e-3, "the reference is the start, the actor is not"
-    assert np.abs(first["actor"] - first["rollout"]).max() < 1e-4
-
-
-def test_a_killed_worker_is_named_and_ends_the_run(story: Story) -> None:
-    run = story.starts[2]
-    assert run.left_behind() == []
-    (death,) = re.findall(r"^error: .*FSDP worker \(process (\d+)\) died during the ", run.output(), re.M)
-    assert int(death) == story.killed
-    assert story.stopped_after[1] < latest_step(story.folder)
-    assert run.process.returncode == AGAIN, "a finished step is there"

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_stack import LATER, SMALL, SOON, latest_step
+from real_stack import LATER, SMALL, SOON, latest_step, marked_processes
 from slurm_cluster import Cluster, tail, why_not
+from waiting import wait_until
 
 from fspo.files import read_lines
 
@@ -114,6 +115,6 @@ def test_two_nodes_train_beside_a_job_without_hope(cluster: Cluster, tmp_path: P
     ended = cluster.wait_for_end(hopeless, LATER, hopeless_log)
     assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "1:0", "3"), tail(hopeless_log)
     assert [hopeless_log.read_text().count(text) for text in ("warning signal", "requeueing job")] == [1, 3]
-    assert cluster.left_behind(SOON) == []
+    wait_until(lambda: not marked_processes(cluster.mark), SOON, 0.5, lambda: str(marked_processes(cluster.mark)))
     for name, folder in ((job, run_dir), (hopeless, hopeless_dir)):
         assert [*PRIVATE.glob(f"{name}-*"), *folder.rglob(".ray_token")] == [], "nothing is left"

@@ -17,5 +17,6 @@ def test_a_death_elsewhere_is_told(start: Starter, tmp_path: Path) -> None:
     for says in (
         r"(\d+): the FSDP worker \(process \1 on \S+\) died during the generation of step 3; its log: \S+ on \S+",
         r"the node: the Ray node \S+ died during the generation of step 3",
+        r"(\d+): .*\nstopped: the FSDP worker \(process \1 on \S+\)",
     ):
         assert re.search(rf"^killed {says}$", run.output(), re.M), run.output()[-3000:]

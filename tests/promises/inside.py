@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from composing import completed
 
+from recipe.fspo.checkpoint import load_state, save_state
 from recipe.fspo.recorder import MiniBatch
 from recipe.fspo.step_records import join_ranks
 
@@ -42,8 +43,10 @@ def clip_values(
         moved = [place > 0 for place in minibatch_numbers([part.moves for part in joined])]
         values.add(joined, moved, None, number)
         if number in kills:
-            state, values = copy.deepcopy(values.state_dict()), ClipValues(config)
-            values.load_state_dict(state)
+            before, values = values, ClipValues(config)
+            with tempfile.TemporaryDirectory() as folder:
+                save_state(Path(folder), {"clip_values": before})
+                load_state(Path(folder), {"clip_values": values})
     return values.values, values.scaled(None).clip_scale
 
 

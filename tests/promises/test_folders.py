@@ -1,4 +1,4 @@
-"""Promises 21 and 23: no file of the user's is replaced, a resume has the run's settings, no damage is resumed."""
+"""Promises 21, 23 and 26: no file of the user's is replaced, a resume has the run's settings, no damage is resumed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 from commands import Ended, files_of, main
+from composing import completed
 from inside import begun, saved
+from omegaconf import OmegaConf
 
-pytestmark = pytest.mark.promise(21, 23)
+from recipe.runner.verl_patches import shown
+
+pytestmark = pytest.mark.promise(21, 23, 26)
 LR = "actor_rollout_ref.actor.optim.lr"
 LONGER = "trainer.total_training_steps=99"
 
@@ -91,6 +95,20 @@ def test_the_same_command_goes_on_in_the_folder_of_its_run(folder: Path) -> None
     assert tried(folder, f"trainer.default_local_dir={folder}", *kept).status == 0
 
 
+def test_a_secret_of_the_environment_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", "SECRET1")
+    key = "reward.custom_reward_function.reward_kwargs"
+    words = [f"++{key}.api_key='${{oc.env:MINE}}'", f"++{key}.header='Bearer ${{oc.env:MINE}}'"]
+    folder, config = begun(tmp_path / "run", *words), completed(*words, f"trainer.default_local_dir={tmp_path}/run")
+    resolved = OmegaConf.to_container(config, resolve=True)
+    assert "Bearer SECRET1" in str(resolved)
+    assert "SECRET" not in str(shown.written(resolved)), "as verl prints it"
+    assert [name for name, text in files_of(folder).items() if b"SECRET" in text] == []
+    monkeypatch.setenv("MINE", "SECRET2")
+    ended = tried(folder, f"resume={folder}")
+    assert ended.status == 0 and "SECRET" not in ended.said, ended.error
+
+
 # ---------------------------------------------------------------- 23: checkpoints
 
 
@@ -103,10 +121,15 @@ def test_the_newest_whole_checkpoint_is_gone_on_from(tracker: str, folder: Path)
     assert ended.status == 0 and str(newest) in ended.said and "21" in ended.out, ended
 
 
-@pytest.mark.parametrize(("file", "left"), [("model", 0.999), ("optim", None), ("optim", 0.5)])
-def test_a_torn_checkpoint_is_never_resumed(file: str, left: float | None, folder: Path) -> None:
-    name = f"{file}_world_size_1_rank_0.pt"
-    whole, torn = saved(folder, 10), saved(folder, 20) / "actor" / name
+SHARD = "_world_size_1_rank_0.pt"
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [(f"actor/model{SHARD}", 0.999), (f"actor/optim{SHARD}", None), ("data.pt", 0.5), ("fspo_state.pt", 0.5)],
+)
+def test_a_torn_checkpoint_is_never_resumed(name: str, left: float | None, folder: Path) -> None:
+    whole, torn = saved(folder, 10), saved(folder, 20) / name
     if left is None:
         torn.unlink()
     else:

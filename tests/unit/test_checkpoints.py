@@ -1,20 +1,29 @@
-"""Checkpoints: the one about to be resumed (whole, damaged, half-written, of another size), export.
+"""Checkpoints: the one about to be resumed (whole, damaged, half-written, of another size), export, a full disk.
 
-A pointer to one whose shards are torn, on one rank: tests/promises/test_folders.py.
+A pointer to one of which a file is torn: tests/promises/test_folders.py.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from inside import saved
+from messages import holds
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.runner.checkpoints import disk
+from recipe.runner.checkpoints.disk import room_for_save
 from recipe.runner.checkpoints.integrity import (
     TRACKER_FILE,
     Checkpoint,
     damage_of_rank,
+    latest,
     name_latest,
     remove_old,
     resume_problems,
@@ -22,6 +31,7 @@ from recipe.runner.checkpoints.integrity import (
     tracker_repair,
 )
 from recipe.runner.export import actor_folder, export
+from recipe.runner.faults.errors import ExplainedError
 
 KINDS = ("model", "optimizer", "extra")
 
@@ -45,15 +55,6 @@ def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0xFF
     path.write_bytes(bytes(data))
-
-
-@pytest.mark.parametrize("file", ["actor/optim_world_size_2_rank_1.pt", "data.pt", "fspo_state.pt"])
-def test_a_torn_one_is_refused_with_its_file_named(tmp_path: Path, file: str) -> None:
-    older, newer = (saved(tmp_path, step, ranks=2) for step in (10, 20))
-    assert problems_of(trainer(tmp_path, ranks=2)) == []
-    cut(newer / file)
-    (problem,) = problems_of(trainer(tmp_path, ranks=2))
-    assert str(newer / file) in problem and f"trainer.resume_from_path={older}" in problem
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -84,7 +85,8 @@ def test_an_unreadable_tracker_names_the_newest_whole_again(tmp_path: Path, left
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_an_unreadable_tracker_with_nothing_whole_is_refused(tmp_path: Path, ranks: int) -> None:
     """The tracker is written last, so a checkpoint was complete once: no silent start from the beginning."""
-    damaged, run = saved(tmp_path, 1, ranks=2) / "data.pt", trainer(tmp_path, ranks)
+    damaged, run = saved(tmp_path, 1, ranks=2) / "actor/optim_world_size_2_rank_1.pt", trainer(tmp_path, ranks)
+    assert problems_of(trainer(tmp_path, ranks=2)) == []
     cut(damaged)
     (tmp_path / TRACKER_FILE).write_text("")
     assert tracker_repair(run, KINDS) is None
@@ -126,8 +128,8 @@ def test_old_ones_of_earlier_starts_and_half_ones_are_removed(tmp_path: Path) ->
 
 
 def test_export_finds_the_latest_finished_checkpoint(tmp_path: Path) -> None:
-    earlier, latest = (saved(tmp_path, step) for step in (10, 20))
-    assert actor_folder(tmp_path) == latest / "actor" and actor_folder(earlier) == earlier / "actor"
+    earlier, newest = (saved(tmp_path, step) for step in (10, 20))
+    assert actor_folder(tmp_path) == newest / "actor" and actor_folder(earlier) == earlier / "actor"
     shard = earlier / "actor/model_world_size_1_rank_0.pt"
     flip(shard)
     with pytest.raises(OSError, match=rf"{shard.name} .*global_step_N"):
@@ -146,3 +148,45 @@ def test_an_asynchronous_run_s_own_needs_its_prompts(tmp_path: Path, mode: str) 
     (folder / "transfer_queue").mkdir()
     (folder / "transfer_queue" / "metadata.json").touch()
     assert problems_of(run) == []
+
+
+# A save on a disk without room.
+MIB = 2**20
+
+
+def save(root: Path, step: int, mib: float = 1.0) -> None:
+    """A save as verl's: files first, the tracker last."""
+    folder = root / f"global_step_{step}" / "actor"
+    folder.mkdir(parents=True)
+    torch.save(torch.zeros(int(mib * MIB / 4)), folder / "model_world_size_1_rank_0.pt")
+    (root / TRACKER_FILE).write_text(str(step))
+
+
+def test_a_save_without_room_is_refused_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 2)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: SimpleNamespace(free=MIB // 2))
+    said = holds("step 4", "1.0 MiB", "0.5 MiB", f"{tmp_path}/global_step_2")
+    with pytest.raises(ExplainedError, match=said), room_for_save(tmp_path, 4):
+        pytest.fail("the save was begun")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
+def test_a_half_written_checkpoint_is_removed(tmp_path: Path, code: int) -> None:
+    for good in (None, Checkpoint(tmp_path / "global_step_2")):
+        if good is not None:
+            save(tmp_path, 2)
+        with pytest.raises(ExplainedError, match="step 4"), room_for_save(tmp_path, 4):
+            save(tmp_path, 4)  # verl has noted it already
+            raise OSError(code, os.strerror(code))
+        assert not (tmp_path / "global_step_4").exists() and latest(tmp_path) == good
+
+
+def test_what_torch_says_on_a_full_disk_is_understood(small_disk: Callable[[Path, int], None], tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    small_disk(folder, 2500)
+    with room_for_save(folder, 1):
+        save(folder, 1)
+    with pytest.raises(ExplainedError, match="step 2"), room_for_save(folder, 2):
+        save(folder, 2, mib=2.0)  # larger than the one before
+    assert latest(folder) == Checkpoint(folder / "global_step_1")
+    assert not (folder / "global_step_2").exists()

@@ -15,48 +15,35 @@ AttentionInterface.register(ORIGINAL, sdpa_attention_forward)
 AttentionMaskInterface.register(ORIGINAL, sdpa_mask)
 
 
-@pytest.fixture(scope="module")
-def models() -> dict[str, Qwen3ForCausalLM]:
-    """One model, with each attention; fewer heads for keys and values than for queries."""
-    by_attention = {}
+def tokens(*shape: int) -> torch.Tensor:
+    return torch.randint(11, shape, generator=torch.Generator().manual_seed(1))
+
+
+def pack(*lengths: int) -> dict[str, torch.Tensor]:
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    return {"input_ids": tokens(1, sum(lengths)), "position_ids": positions}
+
+
+PADDED = torch.arange(9) >= torch.tensor([[4], [0]])  # verl pads prompts on the left
+PADDED_BATCH = {"attention_mask": PADDED.long(), "position_ids": (PADDED.cumsum(-1) - 1).clamp(min=0)}
+
+
+@pytest.mark.parametrize(
+    "batch", [pack(7, 1, 23, 12), pack(31), pack(1, 1, 1), PADDED_BATCH | {"input_ids": tokens(2, 9)}]
+)
+def test_a_batch_gives_what_sdpa_with_its_mask_gives(batch: dict[str, torch.Tensor]) -> None:
+    given = []
     for attention in (ORIGINAL, NAME):
         torch.manual_seed(0)
-        config = Qwen3Config(
+        config = Qwen3Config(  # fewer heads for keys and values than for queries
             hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
             head_dim=8, vocab_size=11, attn_implementation=attention,
         )  # fmt: skip
-        by_attention[attention] = Qwen3ForCausalLM(config)
-    return by_attention
-
-
-def pack(lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
-    tokens = torch.randint(11, (1, sum(lengths)), generator=torch.Generator().manual_seed(1))
-    return {"input_ids": tokens, "position_ids": torch.cat([torch.arange(length) for length in lengths])[None]}
-
-
-@pytest.mark.parametrize("lengths", [(7, 1, 23, 12), (31,), (1, 1, 1)])
-def test_a_pack_gives_what_sdpa_with_its_mask_gives(
-    models: dict[str, Qwen3ForCausalLM], lengths: tuple[int, ...]
-) -> None:
-    logits, gradients = {}, {}
-    for attention, model in models.items():
-        model.zero_grad()
-        logits[attention] = model(**pack(lengths), use_cache=False).logits
-        logits[attention].logsumexp(-1).sum().backward()
-        gradients[attention] = [parameter.grad for parameter in model.parameters()]
-    torch.testing.assert_close(logits[NAME], logits[ORIGINAL], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(gradients[NAME], gradients[ORIGINAL], rtol=1e-4, atol=1e-5)
-
-
-def test_padded_batches_go_the_way_of_sdpa(models: dict[str, Qwen3ForCausalLM]) -> None:
-    mask = torch.ones(2, 9, dtype=torch.long)
-    mask[0, :4] = 0  # verl pads prompts on the left
-    tokens = torch.randint(11, (2, 9), generator=torch.Generator().manual_seed(2))
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    with torch.no_grad():
-        batch = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
-        logits = {name: model(**batch, use_cache=False).logits for name, model in models.items()}
-    torch.testing.assert_close(logits[NAME][mask.bool()], logits[ORIGINAL][mask.bool()], rtol=1e-5, atol=1e-6)
+        model = Qwen3ForCausalLM(config)
+        logits = model(**batch, use_cache=False).logits[batch.get("attention_mask", torch.ones(1)).bool()]
+        logits.logsumexp(-1).sum().backward()
+        given.append([logits, *(parameter.grad for parameter in model.parameters())])
+    torch.testing.assert_close(given[1], given[0], rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_that_does_not_tell_the_positions_is_refused() -> None:

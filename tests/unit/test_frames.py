@@ -1,4 +1,4 @@
-"""Tests of recipe.runner.verl_patches.frames: TransferQueue reads messages of the run's processes only."""
+"""TransferQueue reads messages of the run only, weights go by its own socket, a store listens at its address alone."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import os
 import pickle
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 import torch
+from torch.distributed import TCPStore
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQMessageDecodeError, ZMQRequestType
+from waiting import wait_until
 
-from recipe.runner.verl_patches import frames
+from recipe.runner.faults import node
+from recipe.runner.faults.processes import RUN_ID_VARIABLE
+from recipe.runner.verl_patches import frames, sockets
+from recipe.runner.verl_patches.stores import listen_at_the_address
 
 #: What TransferQueue takes for a pickle.
 PICKLE = b"\xc1\xfe\xed"
@@ -32,28 +40,19 @@ def test_a_message_of_somebody_else_is_refused_unread(monkeypatch: pytest.Monkey
     received = Signed.deserialize(sent.serialize())
     assert torch.equal(received.body["a"], sent.body["a"]) and received.body["empty"].shape == (0,)
     own = [bytes(memoryview(frame)) for frame in sent.serialize()]
-    foreign: dict[str, list[bytes]] = {
-        "nothing": [],
-        "a pickle": [PICKLE, pickled],
-        "a pickle with a code that is none": [PICKLE, pickled, b"c" * 32],
-        "with the code of another message": [PICKLE, pickled, own[-1]],
-        "with that of another key": [PICKLE, pickled, frames.code_of(b"x" * 32, [PICKLE, pickled])],
-        "unsigned": own[:-1],
-        "a code cut short": [*own[:-1], own[-1][:-1]],
-        "a frame more": [own[0], b"", *own[1:]],
-        "a boundary that has moved": [own[0][:-1], own[0][-1:] + own[1], *own[2:]],
-        "in another order": [own[0], own[2], own[1], *own[3:]],
-    }
-    for index in range(len(own)):
-        for bit in (0, 8 * len(own[index]) - 1) if own[index] else ():
-            changed = bytearray(own[index])
-            changed[bit // 8] ^= 1 << bit % 8
-            foreign[f"bit {bit} of frame {index}"] = [*own[:index], bytes(changed), *own[index + 1 :]]
-    for what, parts in foreign.items():
+    foreign = [
+        *([], [PICKLE, pickled], [PICKLE, pickled, own[-1]], own[:-1], [*own[:-1], own[-1][:-1]]),
+        [PICKLE, pickled, frames.code_of(b"x" * 32, [PICKLE, pickled])],  # of another key
+        [own[0], b"", *own[1:]],  # a frame more
+        [own[0], own[2], own[1], *own[3:]],  # in another order
+        *([*own[:i], bytes([one[0] ^ 1, *one[1:]]), *own[i + 1 :]] for i, one in enumerate(own) if one),
+    ]
+    for number, parts in enumerate(foreign):
         with pytest.raises(ZMQMessageDecodeError):
             Signed.deserialize(parts)
-            pytest.fail(f"{what} was taken")
+            pytest.fail(f"message {number} was taken")
     assert not mark.exists()
+    assert frames.code_of(b"k", [b"ab", b"c"]) != frames.code_of(b"k", [b"a", b"bc"]), "a boundary that has moved"
     with pytest.raises(TypeError):
         ZMQMessage.deserialize([PICKLE, pickled])  # as it is: not a message, but it has been unpickled
     assert mark.exists()
@@ -66,9 +65,7 @@ from pathlib import Path
 from recipe.runner.ray_worker import begin
 begin()
 import transfer_queue.controller, transfer_queue.storage.simple_storage
-from recipe.runner.verl_patches.frames import are_signed
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
-assert are_signed()
 
 Payload = type("Payload", (), {"__reduce__": lambda _: (Path.touch, (Path(sys.argv[1]),))})
 
@@ -91,8 +88,7 @@ for info, name, request, answer in asked:
         socket.connect(info.to_addr(name))
         socket.linger = 0
     for frames in ([b"\\xc1\\xfe\\xed", pickled], [b"\\xc1\\xfe\\xed", pickled, b"c" * 32], [b""], [b"x"] * 9):
-        for _ in range(3):
-            stranger.send_multipart(frames)
+        stranger.send_multipart(frames)
     stranger.poll(2000)
     own.send_multipart(ZMQMessage.create(request, "own", {}).serialize())
     assert own.poll(20000), name
@@ -110,3 +106,41 @@ def test_the_loops_survive_strangers_and_serve_the_run(tmp_path: Path) -> None:
     answered = [f"{name} True" for name in ("request_handle_socket", "handshake_socket", "put_get_socket")]
     assert (done.returncode, done.stdout.splitlines()) == (0, answered), done.stderr[-3000:]
     assert not mark.exists()
+
+
+NAME = "ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
+
+
+def test_the_socket_is_private_and_the_run_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs at a time on one machine, each with a Ray of its own, have the same name from verl."""
+    monkeypatch.setenv(node.PRIVATE_VARIABLE, private := "/tmp/fspo-12345")
+    handles = []
+    for run in ("1" * 32, "2" * 32):
+        monkeypatch.setenv(RUN_ID_VARIABLE, run)
+        handles.append(sockets.private_handle(NAME))
+    assert handles == [f"ipc://{private}/{run * 16}-01000000-replica-0-rank-0.sock" for run in "12"]
+    # Shorter than Ray's own, whose length is checked before a run.
+    assert len(handles[0]) - len(f"ipc://{private}/") < len("12345678/") + len(node.RAY)
+
+
+def listening(port: int) -> set[str]:
+    own = [one for one in psutil.Process().net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    return {connection.laddr.ip for connection in own if connection.laddr.port == port}
+
+
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_a_store_listens_at_the_address_that_it_is_reached_at(use_libuv: bool) -> None:
+    how: dict[str, Any] = {"world_size": 1, "timeout": timedelta(seconds=20), "multi_tenant": True}
+    how |= {"host_name": "127.0.0.1", "use_libuv": use_libuv}
+    plain = TCPStore(port=0, is_master=True, **how)
+    port = plain.port
+    assert listening(port) != {"127.0.0.1"}, "torch does so itself: this patch can go"
+    del plain
+    wait_until(lambda: not listening(port))
+    listen_at_the_address(patched := SimpleNamespace(TCPStore=TCPStore))  # type: ignore[arg-type]
+    how["port"] = port
+    store = patched.TCPStore(is_master=True, **how)
+    store.set("key", "value")
+    for is_master in (False, True):  # the second as for a second group of the process
+        assert patched.TCPStore(is_master=is_master, **how).get("key") == b"value"
+        assert listening(port) == {"127.0.0.1"}

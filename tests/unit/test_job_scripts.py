@@ -84,6 +84,10 @@ def test_nobody_else_may_enter_the_folder_of_ray_s_files(tmp_path: Path) -> None
         bash("node.sh", "ray", **of_ray)
     said = (tmp_path / "ray-node2.log").read_text()
     assert said.startswith("error: ") and str(private) in said and "--num-cpus" not in said
+    (long := tmp_path / ("y" * 100)).mkdir()
+    bash("node.sh", "ray", **of_ray | {"FSPO_RAY_TMP": str(long), "TMPDIR": str(long)})
+    ray, vllm = (tmp_path / "ray-node2.log").read_text().splitlines()
+    assert ray.startswith("error: ") and f"FSPO_RAY_TMP={long}: " in ray and f"TMPDIR={long}: " in vllm
 
 
 @pytest.mark.parametrize("nodes", ["node1", "node1 node2"])
@@ -173,12 +177,9 @@ def test_a_signal_reaches_the_command_as_a_file(tmp_path: Path, signal: str, req
     assert (tmp_path / "run/slurm/7-restart-0/stop").exists()
 
 
-@pytest.mark.parametrize("status", [0, 1, 2, 143])
-def test_only_75_is_started_again(tmp_path: Path, status: int) -> None:
-    assert launch(tmp_path, COMMAND=str(status))[::2] == (status, [])
-
-
-def test_a_task_of_an_array_is_requeued_alone(tmp_path: Path) -> None:
+def test_only_75_is_started_again_and_of_an_array_its_task(tmp_path: Path) -> None:
+    for status in (0, 1, 2, 143):
+        assert launch(tmp_path, COMMAND=str(status), SAVE="1")[::2] == (status, [])
     one_of_an_array = {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "2", "SLURM_RESTART_COUNT": "1"}
     assert launch(tmp_path, **one_of_an_array)[::2] == (75, ["6_2"])
     status, output, _ = launch(tmp_path, scontrol='#!/bin/sh\n[ "$1" != requeue ] || exit 1\necho node1\n')
@@ -203,22 +204,12 @@ def test_a_task_of_an_array_is_a_cell_of_the_grid(tmp_path: Path) -> None:
     assert done.returncode == 2 and "FSPO_RUN_DIR" in done.stderr and "compare.sh" in done.stderr
 
 
-#: In place of srun: a task of Ray's step dies once the command runs; all else goes on until launch.sh ends it.
-LOST = """\
-#!/bin/bash
-case "$*" in
-    *resources*) until [[ -s $FSPO_LOG_DIR/ray_address ]]; do sleep 0.1; done; exit ;;
-    *node.sh\\ ray) printf a:1 >"$FSPO_LOG_DIR/ray_address"; until [[ -e $CALLS ]]; do sleep 0.1; done
-        echo "srun: error: node1: task 0: Killed" >&2 ;;
-    *) touch "$CALLS" ;;
-esac
-until [[ -s $FSPO_LOG_DIR/end ]]; do sleep 0.1; done
-"""
-
-
 def test_a_lost_node_ends_the_start_at_once(tmp_path: Path) -> None:
     """Without waiting for Ray's step, whose other nodes do not take the TERM that SLURM sends them."""
-    status, output, requeued = launch(tmp_path, steps=LOST)
+    until_the_end = "until [[ -s $FSPO_LOG_DIR/end ]]; do sleep 0.1; done ;;"
+    dies = 'until grep "run true" "$CALLS"; do sleep 0.1; done; echo "srun: error: node1: task 0: Killed" >&2; '
+    steps = STEPS.replace(until_the_end, dies + until_the_end).replace('exit "$COMMAND" ;;', until_the_end)
+    status, output, requeued = launch(tmp_path, steps=steps)
     assert (status, requeued) == (75, ["7"]) and "Ray ended on node node1" in output, output
 
 

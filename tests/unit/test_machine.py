@@ -99,8 +99,7 @@ def test_ray_s_files_are_private_and_go_unless_the_run_failed(status: str, tmp_p
 
 def test_the_folder_of_somebody_else_is_refused(parent: Path) -> None:
     private = parent / f"fspo-{os.getuid()}"
-    private.mkdir(mode=0o777)
-    private.chmod(0o777)
+    private.mkdir(mode=0o711)  # in which others may open what they know by name
     with pytest.raises(Refused, match=f"FSPO_RAY_TMP={parent}: {private} "), private_run():
         pytest.fail("begun")
     own = parent / "own"

@@ -1,4 +1,4 @@
-"""Tests of recipe.runner.ray_worker: what Ray's workers do first."""
+"""What Ray's workers do first, and that verl and torch are changed in processes of a run of ours, and in no others."""
 
 from __future__ import annotations
 
@@ -71,3 +71,26 @@ def test_workers_begin_so_in_a_run_of_either_command(tmp_path: Path, monkeypatch
     asked = constants.get_ppo_ray_runtime_env(composed("algo=gspo", f"trainer.default_local_dir={folder}"))
     assert asked[HOOK] == BEGIN and asked["env_vars"][RUN_ID_VARIABLE] == os.environ[RUN_ID_VARIABLE]
     assert not (folder / "stop").exists()
+
+
+#: Says of each name whether what it stands for is of ours.
+OURS = """
+import sys, verl.trainer.main_ppo, verl.trainer.ppo.v1.trainer_base
+from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver, BucketedWeightSender
+changed = (
+    sys.modules["torch.distributed.rendezvous"].TCPStore,
+    BucketedWeightReceiver.__init__, BucketedWeightSender.__init__,
+    verl.trainer.main_ppo.pprint, verl.trainer.ppo.v1.trainer_base.Tracking,
+)
+print(*(getattr(value, "__globals__", {}).get("__name__", "").startswith("recipe.runner") for value in changed))
+"""
+
+
+@pytest.mark.slow  # two fresh processes that import verl's trainer
+@pytest.mark.parametrize("run_id", ["", "1-test"])
+def test_verl_is_changed_in_a_run_of_ours_only(run_id: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in ("FSPO_RUN_ID", "FSPO_AUDIT")}
+    environment |= {"FSPO_RUN_ID": run_id} if run_id else {}
+    command = [sys.executable, "-W", "ignore", "-c", OURS]
+    done = subprocess.run(command, env=environment, cwd=Path.home(), capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines()[-1:] == [" ".join([str(bool(run_id))] * 5)], done.stderr[-2000:]

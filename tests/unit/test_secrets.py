@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +11,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from recipe.fspo import main
-from recipe.runner.launch import run_folder
 from recipe.runner.launch.secrets import as_given, is_secret, literal_problems, printed_problems, references
 from recipe.runner.launch.sweep import Arm
-from recipe.runner.verl_patches import shown
 
 ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"
 KWARGS = "reward.custom_reward_function.reward_kwargs"
@@ -72,29 +69,6 @@ def test_what_comes_from_the_environment_is_written_as_given(monkeypatch: pytest
     assert config.a == config.c == "SECRET1", "the resolver is the usual one again"
     written = {"a": "${oc.env:MINE}", "b": ["x", "${oc.env:MINE}/y"], "c": "${oc.env:MINE}", "d": "default"}
     assert as_given(config, named) == written
-
-
-def test_a_secret_of_the_environment_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINE", "SECRETMINE")
-    words = [f"++{KWARGS}.api_key='${{oc.env:MINE}}'", f"++{KWARGS}.header='Bearer ${{oc.env:MINE}}'"]
-    config = composed(f"trainer.default_local_dir={tmp_path}/run", *words)
-    start = run_folder.Start(config, references(config))
-    OmegaConf.resolve(config)
-    assert config.reward.custom_reward_function.reward_kwargs.api_key == "SECRETMINE"
-    (tmp_path / "run").mkdir()
-    run_folder.begin(tmp_path / "run", start, words)
-    files = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert {"run.json", "config.yaml"} <= files.keys()
-    assert [name for name, text in files.items() if b"SECRETMINE" in text] == []
-    monkeypatch.setenv("MINE", "SECRETELSE")
-    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
-    before = run_folder.settings_of_the_run(tmp_path / "run")
-    assert before is not None
-    config = composed(f"trainer.default_local_dir={tmp_path}/run", *words)
-    named = references(config)
-    OmegaConf.resolve(config)
-    assert run_folder.changed_settings(config, before, named, "fspo") == []
-    assert "SECRET" not in str(shown.written(OmegaConf.to_container(config, resolve=True))), "as verl prints it"
 
 
 def test_the_words_of_a_command_keep_their_references(monkeypatch: pytest.MonkeyPatch) -> None:

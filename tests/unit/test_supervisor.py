@@ -20,6 +20,7 @@ from recipe.runner.faults.processes import is_alive, log_of, processes_of, role_
 from recipe.runner.faults.supervisor import Supervisor
 
 Begin = Callable[..., "subprocess.Popen[bytes]"]
+Watch = Callable[..., tuple[Supervisor, list[str]]]
 
 
 def test_processes_are_found_by_mark_and_named_by_title(
@@ -41,9 +42,6 @@ def test_processes_are_found_by_mark_and_named_by_title(
     wait_until(lambda: processes_of(run_id) == [idle.pid])
 
 
-Watch = Callable[..., tuple[Supervisor, list[str]]]
-
-
 @pytest.fixture
 def watch(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """Starts the supervisor of a run in the update of step 3, which sees these roles; and a list of what it calls."""
@@ -51,12 +49,7 @@ def watch(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(os, "_exit", lambda status: called.append(f"leave {status}"))
     for seconds in ("GRACE_S", "LEAVE_S", "_SEEN_S"):
         monkeypatch.setattr(supervisor, seconds, 0.3)
-
-    def record(sentence: str) -> int:
-        called.append(sentence)
-        return 75
-
-    made = Supervisor(run_id, tmp_path, lambda: called.append("stop"), record)
+    made = Supervisor(run_id, tmp_path, lambda: called.append("stop"), lambda sentence: called.append(sentence) or 75)
 
     def watch(*roles: str, ending: bool = False) -> tuple[Supervisor, list[str]]:
         write_phase(tmp_path, Phase(3, "update", 0.0, ending=ending))

@@ -129,10 +129,11 @@ def test_what_was_measured_for_other_settings_begins_afresh(
     """The run's own command has refused what nobody allowed; verl's compares no settings."""
     folder = f"trainer.default_local_dir={tmp_path}"
     (tmp_path / "global_step_1").mkdir()
-    save_state(tmp_path / "global_step_1", StepRecords(completed(folder), tmp_path).stateful_parts())
     monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 1))
-    write_json(tmp_path / "run.json", {"clip_values_measured": [{"after_step": 1}]})
     trainer = FSPOTrainer(completed(folder, *words.split()))
+    trainer._load_checkpoint()  # of verl's own trainer, which writes no such file
+    save_state(tmp_path / "global_step_1", StepRecords(completed(folder), tmp_path).stateful_parts())
+    write_json(tmp_path / "run.json", {"clip_values_measured": [{"after_step": 1}]})
     trainer._load_checkpoint()
     assert read_object(tmp_path / "run.json")["clip_values_measured"] == []
     del trainer.config.dry_run
