@@ -241,10 +241,12 @@ def test_ranks_are_joined_and_a_lagging_one_holds_back(tmp_path: Path) -> None:
     for step in (1, 2):
         for rank in (2, 0, 1):
             tables[rank].append(rows(step, rank=rank))
-    for table in tables[:2]:
-        table.append(rows(3))
+    for step in (3, 4):
+        for table in tables[:2]:
+            table.append(rows(step))
     read = read_table(tmp_path)
     assert counts(tmp_path) == {(1, 0): 9, (2, 0): 9}, "the third rank has not ended step 3"
+    assert "rank 2 ends at step 2" in read.problems[0]
     assert sorted(read.columns["row"][:9].tolist()) == list(range(9))
     tables[2].append({"step": 3, "update": 0, "minibatch": 0, "S": np.empty(0), "L": np.empty(0)})
     assert counts(tmp_path)[3, 0] == 6, "a rank may have no response"
@@ -303,6 +305,7 @@ def test_a_damaged_file_is_named_and_costs_no_row_of_an_earlier_one(tmp_path: Pa
     table = writer(tmp_path)  # a start that is not told where it goes on
     table.append(rows(2))
     assert counts(tmp_path) == {(1, 0): 3, (2, 0): 3}
+    assert newest.with_name(f"{newest.name}.damaged").exists() and not read_table(tmp_path).problems
 
 
 # ---------------------------------------------------------------- 22: metrics
