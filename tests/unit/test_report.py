@@ -45,28 +45,6 @@ def claims(sentences: Sequence[str]) -> list[str]:
     return re.findall(r"(?:lower|higher) than \w+", "\n".join(sentences))
 
 
-def test_the_page_of_a_sweep_stands_alone_and_names_what_differs(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    for loss in ("fspo", "seq_rloo"):
-        for seed in (0, 1, 2):
-            folder = write_run(tmp_path / f"sweep/{loss}<b>/seed{seed}", loss, seed)
-            config = {
-                "run": {"dir": str(folder)}, "data": {"seed": seed, "file": "x"}, "micro": seed // 2,
-                "optim": {"lr": 0.1 if loss == "fspo" else 0.2}, "trainer": {"default_local_dir": str(folder)},
-            }  # fmt: skip
-            (folder / "config.yaml").write_text(json.dumps(config))
-    assert main([str(tmp_path / "sweep"), "--out", str(out)]) == 0
-    source = (out / "report.html").read_text()
-    assert "<b>" not in source, "a folder's name is text"
-    addresses = re.findall(r'(?:src|srcset|href)="([^"]*)"', source)
-    assert len(addresses) == 7 and all(address.startswith("data:image/png;") for address in addresses)
-    summary = summary_of(out)
-    differing = cells(summary["settings"])
-    assert differing["lr"] == ["0.1", "0.2"] and differing["micro"] == ["0 or 1", "0 or 1"]
-    assert differing.keys() == {"seeds", "steps", "status", "lr", "micro"}
-    assert summary["problems"] == [] and summary["follows"] == []
-
-
 def verdicts_of(folder: Path, **groups: tuple[str, dict[int, int]]) -> dict[str, list[str]]:
     """The verdicts by subject; of each algorithm the loss, and the seeds with those of their data."""
     runs = [
