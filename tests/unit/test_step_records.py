@@ -103,7 +103,7 @@ def test_a_run_trains_from_the_first_batch_on(words: str, state: BandState | Non
 
 
 def test_the_responses_of_each_step_are_rows_of_the_run_s_table(tmp_path: Path) -> None:
-    """Each has the outcome of its own response; of a step whose responses a correction has all rejected there are none."""
+    """Each has the outcome of its own response; a step whose responses a correction has all rejected has none."""
     steps = Steps(tmp_path)
     rewards = [0.0, 1.0, 0.0, 1.0, 0.5, 0.0, 1.0, 0.25]
     steps(rewards)
