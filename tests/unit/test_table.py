@@ -20,19 +20,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from table_rows import rows, writer
+from table_rows import numbers, rows, writer
 
 import fspo.table
 from fspo.table import FOLDER, TableWriter, join_rows, read_table
 
 Place = tuple[int, int]
-
-
-def numbers(columns: Any) -> Counter[Place]:
-    """Rows of each (step, update), all of which must be as they were written."""
-    step_B, update_B, a_B = (np.asarray(columns[name]) for name in ("step", "update", "A"))
-    assert (a_B == 1000.0 * step_B + update_B).all()
-    return Counter(zip(step_B.tolist(), update_B.tolist(), strict=True))
 
 
 @pytest.fixture(autouse=True)
