@@ -3,7 +3,6 @@
 # ruff: noqa: F401
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,6 @@ from recipe.runner.progress import append_records
 NAMES = ("fspo", "fspo_v1", "seq_rloo", "seq_gspo", "luspo")
 
 
-def drift_measurement() -> Any:
-    """What a run measures the drift of ``fspo_v1`` with: ``update(responses)``, ``state``, ``state_dict()``."""
-    return DriftMeasurement()
-
-
 def read_steps(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """The records of a run's steps that count, and what is wrong with the file."""
     problems: list[str] = []
@@ -39,10 +33,3 @@ def write_steps(path: Path, *steps: int, **values: float) -> None:
     """Metrics of steps, as a run appends them."""
     for step in steps:
         append_records(path, [{"step": step, "metrics": values}])
-
-
-def run_json(algo: str, seed: int) -> str:
-    """``run.json`` of a run that has finished."""
-    settings = ALGORITHMS[algo]
-    loss = {"loss_mode": algo, "c_low": settings.c_low, "c_high": settings.c_high}
-    return json.dumps({"algo": algo.removeprefix("seq_"), "seed": seed, "status": "finished", "loss": loss})

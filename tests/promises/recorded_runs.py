@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from library import ALGORITHMS, Audit, append_records, run_json
+from library import ALGORITHMS, Audit, append_records
 
 ACCURACY = "val-core/sums/acc/mean@1"
 
@@ -40,7 +40,9 @@ def write_run(
     """
     folder.mkdir(parents=True)
     draw, metrics = torch.Generator().manual_seed(data), folder / "metrics.jsonl"
-    (folder / "run.json").write_text(json.dumps(json.loads(run_json(loss, data)) | info))
+    settings = {"loss_mode": loss, "c_low": ALGORITHMS[loss].c_low, "c_high": ALGORITHMS[loss].c_high}
+    finished = {"algo": loss.removeprefix("seq_"), "seed": data, "status": "finished", "loss": settings}
+    (folder / "run.json").write_text(json.dumps(finished | info))
     audit = Audit(folder / "responses", ALGORITHMS[loss], loss=loss, run="run")
     append_records(metrics, [{"step": 0, "metrics": {ACCURACY: 0.2 + 0.01 * data if accuracy is None else 0.2}}])
     for step in range(1, steps + 1):

@@ -2,95 +2,136 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+Loss = Callable[..., Any]
 
-def _tokens(old_log_prob: Any, log_prob: Any, advantages: Any, mask: Any) -> Any:
-    return torch.where(mask, -advantages * (log_prob - old_log_prob).clamp(-20, 20).exp(), 0.0)
+#: Of new minus old log-probabilities [B, T], mask and length [B, 1]: a ratio, [B, T] or [B, 1].
+RATIOS: dict[str, Loss] = {
+    "token": lambda d, mask, length: d.clamp(-20, 20).exp(),
+    "token, masked": lambda d, mask, length: d.exp() * ((d > -0.1) & (d < 1.5)),
+    "mean": lambda d, mask, length: (d.sum(-1, keepdim=True) / length).exp(),
+    "mean, S at most 10": lambda d, mask, length: (d.sum(-1, keepdim=True).clamp(-10, 10) / length).exp(),
+    "mean and token": lambda d, mask, length: (d.sum(-1, keepdim=True) / length + d - d.detach()).exp(),
+    "mean of exp": lambda d, mask, length: (d.exp() * mask).sum(-1, keepdim=True) / length,
+    "sum": lambda d, mask, length: d.sum(-1, keepdim=True).clamp(max=20).exp(),
+    "micro-batch": lambda d, mask, length: (d.sum() / mask.sum().clamp(min=1)).exp(),
+}
 
 
-def tokens(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any) -> Any:
-    """Sound: the mean over the tokens of the whole mini-batch."""
-    info, loss = config.global_batch_info, _tokens(old_log_prob, log_prob, advantages, response_mask)
-    return loss.sum() / info["batch_num_tokens"] * info["dp_size"], {}
+def tokens(mask: torch.Tensor) -> torch.Tensor:
+    return mask.sum(-1, keepdim=True).clamp(min=1)
 
 
-def responses(
+def formula(
     old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, config: Any, rollout_is_weights: Any = None,
-    least: Any = torch.max, length: Any = None, power: int = 1, **_: Any,
-) -> Any:  # fmt: skip
-    """Sound: GSPO, of which the faults below change one thing."""
-    info = config.global_batch_info
-    L = response_mask.sum(-1).clamp(min=1)
-    d = torch.where(response_mask, log_prob - old_log_prob, 0.0)
-    ratio = (d.sum(-1) / (L if length is None else length(response_mask))).clamp(-10, 10).exp()
-    A = torch.where(response_mask, advantages, 0.0).sum(-1) / L
-    loss = least(-A * ratio, -A * ratio.clamp(1 - 3e-4, 1 + 4e-4))
-    if rollout_is_weights is not None:
-        loss = loss * (torch.where(response_mask, rollout_is_weights, 0.0).sum(-1) / L) ** power
-    return loss.sum() / info["global_batch_size"] * info["dp_size"]
+    ratio: str = "token", band: Callable[[Any], Any] = lambda length: (0.0, 9e9), mean: str = "tokens",
+    count: Callable[[Any], Any] = tokens, **_: Any,
+) -> torch.Tensor:  # fmt: skip
+    """A clipped surrogate of a ratio between two bounds."""
+    info, d_BT = config.global_batch_info, torch.where(response_mask, log_prob - old_log_prob, 0.0)
+    length_B1 = count(response_mask)
+    r = RATIOS[ratio](d_BT, response_mask, length_B1)
+    low, high = (torch.as_tensor(bound) for bound in band(length_B1))
+    loss_BT = torch.max(-advantages * r, -advantages * torch.minimum(torch.maximum(r, low), high))
+    loss_BT = loss_BT if rollout_is_weights is None else loss_BT * rollout_is_weights
+    loss_BT = torch.where(response_mask, loss_BT, 0.0)
+    if mean == "own tokens":
+        return loss_BT.sum() / response_mask.sum().clamp(min=1)
+    if mean == "responses":
+        loss_BT = loss_BT / length_B1
+    by = "global_batch_size" if mean == "responses" else "batch_num_tokens"
+    return loss_BT.sum() / info[by] * info["dp_size"]
+
+
+# Families of losses that have a name.
+GSPO = partial(formula, ratio="mean", band=lambda _: (1 - 3e-4, 1 + 4e-4), mean="responses")
+PPO = partial(formula, band=lambda _: (0.8, 1.28))
+FSPO = partial(formula, ratio="sum", band=lambda L: ((-0.03 * L**0.5).exp(), (0.04 * L**0.5).exp()), mean="responses")
+
+by_response = partial(formula, mean="responses")
 
 
 def gspo_half(**given: Any) -> Any:
     """Sound, and GSPO with half its gradient."""
-    return responses(**given) / 2
+    return GSPO(**given) / 2
+
+
+def with_metrics(**given: Any) -> Any:
+    """Sound, as verl's own losses return it."""
+    return PPO(**given), {}
+
+
+def own_mean(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any) -> Any:
+    """A function of the four tensors, the mean of those that it is given."""
+    ratio = (log_prob - old_log_prob).clamp(-20, 20).exp()
+    return (torch.where(response_mask, -advantages * ratio, 0.0).sum(-1, keepdim=True) / tokens(response_mask)).mean()
+
+
+@dataclasses.dataclass
+class Settings:
+    beta: float = 0.5
+    name: str = dataclasses.field(default_factory=str)
+
+
+def fed(config: Any, **given: Any) -> Any:
+    """With settings of its own."""
+    assert config.policy_loss.beta == 0.5 and config.name == "x" and config.clip_ratio == 0.2
+    return by_response(config=config, **given)
+
+
+def with_advantages(change: Callable[[Any, Any], Any], loss: Loss = PPO) -> Loss:
+    return lambda **given: loss(**given | {"advantages": change(given["advantages"], given["response_mask"])})
 
 
 # ---------------------------------------------------------------- faults: the name begins with that of the check
 
+padding_width = partial(by_response, count=lambda mask: torch.full((len(mask), 1), mask.shape[1]))
+micro_own_tokens = partial(PPO, mean="own tokens")
+micro_centred = with_advantages(lambda a, mask: a - torch.where(mask, a, 0.0).sum() / mask.sum().clamp(min=1))
+repeats_in_place = with_advantages(lambda a, mask: a.mul_(0.5))
+#: L with the tokens of tools.
+gaps_to_the_last = partial(
+    GSPO, count=lambda mask: (torch.arange(1, mask.shape[1] + 1) * mask).amax(-1, keepdim=True).clamp(min=1)
+)
+
 
 def padding_counts(response_mask: Any, **others: Any) -> Any:
-    return tokens(response_mask=torch.ones_like(response_mask), **others)
-
-
-def padding_width(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any) -> Any:
-    info, loss = config.global_batch_info, _tokens(old_log_prob, log_prob, advantages, response_mask)
-    return loss.sum() / loss.shape[1] / info["global_batch_size"] * info["dp_size"]
-
-
-def micro_own_tokens(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, **_: Any) -> Any:
-    return _tokens(old_log_prob, log_prob, advantages, response_mask).sum() / response_mask.sum().clamp(min=1)
-
-
-def micro_centred(advantages: Any, response_mask: Any, **others: Any) -> Any:
-    centre = torch.where(response_mask, advantages, 0.0).sum() / response_mask.sum().clamp(min=1)
-    return tokens(advantages=advantages - centre, response_mask=response_mask, **others)
+    return PPO(response_mask=torch.ones_like(response_mask), **others)
 
 
 def micro_ranks_forgotten(config: Any, **others: Any) -> Any:
-    return tokens(config=config, **others)[0] / config.global_batch_info["dp_size"]
+    return PPO(config=config, **others) / config.global_batch_info["dp_size"]
 
 
 def direction_of_a_missing_minus(**given: Any) -> Any:
-    return -tokens(**given)[0]
+    return -PPO(**given)
 
 
 def direction_of_nothing(**given: Any) -> Any:
-    return tokens(**given)[0] * 0
+    return PPO(**given) * 0
 
 
-def repeats_in_place(advantages: Any, **others: Any) -> Any:
-    advantages *= 0.5
-    return tokens(advantages=advantages, **others)
+def direction_is_undefined(log_prob: Any, **_: Any) -> Any:
+    return log_prob.sum() * float("nan")
 
 
 def repeats_at_random(log_prob: Any, **others: Any) -> Any:
-    return tokens(log_prob=log_prob * (1 + torch.rand(len(log_prob), 1)), **others)
+    return PPO(log_prob=log_prob * (1 + torch.rand(len(log_prob), 1)), **others)
 
 
-def gaps_to_the_last(**given: Any) -> Any:
-    """L with the tokens of tools."""
-    return responses(**given, length=lambda mask: (torch.arange(1, mask.shape[1] + 1) * mask).amax(-1).clamp(min=1))
+def weights_squared(rollout_is_weights: Any = None, **others: Any) -> Any:
+    return GSPO(rollout_is_weights=None if rollout_is_weights is None else rollout_is_weights**2, **others)
 
 
-def weights_squared(**given: Any) -> Any:
-    return responses(**given, power=2)
-
-
-def sides_swapped(**given: Any) -> Any:
-    return responses(**given, least=torch.min)
+def sides_swapped(advantages: Any, **others: Any) -> Any:
+    """The smaller of the two in place of the larger."""
+    return -GSPO(advantages=-advantages, **others)
 
 
 FAULTS = [name for name in dict(globals()) if name.split("_")[0] in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,13 @@ def rows(step: int, update: int = 0, count: int = 3, rank: int = 0) -> dict[str,
         **{"S": 0.1 * length, "L": length, "A": np.full(count, 1000.0 * step + update), "inside": 1.0},
         "prompt": np.array([f"p{i % 2}" for i in range(count)], object),
     }
+
+
+def numbers(columns: Any) -> Counter[tuple[int, int]]:
+    """Rows of each (step, update), all of which must be as they were written."""
+    step_B, update_B, a_B = (np.asarray(columns[name]) for name in ("step", "update", "A"))
+    assert (a_B == 1000.0 * step_B + update_B).all()
+    return Counter(zip(step_B.tolist(), update_B.tolist(), strict=True))
 
 
 def writer(folder: Path, **options: Any) -> TableWriter:

@@ -33,18 +33,18 @@ def test_a_planted_fault_is_found_by_its_check(name: str, faulty: dict[str, str]
 
 
 def test_sound_losses_pass(tmp_path: Path) -> None:
-    ended = check(tmp_path, "some_losses:tokens", "some_losses:responses", "some_losses:gspo_half")
+    ended = check(tmp_path, *(f"some_losses:{name}" for name in ("PPO", "GSPO", "gspo_half", "with_metrics")))
     assert ended.status == 0 and "FAIL" not in ended.out
 
 
 @pytest.mark.parametrize(
     ("loss", "like", "status"),
     [
-        ("some_losses:responses", "seq_gspo", 0),
+        ("some_losses:GSPO", "seq_gspo", 0),
         ("some_losses:gspo_half", "seq_gspo", 1),
-        ("some_losses:responses", "seq_rloo", 1),
-        ("some_losses:tokens", "some_losses:tokens", 0),
-        ("some_losses:tokens", "some_losses:responses", 1),
+        ("some_losses:GSPO", "seq_rloo", 1),
+        ("some_losses:PPO", "some_losses:PPO", 0),
+        ("some_losses:PPO", "some_losses:GSPO", 1),
     ],
 )
 def test_a_loss_equals_a_named_one_or_not(loss: str, like: str, status: int, tmp_path: Path) -> None:
@@ -55,11 +55,11 @@ def test_a_loss_equals_a_named_one_or_not(loss: str, like: str, status: int, tmp
     "words",
     [
         ["some_losses"],
-        ["some_losses:tokns"],
+        ["some_losses:PPPO"],
         ["no_such:f"],
         ["some_losses:FAULTS"],
-        ["some_losses:tokens", "--config", "clip"],
-        ["some_losses:tokens", "--like", "gspoo"],
+        ["some_losses:PPO", "--config", "clip"],
+        ["some_losses:PPO", "--like", "gspoo"],
     ],
 )
 def test_what_cannot_be_checked_is_named(words: list[str], tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from library import (
     resolve_settings,
     sequence_policy_loss,
 )
+from messages import holds
 
 pytestmark = pytest.mark.promise(1, 2)
 DRIFT = 2e-3
@@ -162,8 +163,30 @@ def test_a_row_without_a_loss_is_refused_by_its_number(row: int, tensor: int, va
     inputs[tensor] = inputs[tensor].clone()
     inputs[tensor][row, 17] = value
     *tensors, weights = inputs
-    with pytest.raises(UnusableRowsError, match=rf"\b{row}\b"):
+    name = ("log_prob", "old_log_prob", "advantages", "mask", "rollout_is_weights")[tensor]
+    with pytest.raises(UnusableRowsError, match=rf"row {row} .*: {name}_BT is {value:g} at response token 17 "):
         sequence_policy_loss(*tensors, ALGORITHMS["fspo"], None, weights)
+
+
+def test_a_sum_that_overflows_and_other_shapes_are_refused_too() -> None:
+    with pytest.raises(UnusableRowsError, match=r"row 0 .*overflows"):
+        sequence_policy_loss(torch.full((1, 2), -3e38), *torch.ones(3, 1, 2), ALGORITHMS["fspo"])
+    log_prob, old, advantages, mask = batch()
+    for wrong, shape in ((advantages[:, 0], "(64,)"), (advantages[:, 1:], "(64, 49)")):
+        with pytest.raises(ValueError, match=holds("advantages_BT", shape, "(64, 50)", "expand_as", "slice")):
+            sequence_policy_loss(log_prob, old, wrong, mask, ALGORITHMS["fspo"])
+    with pytest.raises(ValueError, match=holds("log_prob_BT", "(50,)", "from_packed")):
+        sequence_policy_loss(log_prob[0], old[0], advantages[0], mask[0], ALGORITHMS["fspo"])
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (3, 5)])
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_to_learn_from_is_zero_loss_and_zero_gradient(shape: tuple[int, int], name: str) -> None:
+    log_prob, nothing = torch.full(shape, math.nan, requires_grad=True), torch.zeros(shape, dtype=torch.bool)
+    output = sequence_policy_loss(log_prob, *[log_prob.detach()] * 2, nothing, ALGORITHMS[name], STATE)
+    (gradient,) = torch.autograd.grad(output.loss_B.sum(), log_prob)
+    assert torch.equal(gradient, torch.zeros(shape)) and torch.equal(output.loss_B, torch.zeros(shape[0]))
+    assert not bool((output.valid_B | output.accepted_B | output.overflow_B).any())
 
 
 @pytest.mark.parametrize("settings_", [ALGORITHMS["fspo_v1"], SequenceLossSettings(drift="kl")])

@@ -18,18 +18,9 @@ def test_every_loss_moves_as_recorded() -> None:
     assert golden.differences(RECORDED, golden.trajectories()) == []
 
 
-@pytest.mark.parametrize("change", [{"c_high": 0.0301}, {"grad_multiplier": 1.000001}, {"drift": "kl"}])
+@pytest.mark.parametrize(
+    "change", [{"c_high": 0.0301}, {"c_low": 0.0301}, {"grad_multiplier": 1.000001}, {"drift": "kl"}]
+)
 def test_a_small_change_is_noticed(change: dict[str, object]) -> None:
     settings = dataclasses.replace(ALGORITHMS["fspo"], **change)
     assert golden.differences({"fspo": RECORDED["fspo"]}, {"fspo": golden.trajectory(settings)})
-
-
-def test_every_branch_of_the_loss_is_taken() -> None:
-    for variant, name in (
-        ("fspo", "high"),
-        ("fspo", "low"),
-        ("seq_gspo", "high"),
-        ("seq_rloo_guard", "overflow"),
-        *((algo, side) for algo in golden.VERLS for side in ("high", "low")),
-    ):
-        assert sum(RECORDED[variant][name]) > 0, (variant, name)

@@ -20,13 +20,8 @@ FIXED = tuple(name for name in NAMES if name != "fspo_v1")
 
 def actor(loss_mode: str, rows: int = 20, ranks: int = 2, tokens: int = 99, **clips: Any) -> FSDPActorConfig:
     """verl's settings of an actor, as a script has them that chooses nothing but the loss."""
-    config = FSDPActorConfig(
-        strategy="fsdp2",
-        ppo_micro_batch_size_per_gpu=1,
-        rollout_n=2,
-        policy_loss=PolicyLossConfig(loss_mode=loss_mode),
-        **clips,
-    )
+    loss = PolicyLossConfig(loss_mode=loss_mode)
+    config = FSDPActorConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, rollout_n=2, policy_loss=loss, **clips)
     config.global_batch_info.update(global_batch_size=rows, dp_size=ranks, batch_num_tokens=tokens)
     return config
 

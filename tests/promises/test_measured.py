@@ -10,7 +10,7 @@ import inside
 import numpy as np
 import pytest
 from inside import MiniBatch
-from library import ALGORITHMS, NAMES, ClipMeasurement, Responses, drift_measurement, needed_scale, scale_for
+from library import ALGORITHMS, NAMES, ClipMeasurement, DriftMeasurement, Responses, needed_scale, scale_for
 
 pytestmark = pytest.mark.promise(4)
 
@@ -94,7 +94,7 @@ def drift_of(batches: list[Responses]) -> list[float]:
 
 
 def test_the_drift_is_that_of_the_last_eight_batches_before() -> None:
-    measurement, batches = drift_measurement(), [rollout_batch(step) for step in range(1, 13)]
+    measurement, batches = DriftMeasurement(), [rollout_batch(step) for step in range(1, 13)]
     assert measurement.state.at_mini_batch(1).drift_per_token == 0
     for number, batch in enumerate(batches, 1):
         state = measurement.update(batch)
@@ -105,11 +105,11 @@ def test_the_drift_is_that_of_the_last_eight_batches_before() -> None:
 
 @pytest.mark.parametrize("kill", [1, 7, 8, 9])
 def test_a_resume_has_the_drift_of_before(kill: int) -> None:
-    whole, before = drift_measurement(), drift_measurement()
+    whole, before = DriftMeasurement(), DriftMeasurement()
     states = [whole.update(rollout_batch(step)) for step in range(1, 13)]
     for step in range(1, kill + 1):
         before.update(rollout_batch(step))
-    resumed = drift_measurement()
+    resumed = DriftMeasurement()
     resumed.load_state_dict(copy.deepcopy(before.state_dict()))
     assert resumed.state == states[kill - 1]
     assert [resumed.update(rollout_batch(step)) for step in range(kill + 1, 13)] == states[kill:]
@@ -195,12 +195,3 @@ def test_the_loss_is_divided_by_the_first_batch_and_no_other() -> None:
     assert inside.divisors(lengths, kills=(1,)) == pytest.approx([40, 40])
     parts = [np.array([10, 20]), np.array([60]), np.array([70, 40])]
     assert inside.divisors(parts, of_one_batch=True) == pytest.approx([15, 30, 40]), "by the responses so far"
-
-
-def test_no_order_of_the_responses_changes_what_is_measured() -> None:
-    steps, order = [mini_batches(step) for step in range(1, 7)], np.random.default_rng(0).permutation(PROMPTS // 4)
-    shuffled = [
-        [dataclasses.replace(part, rows={name: column[order] for name, column in part.rows.items()}) for part in step]
-        for step in steps
-    ]
-    assert inside.clip_values(shuffled, LR)[1] == inside.clip_values(steps, LR)[1]

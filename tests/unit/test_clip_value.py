@@ -55,31 +55,22 @@ def test_the_cosine_is_that_of_orthogonal_gradients(name: str) -> None:
     assert clipped_cosine(*columns, loss.grad_scale) == pytest.approx(cosine, rel=1e-9)
 
 
-def fed(measurement: ClipMeasurement, first: int, last: int) -> list[int]:
-    """Feed rollout batches; the steps after which a line was printed."""
-    batches = {step: needed_scale(*responses(100, seed=step)[:2], FSPO) for step in range(first, last + 1)}
-    return [step for step, needed in batches.items() if measurement.add(needed, step) is not None]
-
-
-def test_values_have_an_interval_from_the_second_batch_on() -> None:
+@pytest.mark.parametrize("sigma", [0.04, 0.4, 1e-6])
+def test_a_value_has_an_interval_and_is_questioned_once(sigma: float) -> None:
     measurement = ClipMeasurement(FSPO, 0.85)
-    assert fed(measurement, 1, 40) == [1, FIXED_AFTER], "a value that fits is not questioned"
+    for step in range(1, FIXED_AFTER + 1):
+        line = measurement.add(needed_scale(*responses(100, seed=step)[:2], FSPO), step)
+        assert (line is not None) == (step in (1, FIXED_AFTER))
     assert "c_low_interval" not in measurement.values[0], "one rollout batch says nothing of others"
     value, line = measurement.values[-1], measurement.sentence()
     low, high = value["c_high_interval"]
     assert low < value["c_high"] < high
     assert f"c = {value['c_high']:.3g} [{low:.3g}, " in line and f"step {FIXED_AFTER + 1} on" in line and "85%" in line
-
-
-@pytest.mark.parametrize("sigma", [0.4, 1e-6])
-def test_a_fixed_value_that_no_longer_fits_is_questioned_once(sigma: float) -> None:
-    measurement = ClipMeasurement(FSPO, 0.85)
-    fed(measurement, 1, FIXED_AFTER)
     last, needed = measurement.scale, needed_scale(*responses(100, seed=99, sigma=sigma)[:2], FSPO)
-    lines = [measurement.add(needed, step) for step in range(11, 41)]
-    (line,) = [line for line in lines if line is not None]
-    assert lines.index(line) == 9 and "warning" in line
-    assert f"c_high={scaled(FSPO, scale_for(needed, 0.85)).c_high:.3g}" in line
+    lines = {step: line for step in range(11, 41) if (line := measurement.add(needed, step)) is not None}
+    assert list(lines) == [20] * (sigma != 0.04), "a value that fits is not questioned"
+    fits = f"c_high={scaled(FSPO, scale_for(needed, 0.85)).c_high:.3g}"
+    assert all("warning" in line and fits in line for line in lines.values())
     assert measurement.scale == last, "a policy that moves farther is clipped more"
 
 

@@ -43,13 +43,10 @@ def for_verl(lines: list[str]) -> dict[str, object]:
     return {str(key): value for key, value in word.value().items()}
 
 
-SIGMA = {0.0: 0.04, 0.5: 0.04, 0.75: 0.01, 1.0: 0.001}
-
-
-@pytest.mark.parametrize("exponent", SIGMA)
-def test_what_is_named_is_told_apart_and_trains_the_wanted_share(exponent: float) -> None:
+@pytest.mark.parametrize(("exponent", "sigma"), [(0.0, 0.04), (0.5, 0.04), (0.75, 0.01), (1.0, 0.001)])
+def test_what_is_named_is_told_apart_and_trains_the_wanted_share(exponent: float, sigma: float) -> None:
     """The most even exponent has a standard deviation of at most 0.04, and half-way between two names is 0.25."""
-    table = drawn(exponent, SIGMA[exponent])
+    table = drawn(exponent, sigma)
     responses = rows_of(table)
     even = even_band(responses)
     assert even is not None

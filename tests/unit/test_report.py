@@ -27,7 +27,7 @@ STUDY = Path(__file__).parents[2] / "benchmarks/study"
 STEPS = 4
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report without its figures, which take most of its time."""
     monkeypatch.setattr("fspo.report.build.figures", lambda groups: [])
@@ -45,28 +45,6 @@ def claims(sentences: Sequence[str]) -> list[str]:
     return re.findall(r"(?:lower|higher) than \w+", "\n".join(sentences))
 
 
-def test_the_page_of_a_sweep_stands_alone_and_names_what_differs(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    for loss in ("fspo", "seq_rloo"):
-        for seed in (0, 1, 2):
-            folder = write_run(tmp_path / f"sweep/{loss}<b>/seed{seed}", loss, seed)
-            config = {
-                "run": {"dir": str(folder)}, "data": {"seed": seed, "file": "x"}, "micro": seed // 2,
-                "optim": {"lr": 0.1 if loss == "fspo" else 0.2}, "trainer": {"default_local_dir": str(folder)},
-            }  # fmt: skip
-            (folder / "config.yaml").write_text(json.dumps(config))
-    assert main([str(tmp_path / "sweep"), "--out", str(out)]) == 0
-    source = (out / "report.html").read_text()
-    assert "<b>" not in source, "a folder's name is text"
-    addresses = re.findall(r'(?:src|srcset|href)="([^"]*)"', source)
-    assert len(addresses) == 7 and all(address.startswith("data:image/png;") for address in addresses)
-    summary = summary_of(out)
-    differing = cells(summary["settings"])
-    assert differing["lr"] == ["0.1", "0.2"] and differing["micro"] == ["0 or 1", "0 or 1"]
-    assert differing.keys() == {"seeds", "steps", "status", "lr", "micro"}
-    assert summary["problems"] == [] and summary["follows"] == []
-
-
 def verdicts_of(folder: Path, **groups: tuple[str, dict[int, int]]) -> dict[str, list[str]]:
     """The verdicts by subject; of each algorithm the loss, and the seeds with those of their data."""
     runs = [
@@ -78,7 +56,6 @@ def verdicts_of(folder: Path, **groups: tuple[str, dict[int, int]]) -> dict[str,
     return dict(summary_of(folder / "out")["verdicts"])
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_a_difference_that_is_there_is_told_with_its_sign(tmp_path: Path) -> None:
     # S has a standard deviation proportional to sqrt(L), so a sqrt(L) band accepts evenly and a constant one does not.
     same = {0: 0, 1: 1, 2: 2}
@@ -93,7 +70,6 @@ def test_a_difference_that_is_there_is_told_with_its_sign(tmp_path: Path) -> Non
         assert len(few) == 3 and not any(claims(sentences) for sentences in few.values())
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_runs_that_ended_at_different_steps_are_not_compared(tmp_path: Path) -> None:
     plan, out = [("fspo", "fspo"), ("rloo", "seq_rloo")], tmp_path / "out"
     runs = [write_run(tmp_path / algo / str(s), loss, s, algo=algo, seed=s) for s in range(4) for algo, loss in plan]
@@ -120,7 +96,6 @@ def test_an_interval_over_seeds_covers(seeds: int) -> None:
     assert (one := over_seeds(np.mean, [1.0])) is not None and np.isnan(one.low)
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_a_seed_run_twice_counts_once_unless_its_clip_values_differ(tmp_path: Path) -> None:
     twice = [write_run(tmp_path / name, "fspo", 0) for name in ("a", "b")]
     *_, problems = build_report(
@@ -132,7 +107,6 @@ def test_a_seed_run_twice_counts_once_unless_its_clip_values_differ(tmp_path: Pa
     assert heads == ["fspo, measured (n = 1)", "fspo, published (n = 1)"]
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("loss", [0.3, {"loss_mode": "fspo", "c_low": -1}])
 def test_somebody_elses_run_json_costs_no_other_run(loss: object, tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", "fspo", 1, loss=loss, seed="a")
@@ -141,7 +115,7 @@ def test_somebody_elses_run_json_costs_no_other_run(loss: object, tmp_path: Path
 
 
 def test_one_run_has_one_lre_wherever_it_stands(tmp_path: Path) -> None:
-    """Console, verdict, final numbers, table by length and figure; and it gets a verdict, too."""
+    """Console, verdict, final numbers, table by length; and it gets a verdict, too."""
     run = write_run(tmp_path / "run", "seq_gspo", 0, steps=7)  # 21 mini-batches, and a conclusion needs 20
     records = read_audit(run)
     lre, says = records.responses.moved().error("outside").words, verdict(records.responses.moved())
@@ -177,7 +151,6 @@ def test_the_summary_of_whole_partial_and_empty_runs(tmp_path: Path) -> None:
     assert "report: none" in summarise(empty)
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(("moves", "advantage", "clip"), [(1e-6, 1.0, "0.0%"), (0.0, 1.0, "-"), (1e-6, 0.0, "-")])
 def test_a_run_that_clips_nothing_has_no_lre(moves: float, advantage: float, clip: str, tmp_path: Path) -> None:
     for seed in (0, 1, 2):
@@ -210,7 +183,8 @@ def test_the_numbers_of_a_run_are_those_of_its_metrics_and_rows(tmp_path: Path) 
     assert 0 < values["gradient removed"] < values["outside"] < 1
 
 
-def test_a_view_with_few_responses_is_drawn_at_their_lengths(tmp_path: Path) -> None:
+def test_a_view_with_few_responses_is_drawn_at_their_lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     count_B = np.arange(64)
     rows = {"S": np.sin(count_B), "L": count_B + 1, "A": count_B < 3, "step": count_B // 8, "minibatch": 1}
     pd.DataFrame(rows).to_parquet(tmp_path / "rows.parquet")

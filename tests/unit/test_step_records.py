@@ -55,7 +55,8 @@ class Steps:
     def __call__(self, rewards: list[float] = REWARDS, advantage: float = 1.0) -> dict[str, float]:
         outputs = [loss_output(N, 20, seed=self.step + 1, scale=0.3 * moved, shortest=1) for moved in (0.0, advantage)]
         parts = [{"S": one.log_ratio_B.numpy(), "L": one.length_B.numpy()} for one in outputs]
-        return self.record([part | {"A": np.full(N, advantage)} for part in parts], rewards)
+        more = {"A": np.full(N, advantage), "row": np.arange(N)[::-1]}
+        return self.record([part | more for part in parts], rewards)
 
     def record(
         self, parts: list[dict[str, Any]], rewards: list[float] = REWARDS, skipped: str = ""
@@ -67,14 +68,6 @@ class Steps:
         metrics = self.records.end(self.step)
         self.log.log(metrics | {"timing_s/step": 1.0}, step=self.step)
         return metrics
-
-
-def test_a_row_has_the_outcome_of_its_own_response(tmp_path: Path, lines: list[str]) -> None:
-    part = {"S": np.zeros(2), "L": np.ones(2), "A": np.ones(2), "row": np.array([1, 6])}
-    Steps(tmp_path).record([part], [float(number) for number in range(N)])
-    rows = pd.concat(map(pd.read_parquet, (tmp_path / FOLDER).glob("*.parquet")))
-    assert rows["reward"].tolist() == [1, 6] and rows["id"].tolist() == ["a_1_0", "b_2_0"]
-    assert rows["prompt"].tolist() == ["a", "b"]
 
 
 def test_a_run_notes_each_clip_value_when_it_is_set(tmp_path: Path, lines: list[str]) -> None:
@@ -110,7 +103,7 @@ def test_a_run_trains_from_the_first_batch_on(words: str, state: BandState | Non
 
 
 def test_the_responses_of_each_step_are_rows_of_the_run_s_table(tmp_path: Path) -> None:
-    """Of a step whose responses a correction has all rejected there are none."""
+    """Each has the outcome of its own response; a step whose responses a correction has all rejected has none."""
     steps = Steps(tmp_path)
     rewards = [0.0, 1.0, 0.0, 1.0, 0.5, 0.0, 1.0, 0.25]
     steps(rewards)
@@ -123,7 +116,8 @@ def test_the_responses_of_each_step_are_rows_of_the_run_s_table(tmp_path: Path) 
     assert columns["minibatch"].tolist() == ([0] * N + [1] * N) * 2
     assert columns["reward"].tolist() == rewards * 4
     frame = pd.read_parquet(tmp_path / FOLDER)
-    assert frame["id"][:N].tolist() == outcomes(rewards).keys and frame["prompt"][:N].tolist() == ["a"] * 4 + ["b"] * 4
+    assert frame["id"][:N].tolist() == outcomes(rewards).keys[::-1]
+    assert frame["prompt"][:N].tolist() == ["b"] * 4 + ["a"] * 4
 
 
 def test_a_skipped_response_has_a_row_without_s(tmp_path: Path) -> None:

@@ -20,19 +20,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from table_rows import rows, writer
+from table_rows import numbers, rows, writer
 
 import fspo.table
 from fspo.table import FOLDER, TableWriter, join_rows, read_table
 
 Place = tuple[int, int]
-
-
-def numbers(columns: Any) -> Counter[Place]:
-    """Rows of each (step, update), all of which must be as they were written."""
-    step_B, update_B, a_B = (np.asarray(columns[name]) for name in ("step", "update", "A"))
-    assert (a_B == 1000.0 * step_B + update_B).all()
-    return Counter(zip(step_B.tolist(), update_B.tolist(), strict=True))
 
 
 @pytest.fixture(autouse=True)
@@ -142,16 +135,6 @@ def test_columns_that_are_asked_for_are_read(tmp_path: Path) -> None:
     assert columns["prompt"].tolist() == [0, 1, 0]
 
 
-def test_a_rank_that_lags_or_wrote_nothing_is_named(tmp_path: Path) -> None:
-    tables = [writer(tmp_path, rank=rank, ranks=3) for rank in range(2)]
-    for table, last in zip(tables, (4, 2), strict=True):
-        for step in range(1, last + 1):
-            table.append(rows(step))
-    lags, nothing = sorted(read_table(tmp_path).problems, key=lambda text: "wrote nothing" in text)
-    assert "rank 1 " in lags and "2 wrote nothing" in nothing
-    assert "none" in read_table(tmp_path, run="none").problems[0]
-
-
 def test_responses_without_S_are_counted_but_for_skipped_ones(tmp_path: Path) -> None:
     known = {"loss": "fspo", "rule": "known"}
     for meta, left_out in ((known, 2), (known | {"without_S": "A = 0"}, 1)):
@@ -160,15 +143,6 @@ def test_responses_without_S_are_counted_but_for_skipped_ones(tmp_path: Path) ->
         table.append(rows(1) | {"S": np.array([0.1, np.nan, np.nan]), "A": np.array([1.0, 0.0, 1.0])})
         read = read_table(folder)
         assert (len(read), read.left_out) == (1, left_out) and pd.read_parquet(folder)["S"].isna().sum() == 2
-
-
-def test_a_damaged_file_is_set_aside_by_a_resume(tmp_path: Path) -> None:
-    writer(tmp_path).append(rows(1))
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(file.read_bytes()[:-50])
-    writer(tmp_path, first_step=9).append(rows(9))
-    assert numbers(read_table(tmp_path).columns) == {(9, 0): 3}
-    assert file.with_name(f"{file.name}.damaged").exists() and not read_table(tmp_path).problems
 
 
 def test_what_is_no_row_or_run_is_refused(tmp_path: Path) -> None:

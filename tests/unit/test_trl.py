@@ -10,31 +10,23 @@ from pathlib import Path
 
 import pytest
 
-TRL = "trl==1.16.0"
+
+def printed(*words: object, path: str, folder: Path) -> str:
+    """By a Python process that imports from there, too."""
+    command, environment = [sys.executable, *map(str, words)], os.environ | {"PYTHONPATH": path}
+    ended = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=800)
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-4000:]
+    return ended.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_fspo_trains_in_trl(tmp_path: Path) -> None:
-    site, tests = tmp_path / "site", Path(__file__).with_name("trl_trainer.py")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), TRL]
-    subprocess.run(pip, check=True, timeout=300)
-    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)]
-    ended = subprocess.run(
-        run,
-        env=os.environ | {"PYTHONPATH": str(site)},
-        cwd=tests.parents[2],
-        capture_output=True,
-        text=True,
-        timeout=800,
-    )
-    assert ended.returncode == 0, ended.stdout[-4000:]
-    assert " passed" in ended.stdout and "skipped" not in ended.stdout
-    example = [sys.executable, str(tests.parents[2] / "examples/trl_fspo.py")]
-    path = os.pathsep.join([str(site), str(tests.parents[2])])
-    shown = subprocess.run(
-        example, env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert shown.returncode == 0, shown.stderr[-4000:]
-    assert re.search(r"^GRPOConfig\(epsilon=0\.\d+, epsilon_high=\d", shown.stdout, re.M)
-    assert "LRE" in shown.stdout and list((tmp_path / "audit").glob("responses-*.parquet"))
+    site, root = str(tmp_path / "site"), Path(__file__).resolve().parents[2]
+    printed("-m", "pip", "install", "--quiet", "--no-deps", "--target", site, "trl==1.16.0", path="", folder=tmp_path)
+    trainer = root / "tests/unit/trl_trainer.py"
+    said = printed("-m", "pytest", "-q", "-p", "no:cacheprovider", trainer, path=site, folder=root)
+    assert " passed" in said and "skipped" not in said
+    shown = printed(root / "examples/trl_fspo.py", path=os.pathsep.join([site, str(root)]), folder=tmp_path)
+    assert re.search(r"^GRPOConfig\(epsilon=0\.\d+, epsilon_high=\d", shown, re.M)
+    assert "LRE" in shown and list((tmp_path / "audit").glob("responses-*.parquet"))
