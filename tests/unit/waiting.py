@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(true: Callable[[], object], seconds: float = 30.0) -> None:
+def wait_until(true: Callable[[], object], seconds: float = 120.0) -> None:
     """Return once it is true; an AssertionError after so many seconds."""
     limit = time.monotonic() + seconds
     while not true():
