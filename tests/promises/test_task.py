@@ -22,7 +22,7 @@ pytestmark = pytest.mark.promise(18, 19, 20)
 
 
 def score(response: str, truth: str) -> float:
-    return float(compute_score("of/tests", response, truth)["score"])
+    return float(compute_score("of/tests", response, truth, time_limit_s=10)["score"])
 
 
 #: truth, right answers, wrong ones: what models write that were asked for a box.

@@ -63,7 +63,7 @@ def test_a_killed_or_stopped_worker_is_replaced(
     victims: Callable[[MathScorer], list[psutil.Process]], act: Callable[[psutil.Process], None]
 ) -> None:
     """A stopped keeper is silent once its child has used its time: until then the child judges."""
-    with closing(MathScorer(n_workers=1)) as scorer:
+    with closing(MathScorer(n_workers=1, time_limit_s=10.0)) as scorer:
         assert scorer.judge(r"\boxed{y}", "y+1") is Status.WRONG
         started = [*keepers(scorer), *children(scorer)]
         for process in victims(scorer):
@@ -76,19 +76,19 @@ def test_a_killed_or_stopped_worker_is_replaced(
 
 def test_a_forked_process_has_workers_of_its_own() -> None:
     def is_right(letter: str) -> bool:
-        return compute_score("of/tests", f"\\boxed{{{letter}+1}}", f"1+{letter}")["score"] == 1
+        return compute_score("of/tests", f"\\boxed{{{letter}+1}}", f"1+{letter}", time_limit_s=60)["score"] == 1
 
     assert is_right("v")
     forked = multiprocessing.get_context("fork").Process(target=lambda: os._exit(is_right("w")), daemon=True)
     forked.start()
-    forked.join(60)
+    forked.join(300)
     assert forked.exitcode == 1 and is_right("u")
 
 
 SCRIPT = """
 import sys, threading, time
 from recipe.math.answers import MathScorer
-scorer = MathScorer(n_workers=1, time_limit_s=5)
+scorer = MathScorer(n_workers=1, time_limit_s=600)
 scorer.judge(r"\\boxed{x}", "y")
 print(scorer._workers[0]._process.pid, flush=True)
 threading.Thread(target=scorer.judge, args=(sys.argv[1], "7"), daemon=True).start()
