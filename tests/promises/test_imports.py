@@ -85,8 +85,8 @@ assert not heavy, heavy
 
 
 @pytest.mark.parametrize("code", [LIBRARY, LIGHT], ids=["library", "commands and rewards"])
-def test_a_fresh_process_imports_nothing_heavy(code: str) -> None:
+def test_a_fresh_process_imports_nothing_heavy(code: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
     command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, cwd=Path.home(), env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
