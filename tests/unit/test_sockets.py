@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -31,10 +32,13 @@ def test_the_socket_is_private_and_the_run_s_own(monkeypatch: pytest.MonkeyPatch
     assert len(handles[0]) - len(f"ipc://{private}/") < len("12345678/") + len(node.RAY)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@pytest.fixture
+def port() -> Iterator[int]:
+    """One that is free, and held, so that nobody else gets it before a store does."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 def listening(port: int) -> set[str]:
@@ -46,14 +50,13 @@ def listening(port: int) -> set[str]:
 
 
 @pytest.mark.parametrize("use_libuv", [True, False])
-def test_a_store_listens_at_the_address_that_it_is_reached_at(use_libuv: bool) -> None:
-    how: dict[str, Any] = {"world_size": 1, "timeout": timedelta(seconds=20), "multi_tenant": True}
+def test_a_store_listens_at_the_address_that_it_is_reached_at(use_libuv: bool, port: int) -> None:
+    how: dict[str, Any] = {"world_size": 1, "timeout": timedelta(seconds=120), "multi_tenant": True}
     how["use_libuv"] = use_libuv
-    port = free_port()
-    plain = TCPStore("127.0.0.1", port, is_master=True, **how)
-    assert listening(port) != {"127.0.0.1"}, "torch does so itself: this patch can go"
+    plain = TCPStore("127.0.0.1", 0, is_master=True, **how)
+    assert listening(plain.port) != {"127.0.0.1"}, "torch does so itself: this patch can go"
     listen_at_the_address(patched := SimpleNamespace(TCPStore=TCPStore))  # type: ignore[arg-type]
-    how |= {"host_name": "127.0.0.1", "port": (port := free_port())}
+    how |= {"host_name": "127.0.0.1", "port": port}
     store = patched.TCPStore(is_master=True, **how)
     store.set("key", "value")
     for is_master in (False, True):  # the second as for a second group of the process
