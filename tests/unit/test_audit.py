@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,8 @@ def test_a_response_whose_advantage_is_not_known_is_not_kept(
 
 def test_of_several_runs_the_newest_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(tmp_path)
+    for file in tmp_path.iterdir():
+        os.utime(file, (1, 1))  # two files may have been written within a tick of the clock
     train(tmp_path, run="run2")
     again, first = read_audit(tmp_path), read_audit(tmp_path, "run")
     assert (again.run, again.others, first.others) == ("run2", ["run"], ["run2"])
