@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from real_stack import MARK, REPOSITORY, marked_processes
 
-from recipe.runner.faults.processes import kill
+from recipe.runner.faults.processes import is_alive, kill
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "mungekey", "sbatch", "srun", "scontrol", "squeue", "scancel")
 
@@ -167,7 +167,7 @@ class Cluster:
         limit = time.monotonic() + within
         while (alive := marked_processes(self.mark)) and time.monotonic() < limit:
             time.sleep(0.5)
-        return [f"{process.pid} {process.name()}" for process in alive if process.is_running()]
+        return [f"{process.pid} {process.name()}" for process in alive if is_alive(process.pid)]
 
     def stop(self) -> None:
         with contextlib.suppress(Exception):
