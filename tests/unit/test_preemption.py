@@ -63,7 +63,7 @@ preemption._ONE_SIGNAL_S = float(one_signal_s)
 take_signals(ENDING.take)
 ENDING.folder = Path(run, "private")
 ENDING.folder.mkdir()
-child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 if phase != "imports":
     write_phase(run, Phase(3, phase))
     ENDING.run_dir = run
