@@ -40,7 +40,7 @@ def limited(scorer: MathScorer) -> list[psutil.Process]:
 
 
 def gone(of: list[psutil.Process]) -> bool:
-    return not psutil.wait_procs(of, timeout=60)[1]
+    return not psutil.wait_procs(of, timeout=120)[1]
 
 
 def test_endless_and_many_answers_get_their_own_verdicts() -> None:

@@ -86,7 +86,7 @@ def test_in_a_fresh_process(code: str, environment: dict[str, str], tmp_path: Pa
         env={**inherited, **environment},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

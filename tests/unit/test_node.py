@@ -32,7 +32,7 @@ def test_a_job_asks_on_the_node(tmp_path: Path) -> None:
     of_vllm.mkdir(parents=True)
     command = [sys.executable, "-m", "recipe.runner.faults.node", str(of_ray), "7-0"]
     environment = os.environ | {"TMPDIR": str(of_vllm)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     ray, vllm = done.stderr.splitlines()
     assert done.returncode == 1 and ray.startswith("error: ")
     assert f"FSPO_RAY_TMP={of_ray}: " in ray and f"TMPDIR={of_vllm}: " in vllm

@@ -31,7 +31,7 @@ def test_a_worker_imports_nothing_too_early(tmp_path: Path) -> None:
     """And that it signs: test_frames.py."""
     set_by_it = ("FSPO_PRIVATE", "TORCHINDUCTOR_CACHE_DIR")
     kept = {name: value for name, value in os.environ.items() if name not in set_by_it}
-    begun = {"env": kept | {"FSPO_RAY_TMP": str(tmp_path)}, "capture_output": True, "text": True, "timeout": 200}
+    begun = {"env": kept | {"FSPO_RAY_TMP": str(tmp_path)}, "capture_output": True, "text": True, "timeout": 600}
     command = [sys.executable, "-W", "ignore", "-c", LIGHT]
     done = subprocess.run(command, **begun)  # type: ignore[call-overload]
     private = tmp_path / f"fspo-{os.getuid()}"
