@@ -75,7 +75,7 @@ class Start:
         """Living processes of this start."""
         return [process.pid for process in marked_processes(self.mark)]
 
-    def left(self, within: float = 20.0) -> list[int]:
+    def left(self, within: float = 60.0) -> list[int]:
         """Those that are still there after ``within`` seconds."""
         limit = time.monotonic() + within
         while (pids := self.pids()) and time.monotonic() < limit:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # The same examples every time; --hypothesis-profile=others draws others. No assertion about time.
-settings.register_profile("fixed", derandomize=True, deadline=None)
-settings.register_profile("others", deadline=None)
+settings.register_profile("others", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fixed", settings.get_profile("others"), derandomize=True)
 settings.load_profile("fixed")
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a process per core, before numpy or torch is imported
     os.environ["OMP_NUM_THREADS"] = "1"
+
+# What nohup, or a shell that runs the tests in the background, has them ignore, what they start would ignore, too: a
+# handler stays here.
+for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:  # which Python itself ignores
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ class Start(starts.Start):
         return marked_processes(self.mark)
 
     def left_behind(self) -> list[str]:
-        """Names of the processes that are still there after 20 seconds."""
+        """Names of the processes that are still there after a minute."""
         names = []
         for pid in self.left():
             with contextlib.suppress(psutil.Error):

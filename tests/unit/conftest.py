@@ -62,7 +62,7 @@ def begin(run_id: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Pope
     """
     from recipe.runner.faults.processes import RUN_ID_VARIABLE
 
-    def begin(title: str, code: str = "import time; print(flush=True); time.sleep(60)") -> subprocess.Popen[bytes]:
+    def begin(title: str, code: str = "import time; print(flush=True); time.sleep(600)") -> subprocess.Popen[bytes]:
         program = tmp_path / f"{title.rpartition(':')[2]}.py"
         program.write_text(code, encoding="utf-8")
         with (tmp_path / "log.err").open("wb") as log:

@@ -97,5 +97,5 @@ import setproctitle
 setproctitle.setproctitle("VLLM::EngineCore")
 print(open("/proc/self/cmdline").read().partition("\\0")[0])
 """
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, timeout=300)
     assert done.stdout.strip() == sys.executable

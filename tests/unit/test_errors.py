@@ -62,14 +62,16 @@ def test_a_process_killed_for_memory_is_named_so(run_id: str, begin: Callable[..
     try:
         folder.mkdir()
         (folder / name).write_text(str(2**26))
+        for swap in folder.glob("memory.swap.max"):  # else what is too much would go there
+            swap.write_text("0")
     except OSError as error:
         pytest.skip(f"no cgroup can be made here: {error}")
     code = f"open('{folder}/cgroup.procs', 'w').write('0'); print(flush=True); input(); bytearray(2**28)"
     processes, victim = Processes(run_id), begin("VLLM::EngineCore", code)
     wait_until(lambda: processes.first_end() is None and [*processes])
-    victim.communicate(b"\n", timeout=20)
+    victim.communicate(b"\n", timeout=120)
     ended = processes.first_end()
-    wait_until(lambda: not (folder / "cgroup.procs").read_text(), 20)  # of processes that were killed
+    wait_until(lambda: not (folder / "cgroup.procs").read_text())  # of processes that were killed
     folder.rmdir()
     assert ended is not None
     sentence = death(ended, None).sentence

@@ -26,7 +26,7 @@ def child(connection, how):
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if how in ("terminate", "kill"):
-        time.sleep(60)
+        time.sleep(600)
 
 if __name__ == "__main__":
     context, ends = multiprocessing.get_context("spawn"), {}
@@ -38,8 +38,8 @@ if __name__ == "__main__":
         forked, pid, group, name = ours.recv()
         if how in ("terminate", "kill"):
             getattr(process, how)()
-        process.join(30)
-        limit = time.monotonic() + 30
+        process.join(120)
+        limit = time.monotonic() + 120
         while os.path.exists(f"/proc/{pid}") and time.monotonic() < limit:
             time.sleep(0.05)
         ends[how] = [forked, group == os.getpgrp(), name == how, os.path.exists(f"/proc/{pid}"), process.exitcode]
@@ -61,15 +61,21 @@ print("said", file=sys.stderr)
 """
 
 
+def listens(path: Path) -> bool:
+    """The socket is there a moment before it takes connections."""
+    sockets = Path("/proc/net/unix").read_text().splitlines()
+    return any(line.split()[3] == "00010000" for line in sockets if line.endswith(f" {path}"))
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[str]:
     """What stands in for Python beside a server."""
     path = tmp_path / "server" / "socket"
     path.parent.mkdir()
     process = subprocess.Popen([sys.executable, "-c", _SERVER, str(path)], stdin=subprocess.PIPE)
-    wait_until(path.exists)
+    wait_until(lambda: listens(path))
     yield str(write_program(path))
-    process.communicate(timeout=30)
+    process.communicate(timeout=600)
     # The end of its input, when its launcher has gone, ends it, and nothing is left.
     assert process.returncode == 0 and not path.parent.exists()
 
@@ -84,7 +90,7 @@ def test_workers_and_what_they_spawn_are_forked(program: str, tmp_path: Path) ->
     expected |= {"leads": True}  # Ray ends the process group of a worker, which must hold no other worker
     for _ in range(2):
         with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
-            subprocess.run(command, cwd=folder, env=environment, stdout=out, stderr=err, check=True, timeout=120)
+            subprocess.run(command, cwd=folder, env=environment, stdout=out, stderr=err, check=True, timeout=600)
         wait_until((tmp_path / "err").read_text)  # a forked worker goes on after its client
         answer = json.loads((tmp_path / "out").read_text())
         pids.add(answer.pop("pid"))
@@ -93,9 +99,12 @@ def test_workers_and_what_they_spawn_are_forked(program: str, tmp_path: Path) ->
     spawner, out = tmp_path / "spawner.py", tmp_path / "spawned"
     spawner.write_text(_SPAWNER, encoding="utf-8")
     with out.open("wb") as file:
-        subprocess.run([program, str(spawner)], stdout=file, check=True, timeout=120)
-    wait_until(out.read_text, 60)  # a forked worker goes on after its client
-    # The exit codes of a child; what is to be terminated is killed by what stands in for it.
+        subprocess.run([program, str(spawner)], stdout=file, check=True, timeout=600)
+    wait_until(out.read_text)  # a forked worker goes on after its client
+    answer = json.loads(out.read_text())
+    # The exit codes of a child; what is to be terminated is killed by what stands in for it, or that has only begun.
     ends = {"return": 0, "exit": 7} | dict.fromkeys(("killed", "terminate", "kill"), -signal.SIGKILL)
+    if answer["terminate"][-1] == -signal.SIGTERM:
+        ends["terminate"] = -signal.SIGTERM
     # Forked; in the worker's process group, which Ray ends; with its own name; gone.
-    assert json.loads(out.read_text()) == {how: [True, True, True, False, code] for how, code in ends.items()}
+    assert answer == {how: [True, True, True, False, code] for how, code in ends.items()}

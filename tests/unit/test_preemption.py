@@ -63,7 +63,7 @@ preemption._ONE_SIGNAL_S = float(one_signal_s)
 take_signals(ENDING.take)
 ENDING.folder = Path(run, "private")
 ENDING.folder.mkdir()
-child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 if phase != "imports":
     write_phase(run, Phase(3, phase))
     ENDING.run_dir = run
@@ -102,7 +102,7 @@ def test_a_first_signal_saves_and_a_second_ends_at_once(tmp_path: Path, number: 
         process.send_signal(number)
         assert process.stdout.readline() == "asked\n"
         process.send_signal(number)
-        assert process.wait(30) == 128 + number
+        assert process.wait(120) == 128 + number
         assert "saving after the step in progress" in process.stderr.read()
     wait_until(lambda: not (tmp_path / "private").exists())
 
@@ -114,7 +114,7 @@ def test_a_first_signal_saves_and_a_second_ends_at_once(tmp_path: Path, number: 
 def test_before_the_first_step_a_first_signal_ends_at_once(tmp_path: Path, phase: str, name: str, status: int) -> None:
     with launcher(tmp_path, phase) as process:
         process.send_signal(signal.Signals[name])
-        assert process.wait(30) == status
+        assert process.wait(120) == status
         assert "nothing saved" in process.stderr.read()
     assert not stop_request(tmp_path)
 
@@ -130,7 +130,7 @@ def test_two_signals_within_a_second_are_one_an_ignored_is_none(tmp_path: Path, 
         assert process.stdout.readline() == "asked\n"
         process.send_signal(number)
         time.sleep(0.2)
-        assert process.communicate("goes on\n", timeout=30)[0] == "goes on\n\n" and process.returncode == 0
+        assert process.communicate("goes on\n", timeout=120)[0] == "goes on\n\n" and process.returncode == 0
 
 
 def test_the_launcher_of_the_page_stops_and_submits_again(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ exit $STATUS"""
         job = submitted(status)
         wait_until((tmp_path / "begun").exists)
         os.killpg(job.pid, signal.SIGUSR2)  # to all processes of the job, as many schedulers do
-        assert (job.communicate(timeout=60)[0], job.returncode) == (printed, status)
+        assert (job.communicate(timeout=120)[0], job.returncode) == (printed, status)
         (tmp_path / "runs/mine/stop").unlink()
         (tmp_path / "begun").unlink()
     with submitted(0) as job:  # three starts have saved nothing
-        assert job.wait(60) == 1 and not (tmp_path / "begun").exists()
+        assert job.wait(120) == 1 and not (tmp_path / "begun").exists()

@@ -31,7 +31,7 @@ def test_a_worker_imports_nothing_too_early(tmp_path: Path) -> None:
     """And that it signs: test_frames.py."""
     set_by_it = ("FSPO_PRIVATE", "TORCHINDUCTOR_CACHE_DIR")
     kept = {name: value for name, value in os.environ.items() if name not in set_by_it}
-    begun = {"env": kept | {"FSPO_RAY_TMP": str(tmp_path)}, "capture_output": True, "text": True, "timeout": 200}
+    begun = {"env": kept | {"FSPO_RAY_TMP": str(tmp_path)}, "capture_output": True, "text": True, "timeout": 600}
     command = [sys.executable, "-W", "ignore", "-c", LIGHT]
     done = subprocess.run(command, **begun)  # type: ignore[call-overload]
     private = tmp_path / f"fspo-{os.getuid()}"
@@ -88,9 +88,9 @@ print(*(getattr(value, "__globals__", {}).get("__name__", "").startswith("recipe
 
 @pytest.mark.slow  # two fresh processes that import verl's trainer
 @pytest.mark.parametrize("run_id", ["", "1-test"])
-def test_verl_is_changed_in_a_run_of_ours_only(run_id: str) -> None:
+def test_verl_is_changed_in_a_run_of_ours_only(run_id: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("FSPO_RUN_ID", "FSPO_AUDIT")}
     environment |= {"FSPO_RUN_ID": run_id} if run_id else {}
     command = [sys.executable, "-W", "ignore", "-c", OURS]
-    done = subprocess.run(command, env=environment, cwd=Path.home(), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.stdout.splitlines()[-1:] == [" ".join([str(bool(run_id))] * 5)], done.stderr[-2000:]

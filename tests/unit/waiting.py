@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def wait_until(
-    true: Callable[[], object], seconds: float = 30.0, every: float = 0.02, said: Callable[[], str] = str
+    true: Callable[[], object], seconds: float = 120.0, every: float = 0.02, said: Callable[[], str] = str
 ) -> None:
     """Return once it is true, asked every so often; an AssertionError that ends in ``said`` after so many seconds."""
     limit = time.monotonic() + seconds
