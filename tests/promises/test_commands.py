@@ -96,8 +96,8 @@ WRONG = {
     "nobody's loss, data, LoRA, staleness, temperature, a reward model without a model, DAPO's penalty": (
         f"algo=gspo_verl {LOSS}.loss_mode=gsop data.train_files=broken.parquet data.val_files=foreign.parquet "
         f"mode=separate_async {MODEL}.lora_rank=8 trainer.v1.sampler.max_off_policy_threshold=0 "
-        f"{ROLLOUT}.temperature=0.001 reward.reward_model.enable=true {PENALTY}.enable=true {PENALTY}.len=512",
-        "loss_mode=gsop broken.parquet foreign.parquet lora_rank=8 max_off_policy_threshold=0 temperature=0.001 "
+        f"{ROLLOUT}.temperature=0.009 reward.reward_model.enable=true {PENALTY}.enable=true {PENALTY}.len=512",
+        "loss_mode=gsop broken.parquet foreign.parquet lora_rank=8 max_off_policy_threshold=0 temperature=0.009 "
         "reward_model.enable=true overlong_buffer_cfg",
     ),
 }
