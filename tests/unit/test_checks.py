@@ -80,6 +80,7 @@ MAIN: dict[str, tuple[Row, ...]] = {
         (f"{ROLLOUT}.max_model_len=128", "= 272 ", "max_model_len = 128"),
         ("reward.reward_manager.source=register reward.reward_manager.name=niave", "name=niave ", "naive"),
         ("algorithm.adv_estimator=foo", "adv_estimator=foo ", "grpo"),
+        ("trainer.logger=[tensorboard,clearml]", "clearml ", "pip install clearml"),
         (f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_type=full", "kl_loss_type=full"),
         (f"{CORRECTION}.rollout_is=sequence {CORRECTION}.rollout_is_threshold=0", "rollout_is=sequence", "positive"),
         (f"{ROLLOUT}.agent.agent_loop_config_path=/no/such", "agent_loop_config_path=/no/such ", "correct"),
@@ -348,8 +349,3 @@ def test_a_loss_is_refused_for_its_arguments_and_not_for_what_it_may_lack_here(
         assert says in capsys.readouterr().err
     problem = loss_problem(composed(words[0], f"{words[1]}takes_less", "algo=grpo"))
     assert problem and re.search(holds("takes_less ", "unexpected keyword"), problem)
-
-
-def test_a_logger_that_is_not_installed_is_named() -> None:
-    (problem,) = checks.logger_problems(["tensorboard", "clearml"])
-    assert "pip install clearml" in problem
