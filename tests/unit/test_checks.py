@@ -66,11 +66,13 @@ BOTH: dict[str, tuple[Row, ...]] = {
         ("++fspo.accept=null", "fspo.accept=null ", "number"),
         (f"{ROLLOUT}.n=null", "rollout.n=null ", "integer"),
         (f"{ROLLOUT}.temperature=null", "temperature=null ", "number"),
+        (f"{MODEL}.path=null", "model.path=null ", "string"),
         ("trainer.default_local_dir=null", "default_local_dir=null ", "string"),
         ("trainer.save_freq=null", "save_freq=null ", "integer"),
         (f"{MODEL}.path=${{oc.env:NOPE}}", "model.path=", "NOPE"),
         ("data.train_batch_size=0", "train_batch_size=0 ", "greater than 0"),
         (f"data.max_response_length=0 ++{LOSS}.exponent=0.3", "max_response_length=0 ", "greater than 0"),
+        (f"{ACTOR}.ppo_epochs=0", "ppo_epochs=0 ", "greater than 0"),
         ("++fspo.clip_values=mine", "fspo.clip_values=mine ", "measured"),
     ),
 }
@@ -92,6 +94,7 @@ MAIN: dict[str, tuple[Row, ...]] = {
     ),
     "model, data, reward": (
         (f"{MODEL}.path=/no/such/model", "model.path='/no/such/model' ", "config.json"),
+        ("data.val_files=foreign.jsonl", "data.val_files: ", "foreign.jsonl", "no column prompt"),
         ("data.val_files=text.jsonl", "data.val_files: ", "text.jsonl", "row 1: reward_model"),
         ("data.val_files=untrue.jsonl", "data.val_files: ", "untrue.jsonl", "row 1: reward_model", "ground_truth"),
         ("data.val_files=none.parquet", "data.val_files: ", "none.parquet", "exist"),
