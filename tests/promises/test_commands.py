@@ -43,10 +43,8 @@ def place(tmp_path: Path) -> Path:
     """A folder with data, rewards and a loss of the user's own."""
     for name, text in GIVEN.items():
         (tmp_path / name).write_text(text)
-    pq.write_table(pa.Table.from_pylist([ROW] * 32), tmp_path / "rows.parquet")
-    pq.write_table(pa.Table.from_pylist([ROW] * 4), tmp_path / "four.parquet")
-    pq.write_table(pa.Table.from_pylist([ROW] * 4), tmp_path / "train.parquet")
-    pq.write_table(pa.Table.from_pylist([{"question": "?"}] * 32), tmp_path / "foreign.parquet")
+    for name, rows in {"rows": [ROW] * 32, "four": [ROW] * 4, "train": [ROW], "foreign": [{"question": "?"}]}.items():
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
     return tmp_path
 
 
@@ -96,8 +94,8 @@ WRONG = {
     "nobody's loss, data, LoRA, staleness, temperature, a reward model without a model, DAPO's penalty": (
         f"algo=gspo_verl {LOSS}.loss_mode=gsop data.train_files=broken.parquet data.val_files=foreign.parquet "
         f"mode=separate_async {MODEL}.lora_rank=8 trainer.v1.sampler.max_off_policy_threshold=0 "
-        f"{ROLLOUT}.temperature=0.001 reward.reward_model.enable=true {PENALTY}.enable=true {PENALTY}.len=512",
-        "loss_mode=gsop broken.parquet foreign.parquet lora_rank=8 max_off_policy_threshold=0 temperature=0.001 "
+        f"{ROLLOUT}.temperature=0.009 reward.reward_model.enable=true {PENALTY}.enable=true {PENALTY}.len=512",
+        "loss_mode=gsop broken.parquet foreign.parquet lora_rank=8 max_off_policy_threshold=0 temperature=0.009 "
         "reward_model.enable=true overlong_buffer_cfg",
     ),
 }
@@ -184,10 +182,7 @@ def test_verl_s_own_command_is_refused_before_ray(name: str, place: Path) -> Non
     assert refused(ended, keys) and AT_RAY not in ended.error
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["", f"trainer.v1.trainer_mode=sync {LOSS}.loss_mode=vanilla {ROLLOUT}.top_p=0.9"],
-)
+@pytest.mark.parametrize("words", ["", f"trainer.v1.trainer_mode=sync {LOSS}.loss_mode=vanilla {ROLLOUT}.top_p=0.9"])
 def test_verl_s_own_command_gets_as_far_as_ray(words: str, place: Path) -> None:
     """With our trainer, and with nothing of ours."""
     ended = plain(place, words)
@@ -222,6 +217,7 @@ def test_swapping_algo_changes_nothing_but_the_loss(algo: str) -> None:
     assert {key for key in changed if not OF_AN_ALGO.fullmatch(key)} == set()
     assert (f"{LOSS}.loss_mode" in changed) == (algo not in ("fspo", "unclipped"))
     assert bool(changed) == (algo != "fspo")
+    assert second["algorithm.adv_estimator"] == ("rloo" if algo == "rloo" else "grpo")
 
 
 @pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda path: path.stem)

@@ -11,7 +11,6 @@ import pytest
 from composing import ALGOS, completed, composed, here, of_verl
 from hydra.utils import instantiate
 from messages import holds
-from mistakes import ACTOR, BOTH, FILES, LOSS, MAIN, PLAIN, REWARD, RIGHT, ROWS, Row
 
 from fspo.losses import ALGORITHMS
 from fspo.table import FOLDER
@@ -22,6 +21,108 @@ from recipe.runner.launch import checks
 from recipe.runner.launch.check_values import value_problems
 from recipe.runner.launch.settings import MachineProblem
 from recipe.runner.launch.trials import loss_problem
+
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+LOSS, OPTIM = f"{ACTOR}.policy_loss", f"{ACTOR}.optim"
+CORRECTION, REWARD = "algorithm.rollout_correction", "reward.custom_reward_function"
+OURS = f"{LOSS}._target_=fspo.verl.SequencePolicyLossConfig"
+VERLS = f"{LOSS}._target_=verl.workers.config.PolicyLossConfig"
+DATA = "data.train_files=foreign.jsonl data.val_files=foreign.jsonl"
+ROWS = "data.train_files=rows.jsonl data.val_files=rows.jsonl"
+STALENESS = "trainer.v1.sampler.max_off_policy_threshold"
+#: A right command of verl's own with a trainer and a loss of this recipe.
+PLAIN = (
+    *("trainer.v1.trainer_mode=fspo", "algorithm.adv_estimator=grpo", f"{LOSS}.loss_mode=fspo", f"{ROLLOUT}.n=4"),
+    *(OURS, f"{ROLLOUT}.name=vllm", f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_mini_batch_size=256"),
+)
+
+Row = tuple[str, ...]
+#: Words beside ``experiment=demo``, or in verl's own command beside :data:`PLAIN`, and what the sentence that refuses
+#: them must hold; in both commands, and in ours alone. tests/promises/test_commands.py has others.
+BOTH: dict[str, tuple[Row, ...]] = {
+    "the loss": (
+        (f"{MODEL}.external_lib=nowhere", "external_lib=nowhere ", "nowhere"),
+        (f"++{LOSS}.clip=1", f"{LOSS}: ", "'clip'"),
+        ("+fspo.acept=0.5", "fspo.acept: ", "accept"),
+        ("++fspo.accept=85", "accept=85 ", "0.85"),
+        (f"++{LOSS}.loss_mode=vanilla", "loss_mode='vanilla'"),
+        (f"++{LOSS}.c_low=0", "c_low=0 ", "clip nearly every"),
+        (f"{VERLS} {LOSS}.loss_mode=gspo {ACTOR}.clip_ratio_low=null {ACTOR}.clip_ratio_high=null", "clip_ratio=0.2 "),
+        ("++fspo=true", "fspo=True ", "dictionary"),
+        (f"++{LOSS}.grad_scale=1", f"""'{LOSS}.grad_scale="1"'"""),
+        (f"{OPTIM}.lr_scheduler_type=linear", f"{ACTOR}: ", OPTIM),
+    ),
+    "advantages, corrections, sampling": (
+        ("algorithm.adv_estimator=reinforce_plus_plus algorithm.gamma=0.9", "=reinforce_plus_plus ", "gamma=0.9"),
+        (f"{ROLLOUT}.temperature=0.6 ++{ROLLOUT}.logprobs_mode=raw_logprobs", "raw_logprobs ", "processed_logprobs"),
+        (f"{ROLLOUT}.logprobs_mode=processed_logits", "processed_logits ", "processed_logprobs"),
+    ),
+    "weights, rewards, tools, types": (
+        ("trainer.use_v1=false", "use_v1=false ", "leave it out"),
+        ("reward.reward_model.enable=true", "enable=true without a model"),
+        ("custom_reward_function.path=mine.py", "custom_reward_function.path=mine.py: ", "reward."),
+        (f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml {DATA}", "tools.yaml: ", "default_agent_loop=tool_agent"),
+        ("++fspo.accept=much", "fspo.accept=much ", "number"),
+        ("++fspo.accept=null", "fspo.accept=null ", "number"),
+        (f"{ROLLOUT}.n=null", "rollout.n=null ", "integer"),
+        (f"{ROLLOUT}.temperature=null", "temperature=null ", "number"),
+        (f"{MODEL}.path=null", "model.path=null ", "string"),
+        ("trainer.default_local_dir=null", "default_local_dir=null ", "string"),
+        ("trainer.save_freq=null", "save_freq=null ", "integer"),
+        (f"{MODEL}.path=${{oc.env:NOPE}}", "model.path=", "NOPE"),
+        ("data.train_batch_size=0", "train_batch_size=0 ", "greater than 0"),
+        (f"data.max_response_length=0 ++{LOSS}.exponent=0.3", "max_response_length=0 ", "greater than 0"),
+        (f"{ACTOR}.ppo_epochs=0", "ppo_epochs=0 ", "greater than 0"),
+        ("++fspo.clip_values=mine", "fspo.clip_values=mine ", "measured"),
+    ),
+}
+MAIN: dict[str, tuple[Row, ...]] = {
+    "sizes, names, lost work, wrong numbers": (
+        (f"trainer.n_gpus_per_node=4 {ACTOR}.fsdp_config.fsdp_size=3", "n_gpus_per_node=4:", "fsdp_size=3 "),
+        (f"{ROLLOUT}.max_model_len=128", "= 272 ", "max_model_len = 128"),
+        ("reward.reward_manager.source=register reward.reward_manager.name=niave", "name=niave ", "naive"),
+        ("algorithm.adv_estimator=foo", "adv_estimator=foo ", "grpo"),
+        ("trainer.logger=[tensorboard,clearml]", "clearml ", "pip install clearml"),
+        (f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_type=full", "kl_loss_type=full"),
+        (f"{CORRECTION}.rollout_is=sequence {CORRECTION}.rollout_is_threshold=0", "rollout_is=sequence", "positive"),
+        (f"{ROLLOUT}.agent.agent_loop_config_path=/no/such", "agent_loop_config_path=/no/such ", "correct"),
+        ("+ray_kwargs.ray_init.runtime_env.worker_process_setup_hook=my.hook", "setup_hook=my.hook ", "leave it out"),
+        (f"{ROLLOUT}.full_determinism=true", "full_determinism=true ", "advantages 0"),
+        ("algorithm.kl_ctrl.kl_coef=0.05", "kl_coef=0.05 ", "use_kl_in_reward=true"),
+        (f"{OPTIM}.lr_warmup_steps=10 {OPTIM}.lr_warmup_steps_ratio=0.05", "steps_ratio=0.05 ", "-1"),
+        (f"{OPTIM}.min_lr_ratio=0.1", "min_lr_ratio=0.1 ", "cosine"),
+    ),
+    "model, data, reward": (
+        (f"{MODEL}.path=/no/such/model", "model.path='/no/such/model' ", "config.json"),
+        ("data.val_files=foreign.jsonl", "data.val_files: ", "foreign.jsonl", "no column prompt"),
+        ("data.val_files=text.jsonl", "data.val_files: ", "text.jsonl", "row 1: reward_model"),
+        ("data.val_files=untrue.jsonl", "data.val_files: ", "untrue.jsonl", "row 1: reward_model", "ground_truth"),
+        ("data.val_files=none.parquet", "data.val_files: ", "none.parquet", "exist"),
+        ("data.train_max_samples=8", "data.train_files: ", "8 rows", "32"),
+        (f"{REWARD}.path=ends.py", "ends.py", " 7"),
+    ),
+}
+_ROW = '{"prompt": [{"content": "?"}], "data_source": "x", "reward_model": {"ground_truth": "1"}}\n'
+FILES = {
+    "foreign.jsonl": '{"question": "1 + 1"}',
+    "rows.jsonl": _ROW,
+    "text.jsonl": _ROW + _ROW.replace('{"ground_truth": "1"}', '"1"'),
+    "untrue.jsonl": _ROW + _ROW.replace("ground_truth", "truth"),
+    "reward.py": "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 0.0\n",
+    "narrow.py": "def compute_score(solution_str):\n    return 0.0\n",
+    "ends.py": "import os\nos._exit(7)\n",
+}
+#: Taken without a word.
+RIGHT = (
+    f"{ROLLOUT}.n=2 {ROLLOUT}.temperature=0.01 {STALENESS}=1",
+    f"{CORRECTION}.rollout_rs=seq_sqrt_k1 {CORRECTION}.rollout_rs_threshold=3 {ROLLOUT}.calculate_log_probs=true",
+    f"{CORRECTION}.bypass_mode=true {ROLLOUT}.calculate_log_probs=true",
+    f"++{LOSS}.c_low=0.05 ++{LOSS}.exponent=0.43",
+    f"{LOSS}.loss_mode=luspo",
+    f"trainer.v1.trainer_mode=fspo_separate_async {MODEL}.lora_rank=8 {MODEL}.lora.merge=true {ROLLOUT}.nnodes=1",
+    f"{ACTOR}.use_kl_loss=true algorithm.use_kl_in_reward=true",
+    f"+data.of_mine=true trainer.total_training_steps=null {ACTOR}.clip_ratio_low=null {STALENESS}=null",
+)
 
 
 def in_main(*words: str) -> list[str]:
@@ -107,19 +208,22 @@ def test_notes(words: tuple[str, ...], says: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "kept"),
+    ("words", "note"),
     [
-        ((), ""),
-        ((f"++{LOSS}.c_low=0.05",), "c_low=0.05"),
-        ((f"++{LOSS}.c_high=0.05", "++fspo.clip_values=measured"), "c_high=0.05"),
-        (("++fspo.clip_values=published",), None),
+        *((f"algo={algo}", "") for algo in ("fspo", "fspo_v1", "gspo", "rloo", "luspo")),
+        *((f"algo={algo}", None) for algo in ("gspo_verl", "grpo")),
+        *(("algo=unclipped", "c_low"), ("evaluate=true", "evaluate=true"), ("++fspo.clip_values=published", None)),
+        (f"++{LOSS}.c_low=0.05", "c_low=0.05"),
+        (f"++{LOSS}.c_high=0.05 ++fspo.clip_values=measured", "c_high=0.05"),
     ],
 )
-def test_a_given_clip_value_holds_in_both_commands(words: tuple[str, ...], kept: str | None) -> None:
-    for config in (composed(*words), of_verl(*PLAIN, *words)):
-        notes = [note for note in complete(config) if note.startswith("clip values are not measured")]
-        assert config.fspo.clip_values == ("measured" if kept == "" else "published")
-        assert len(notes) == bool(kept) and all(str(kept) in note for note in notes)
+def test_clip_values_are_measured_unless_they_are_given(words: str, note: str | None) -> None:
+    """In both commands; with a note only of a loss that would have measured them."""
+    of_both = [composed(*words.split())] + ([of_verl(*PLAIN, *words.split())] if "++" in words else [])
+    for config in of_both:
+        notes = [line for line in complete(config) if line.startswith("clip values are not measured")]
+        assert config.fspo.clip_values == ("measured" if note == "" else "published")
+        assert len(notes) == bool(note) and all(str(note) in line for line in notes)
 
 
 def test_room_is_needed_for_the_checkpoints_that_are_kept(tmp_path: Path) -> None:
@@ -248,8 +352,3 @@ def test_a_loss_is_refused_for_its_arguments_and_not_for_what_it_may_lack_here(
         assert says in capsys.readouterr().err
     problem = loss_problem(composed(words[0], f"{words[1]}takes_less", "algo=grpo"))
     assert problem and re.search(holds("takes_less ", "unexpected keyword"), problem)
-
-
-def test_a_logger_that_is_not_installed_is_named() -> None:
-    (problem,) = checks.logger_problems(["tensorboard", "clearml"])
-    assert "pip install clearml" in problem

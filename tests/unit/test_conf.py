@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from composing import composed
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
 from recipe.fspo import CONF_DIR
@@ -12,20 +12,11 @@ from recipe.runner.launch.machine import platform_environment
 from recipe.runner.launch.settings import Refused
 
 
-def choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml"))
-
-
-def resolved(*overrides: str) -> DictConfig:
-    config = composed("trainer.default_local_dir=/nowhere/run", *overrides)
-    OmegaConf.resolve(config)
-    return config
-
-
-@pytest.mark.parametrize("experiment", choices("experiment"))
+@pytest.mark.parametrize("experiment", sorted(path.stem for path in (CONF_DIR / "experiment").glob("*.yaml")))
 def test_device_decides_attention_and_what_is_of_cpus(experiment: str) -> None:
     """And nothing is compiled, or padded, for each length of a pack."""
-    config = resolved(f"experiment={experiment}")
+    config = composed("trainer.default_local_dir=/nowhere/run", f"experiment={experiment}")
+    OmegaConf.resolve(config)
     assert config.trainer.experiment_name == experiment
     assert config.trainer.v1.trainer_mode == "fspo"  # mode=sync
     policy, on_gpu = config.actor_rollout_ref, config.trainer.device == "cuda"
@@ -53,8 +44,3 @@ def test_platform_follows_the_experiment(monkeypatch: pytest.MonkeyPatch) -> Non
             monkeypatch.setenv("VERL_PLATFORM", platform)
         with pytest.raises(Refused, match=says):
             platform_environment(device)
-
-
-def test_native_advantages() -> None:
-    native = {algo: composed(f"algo={algo}").algorithm.adv_estimator for algo in choices("algo")}
-    assert native == dict.fromkeys(native, "grpo") | {"rloo": "rloo"}

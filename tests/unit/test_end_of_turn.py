@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +59,14 @@ def test_the_token_that_ends_a_turn(kind: str) -> None:
     assert found == (None if token is None else made.convert_tokens_to_ids(token))
 
 
-MakeModel = Callable[..., Path]
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> MakeModel:
-    """Writes a model's folder: the tokenizer, the eos of its generation_config.json and that of its config.json."""
-
-    def write(template: str | None = _CHATML, generation: Any = None, config: Any = None, name: str = "model") -> Path:
-        folder = tmp_path / name
-        tokenizer(template).save_pretrained(folder)
-        (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "eos_token_id": config}))
-        (folder / "model.safetensors").write_bytes(bytes(2048))
-        if generation is not None:
-            (folder / GENERATION_FILE).write_text(json.dumps({"eos_token_id": generation}))
-        return folder
-
-    return write
+def model(folder: Path, template: str | None = _CHATML, generation: Any = None, config: Any = None) -> Path:
+    """A model's folder: the tokenizer, the eos of its generation_config.json and that of its config.json."""
+    tokenizer(template).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "eos_token_id": config}))
+    (folder / "model.safetensors").write_bytes(bytes(2048))
+    if generation is not None:
+        (folder / GENERATION_FILE).write_text(json.dumps({"eos_token_id": generation}))
+    return folder
 
 
 END, EOS = (tokenizer().convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>"))
@@ -91,42 +81,30 @@ def stops_and_line(model: Path | str, *overrides: str) -> tuple[list[int], str]:
 
 
 @pytest.mark.parametrize(
-    ("files", "overrides", "stops"),
+    ("files", "stops"),
     [
-        ({}, [], [EOS, END]),
-        ({"generation": [EOS, 7]}, [], [EOS, 7, END]),
+        ({}, [EOS, END]),
+        ({"generation": [EOS, 7]}, [EOS, 7, END]),
         # vLLM stops there anyway.
-        ({"generation": END}, [], []),
-        ({"config": END}, [], []),  # without generation_config.json vLLM reads this one
-        ({"generation": EOS, "config": END, "template": ENDS["Zephyr"][0]}, [], []),
-        ({"template": None}, [], []),  # without a chat template the checks refuse the run
+        ({"generation": END}, []),
+        ({"config": END}, []),  # without generation_config.json vLLM reads this one
+        ({"generation": EOS, "config": END, "template": ENDS["Zephyr"][0]}, []),
+        ({"template": None}, []),  # without a chat template the checks refuse the run
     ],
 )
-def test_a_token_at_which_vllm_would_not_stop_is_added(
-    model: MakeModel, files: dict[str, Any], overrides: list[str], stops: list[int]
-) -> None:
-    added, line = stops_and_line(model(**files), *overrides)
+def test_a_token_at_which_vllm_would_not_stop_is_added(tmp_path: Path, files: dict[str, Any], stops: list[int]) -> None:
+    added, line = stops_and_line(model(tmp_path, **files))
     assert added == stops and bool(line) == bool(stops)
-    tokens = ("'<|im_end|>'", f"({END})", "'<|endoftext|>'", f"({EOS})")
-    for part in (*tokens, f"/nowhere/{GENERATION_FILE}") if stops else ():
-        assert part in line
 
 
-def test_ordinary_text_is_named_and_adds_nothing(model: MakeModel) -> None:
-    stops, line = stops_and_line(model(ENDS["nothing"][0]))
+def test_ordinary_text_is_named_and_adds_nothing(tmp_path: Path) -> None:
+    stops, line = stops_and_line(model(tmp_path, ENDS["nothing"][0]))
     assert stops == [] and f"'<|endoftext|>' ({EOS})" in line and f"++{SETTING}=" in line
     assert stops_and_line("pkg://recipe.math.data/assets/demo_model") == ([], ""), "the demo ends with its eos"
 
 
-def test_of_files_that_are_elsewhere_nothing_is_said(tmp_path: Path) -> None:
-    config = composed(f"{OF_MODEL}.path={tmp_path}")
-    assert add_stop_token(config, None, True) == ([], ""), "a mount that this machine lacks"
-    with pytest.raises(Refused):
-        add_stop_token(config, None, False)
-
-
-def test_a_folder_of_the_user_s_takes_the_place_of_the_model_s(model: MakeModel, tmp_path: Path) -> None:
-    of_model, own = model(generation=[EOS, END]), tmp_path / "own"
+def test_a_folder_of_the_user_s_takes_the_place_of_the_model_s(tmp_path: Path) -> None:
+    of_model, own = model(tmp_path / "model", generation=[EOS, END]), tmp_path / "own"
     own.mkdir()
     for given, stops in (([7], [EOS, 7, END]), ([7, END], [])):
         (own / GENERATION_FILE).write_text(json.dumps({"eos_token_id": given}))
@@ -134,38 +112,39 @@ def test_a_folder_of_the_user_s_takes_the_place_of_the_model_s(model: MakeModel,
     assert stops_and_line(of_model, f"++{SETTING}=auto") == ([], ""), "vLLM then reads the model's"
 
 
-def test_template_and_eos_are_those_that_the_run_uses(model: MakeModel) -> None:
-    at_eos, chat_ml = model(ENDS["Zephyr"][0], name="at_eos"), model(name="chat_ml")
+def test_template_and_eos_are_those_that_the_run_uses(tmp_path: Path) -> None:
+    at_eos, chat_ml = model(tmp_path / "at_eos", ENDS["Zephyr"][0]), model(tmp_path / "chat_ml")
     assert stops_and_line(at_eos, f"++{OF_MODEL}.tokenizer_path={chat_ml}")[0] == [EOS, END]
     assert stops_and_line(chat_ml, f"++{OF_MODEL}.tokenizer_path={at_eos}") == ([], "")
     custom = json.dumps("{{ messages[-1].content }}<|eot_id|>")
     assert stops_and_line(at_eos, f"{OF_MODEL}.custom_chat_template={custom}")[0] == [EOS, END + 1]
     thinking = "+data.apply_chat_template_kwargs.enable_thinking=false"
-    switch = model(ENDS["an argument of the run's"][0], name="switch")
+    switch = model(tmp_path / "switch", ENDS["an argument of the run's"][0])
     assert stops_and_line(switch)[0] == [EOS, END] and stops_and_line(switch, thinking)[0] == [EOS, END + 1]
     # verl hands vLLM the model's folder: the eos of another tokenizer than that one's stops nothing.
-    file = model(name="other") / "tokenizer_config.json"
+    file = model(tmp_path / "other") / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token": "<|im_end|>"}))
     assert stops_and_line(file.parent) == ([], "")
     assert stops_and_line(chat_ml, f"++{OF_MODEL}.tokenizer_path={file.parent}")[0] == [EOS, END]
 
 
-def test_what_cannot_be_loaded_is_refused_with_its_key(model: MakeModel) -> None:
-    """But for a tokenizer that may be on the machine of the run."""
-    folder, broken, absent = model(), model(name="broken"), f"++{OF_MODEL}.tokenizer_path=/nowhere/tokenizer"
+def test_what_cannot_be_loaded_is_refused_with_its_key(tmp_path: Path) -> None:
+    """But for what may be on the machine of the run."""
+    broken, absent = model(tmp_path / "broken"), f"++{OF_MODEL}.tokenizer_path=/nowhere/tokenizer"
+    words = (f"{OF_MODEL}.path={model(tmp_path / 'model')}", absent)
     (broken / "tokenizer.json").write_text("{")
     for word in (f"++{OF_MODEL}.tokenizer_path={broken}", absent):
         with pytest.raises(Refused, match=word.strip("+")):
-            stops_and_line(folder, word)
-    assert add_stop_token(here(composed(f"{OF_MODEL}.path={folder}", absent)), None, True) == ([], "")
+            stops_and_line(tmp_path / "model", word)
+    for elsewhere in (words, (f"{OF_MODEL}.path={tmp_path}/mount",)):
+        assert add_stop_token(here(composed(*elsewhere)), None, True) == ([], "")
 
 
-def test_a_run_keeps_its_stop_tokens(model: MakeModel, tmp_path: Path) -> None:
+def test_a_run_keeps_its_stop_tokens(tmp_path: Path) -> None:
     """Whatever the model's file is later; and where the model is not on this machine."""
-    words = [f"trainer.default_local_dir={tmp_path}/run", f"{OF_MODEL}.path={model(generation=EOS)}"]
+    words = [f"trainer.default_local_dir={tmp_path}/run", f"{OF_MODEL}.path={model(tmp_path, generation=EOS)}"]
     config = here(composed(*words))
     assert add_stop_token(config, None, False)[0] == [EOS, END]
-    words[1] = f"{OF_MODEL}.path=some/model"
-    for elsewhere in (here(composed(*words)), here(composed(*words))):
-        add_stop_token(elsewhere, OmegaConf.to_container(config), True)  # type: ignore[arg-type]
-        assert OmegaConf.select(elsewhere, SETTING) == f"{tmp_path}/run"
+    elsewhere = here(composed(words[0], f"{OF_MODEL}.path=some/model"))
+    add_stop_token(elsewhere, OmegaConf.to_container(config), True)  # type: ignore[arg-type]
+    assert OmegaConf.select(elsewhere, SETTING) == f"{tmp_path}/run"

@@ -154,13 +154,7 @@ ONCE, TWICE = "wake abort sleep", "wake abort sleep wake abort sleep"
     ],
 )
 def test_vllm_sleeps_while_a_checkpoint_is_saved(
-    train: Train,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    mode: str,
-    overrides: list[str],
-    stop_in: str,
-    between: str,
+    train: Train, tmp_path: Path, mode: str, overrides: list[str], stop_in: str, between: str
 ) -> None:
     """The loop saves step 2, and the warning step 3; ``between`` is what is asked of vLLM between both."""
     calls = train(machine := Machine(), mode, stop_in, *overrides)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from composing import completed, composed
+from composing import completed
 
-from recipe.fspo.config import complete, policy_loss_settings
+from recipe.fspo.config import policy_loss_settings
 from recipe.fspo.measured_values import LossScale
 
 LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -46,24 +46,3 @@ def test_a_given_factor_on_the_gradient_is_the_only_one(capsys: pytest.CaptureFi
     resumed = LossScale(completed(f"{LOSS}.grad_multiplier=0.025"))
     resumed.load_state_dict({"length": 40.0})
     assert resumed.factor == 1
-
-
-@pytest.mark.parametrize(
-    ("overrides", "clip_values"),
-    [
-        *((f"algo={algo}", "measured") for algo in ("fspo", "fspo_v1", "gspo", "rloo", "luspo")),
-        *((f"algo={algo}", "published") for algo in ("unclipped", "gspo_verl", "grpo")),
-        ("fspo.clip_values=published", "published"),
-        (f"{LOSS}.c_low=0.05", "published"),
-        ("evaluate=true", "published"),
-    ],
-)
-def test_run_json_says_where_a_run_s_clip_values_come_from(overrides: str, clip_values: str) -> None:
-    """With a note only of a loss that would have measured them."""
-    config = composed(overrides)
-    notes = [note for note in complete(config) if note.startswith("clip values")]
-    assert config.fspo.clip_values == clip_values
-    line = {f"{LOSS}.c_low=0.05": "c_low=0.05", "evaluate=true": "evaluate=true", "algo=unclipped": "c_low"}.get(
-        overrides
-    )
-    assert len(notes) == bool(line) and all(str(line) in note for note in notes)

@@ -131,15 +131,12 @@ def test_rays_workers_are_told_and_the_driver_says_where(folder: Path, capsys: p
     assert json.loads(announced("sync")[audit.RUN])["calls"] == 1
     output = capsys.readouterr().out
     assert "gspo" in output and str(folder) in output and output.count("\n") == 2
+    # A trainer of this recipe is not audited; workers on this machine inherit the driver's variables.
+    assert announced("fspo_colocate_async") == {} and audit.FOLDER not in os.environ
+    assert "fspo_colocate_async" in capsys.readouterr().out
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(audit.FOLDER, "/dev/null/here")
     with pytest.raises(ValueError, match="FSPO_AUDIT=/dev/null/here"):
         announced("sync")
-
-
-def test_a_trainer_of_this_recipe_is_not_audited(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Workers on this machine inherit the driver's variables."""
-    assert announced("fspo_colocate_async") == {} and audit.FOLDER not in os.environ
-    assert "fspo_colocate_async" in capsys.readouterr().out

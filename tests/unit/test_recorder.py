@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from batches import random_batch
 from micro_batches import CLIPS, actor, micro_batch, nested
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 from verl.workers.utils.losses import ppo_loss
 
 import fspo.verl
@@ -34,13 +34,10 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return recorder
 
 
-def record(name: str, data: Any, output: Any) -> Any:
-    """verl's ppo_loss, and rows made around it."""
-    return recorded(partial(ppo_loss, config=actor(name)), output, data)
-
-
 def observed(name: str, recorder: Recorder) -> dict[str, np.ndarray]:
-    record(name, *micro_batch())
+    """Rows made around verl's ppo_loss."""
+    data, output = micro_batch()
+    recorded(partial(ppo_loss, config=actor(name)), output, data)
     return recorder.end_mini_batch(1.0).rows
 
 
@@ -109,12 +106,21 @@ def test_a_response_without_a_token_or_not_finite_has_no_s(recorder: Recorder) -
     assert np.isnan(rows["S"]).tolist() == [False, True, True, False, False] and rows["L"][2] == 0
 
 
-def test_mini_batches_are_kept_apart(recorder: Recorder) -> None:
-    for parts in (2, 1):
-        for _ in range(parts):
-            record("fspo", *micro_batch(4))
-        mini_batch = recorder.end_mini_batch(0.5)
-        assert (len(mini_batch.rows["S"]), mini_batch.grad_norm) == (3 * parts, 0.5)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_loss_has_verl_s_metrics_and_the_recorder_s_state_and_scale(name: str, recorder: Recorder) -> None:
+    state, config = BandState(drift_per_token=1e-3, clip_scale=2.0), actor(name)
+    recorder.begin_update(state, step=1, loss_scale=0.25)
+    config.global_batch_info.update(global_batch_size=20, dp_size=2)
+    new, old, advantages, mask = random_batch(6, 12, scale=0.02, shortest=1)
+    mask[5] = False
+    value, metrics = get_policy_loss_fn(name)(old, new, advantages, mask, config=config)
+    output = sequence_policy_loss(new, old, advantages, mask, ALGORITHMS[name], state)
+    assert torch.equal(value, output.loss_B.sum() / 20 * 2 * 0.25)
+    assert metrics == {  # 5 of 6 rows have tokens
+        "actor/pg_clipfrac": pytest.approx(float((output.clipped_high_B | output.clipped_low_B).sum()) / 5),
+        "actor/ppo_kl": pytest.approx(float(-output.log_ratio_B.sum() / output.length_B.sum())),
+        "actor/seq_outside_band": pytest.approx(1 - float(output.accepted_B.sum()) / 5),
+    }
 
 
 def test_band_state_follows_the_mini_batch(recorder: Recorder) -> None:

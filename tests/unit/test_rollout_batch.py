@@ -14,12 +14,7 @@ from transfer_queue import KVBatchMeta
 
 from fspo.metrics import LengthDiagnostics
 from recipe.fspo import rollout_batch
-from recipe.fspo.rollout_batch import (
-    kl_to_start,
-    lengths_and_ends,
-    outcome_metrics,
-    read_outcomes,
-)
+from recipe.fspo.rollout_batch import kl_to_start, lengths_and_ends, outcome_metrics, read_outcomes
 
 #: Tokens of each response, and its reward.
 RESPONSES = {"a_0_0": (3, 1.0), "a_1_0": (3, 1.0), "b_0_0": (1, 0.0), "b_1_0": (2, 0.5)}

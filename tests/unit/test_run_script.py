@@ -6,10 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-from composing import composed
-from composing import of_verl as verl_config
-from omegaconf import DictConfig, OmegaConf
+from composing import composed, of_verl
+from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
@@ -18,36 +16,21 @@ from recipe.fspo.config import complete
 
 SCRIPT = Path(__file__).resolve().parents[2] / "recipe/fspo/run_qwen3_8b.sh"
 #: Where the script's own paths and loggers stand.
-OWN = ("data.train_files", "data.val_files", "actor_rollout_ref.model.path", "trainer.logger")
+OWN = {"data.train_files", "data.val_files", "actor_rollout_ref.model.path", "trainer.logger"}
 
 
-def words(folder: Path, *more: str) -> list[str]:
-    """What the script hands to python3."""
-    python = folder / "python3"
+def test_the_script_is_the_8b_job_in_verl_s_own_command(tmp_path: Path) -> None:
+    """verl takes every key, and the values are those of the experiment."""
+    python = tmp_path / "python3"
     python.write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n', encoding="utf-8")
     python.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "DATA": "/my data"}
-    done = subprocess.run([SCRIPT, *more], env=environment, capture_output=True, text=True, check=True)
-    return done.stdout.split("\0")[:-1]
-
-
-@pytest.fixture
-def of_verl(tmp_path: Path) -> tuple[DictConfig, list[str]]:
-    """verl's own configuration with the script's overrides, and their keys."""
-    module, *overrides = words(tmp_path, "trainer.nnodes=2")[1:]
-    assert module == "verl.trainer.main_ppo" and overrides[-1] == "trainer.nnodes=2"
-    return verl_config(*overrides[:-1]), [word.partition("=")[0] for word in overrides[:-1]]
-
-
-def test_verl_takes_every_key(of_verl: tuple[DictConfig, list[str]]) -> None:
-    config, _ = of_verl
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "DATA": "/my data"}
+    done = subprocess.run([SCRIPT, "trainer.nnodes=2"], env=environment, capture_output=True, text=True, check=True)
+    _, module, *words, last = done.stdout.split("\0")[:-1]
+    assert (module, last) == ("verl.trainer.main_ppo", "trainer.nnodes=2")
+    config, job, keys = of_verl(*words), composed("experiment=qwen3_8b"), {word.partition("=")[0] for word in words}
+    for key in keys - OWN:
+        assert OmegaConf.select(config, key) == OmegaConf.select(job, key), key
     assert problems(config) == [*notes(config)] == complete(config) == []
     validate_config(config, need_reference_policy(config), need_critic(config))
     assert config.data.train_files == "/my data/dapo_math_17k.parquet" and len(config.data.val_files) == 4
-
-
-def test_its_values_are_those_of_the_experiment(of_verl: tuple[DictConfig, list[str]]) -> None:
-    config, keys = of_verl
-    job = composed("experiment=qwen3_8b")
-    differ = {key: (OmegaConf.select(config, key), OmegaConf.select(job, key)) for key in keys if key not in OWN}
-    assert {key: values for key, values in differ.items() if values[0] != values[1]} == {}

@@ -98,7 +98,7 @@ def test_a_signal_is_passed_on_and_no_other_run_starts(tmp_path: Path, signum: s
         runs.start()
         wait_until((tmp_path / "out/seed=9/begun").exists)
         one.take(signum)
-        runs.join(120)
+        runs.join(300)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signum})
     assert ended == [status] and not (tmp_path / "out/seed=1").exists()

@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import json
 import os
 import sys
@@ -37,13 +39,13 @@ export_platform(CONFIG.trainer)  # before verl is imported
 if CASE == "audit":  # and this, too
     facts = {"run": "run", "calls": 1, "limit": LONGEST, "every_mini_batch": "no"}
     os.environ |= {"FSPO_AUDIT": f"{FOLDER}/audit", "FSPO_AUDIT_RUN": json.dumps(facts)}
-if CASE == "packs":  # before transformers
-    import two_ranks
 
 from composing import here  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 from queue_in_memory import Queue  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
+from transformers import Qwen3Config, Qwen3ForCausalLM  # noqa: E402
+from transformers import modeling_flash_attention_utils as flash_attention  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
 from verl.workers.utils.padding import response_from_nested  # noqa: E402
@@ -251,19 +253,45 @@ def split_k(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return total if bias is None else total + bias
 
 
-def packs(rank: int, folder: str, ulysses: int) -> None:
+def varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **named: Any) -> torch.Tensor:
+    """``flash_attn_varlen_func`` by torch: attention within each of the sequences that lie one after the other."""
+    assert named.pop("causal") and set(named) <= {"max_seqlen_q", "max_seqlen_k", "softmax_scale", "dropout_p"}, named
+    outputs = []
+    for begin, end in zip(cu_seqlens_q[:-1].tolist(), cu_seqlens_q[1:].tolist(), strict=True):
+        one = [x[begin:end].transpose(0, 1)[None] for x in (q, k, v)]
+        attended = torch.nn.functional.scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True)
+        outputs.append(attended[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+def dense(*_: Any, **__: Any) -> None:
+    raise AssertionError("the sequences of the pack were not kept apart")
+
+
+def a_small_model() -> None:
+    """In ``FOLDER``; its flash-attn is :func:`varlen`."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 512}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**sizes, **heads)).to(torch.bfloat16).save_pretrained(FOLDER)
+    takes = collections.defaultdict(bool, dict.fromkeys(("dropout_p", "max_seqlen_q", "max_seqlen_k"), True))
+    take = functools.partial(flash_attention._process_flash_attention_kwargs, supports_mapping=takes)
+    flash_attention.lazy_import_flash_attention = lambda *_, **__: ((dense, varlen, None, None, None), take)
+
+
+def packs(rank: int, ulysses: int) -> None:
     """The largest |S| of each mini-batch, on each rank that speaks, with pi_old from packs as in the update or of all.
 
     The 8B job's settings on a small model in bf16.
     """
     settings = [
-        *("experiment=qwen3_8b", f"{MODEL}.path={folder}", f"+{MODEL}.load_tokenizer=false"),
+        *("experiment=qwen3_8b", f"{MODEL}.path={FOLDER}", f"+{MODEL}.load_tokenizer=false"),
         f"{MODEL}.override_config.attn_implementation=sdpa",  # flash-attn is not installed
         *(f"{ACTOR}.fsdp_config.use_torch_compile=false", f"{ACTOR}.ppo_max_token_len_per_gpu=96"),
         *(f"{ACTOR}.optim.lr=0", f"{ACTOR}.optim.total_training_steps=1"),
         f"{ACTOR}.ulysses_sequence_parallel_size={ulysses}",
     ]
-    worker = started(FSPOWorker, compose(settings), dist.FileStore(f"{folder}/store{ulysses}", 2), rank, 2)
+    worker = started(FSPOWorker, compose(settings), dist.FileStore(f"{FOLDER}/store{ulysses}", 2), rank, 2)
     for module in worker.actor.engine.module.modules():
         if hasattr(module, "config"):
             module.config._attn_implementation = "flash_attention_2"
@@ -282,13 +310,15 @@ def packs(rank: int, folder: str, ulysses: int) -> None:
 
 
 if __name__ == "__main__":
+    ranks = functools.partial(torch.multiprocessing.start_processes, nprocs=2, start_method="fork")
     if CASE == "packs":
+        a_small_model()
         for size in (1, 2):
-            two_ranks.start(str(FOLDER), packs, size)
+            ranks(packs, (size,))
     elif CASE == "gradient":
         gradient()
     elif CASE == "ranks":
-        torch.multiprocessing.start_processes(update, (sys.argv[3:], 2), nprocs=2, start_method="fork")
+        ranks(update, (sys.argv[3:], 2))
     else:
         update(0, sys.argv[3:], 1)
     os._exit(0)
