@@ -10,7 +10,10 @@ import pytest
 import torch
 from batches import random_batch
 from micro_batches import CLIPS, actor, micro_batch, nested
+from verl.protocol import DataProto
+from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.workers.utils.losses import ppo_loss
 
 import fspo.verl
@@ -121,6 +124,32 @@ def test_a_loss_has_verl_s_metrics_and_the_recorder_s_state_and_scale(name: str,
         "actor/ppo_kl": pytest.approx(float(-output.log_ratio_B.sum() / output.length_B.sum())),
         "actor/seq_outside_band": pytest.approx(1 - float(output.accepted_B.sum()) / 5),
     }
+
+
+@pytest.mark.usefixtures("recorder")
+@pytest.mark.parametrize("rule", ["seq_sum_k1", "seq_mean_k1", "seq_max_k3"])
+def test_verl_s_rollout_correction_weighs_and_removes_whole_responses(rule: str) -> None:
+    new, old, advantages, mask = random_batch(6, 12, scale=0.02, shortest=1)
+    gap_B1 = torch.tensor([[0.9], [0.01], [-0.02], [0.03], [-0.03], [0.0]])  # of one response only is it large
+    columns = {"old_log_probs": old, "rollout_log_probs": old - gap_B1, "response_mask": mask}
+    threshold = 1.5 if "k1" in rule else 0.3
+    correction = RolloutCorrectionConfig(rollout_is="sequence", rollout_rs=rule, rollout_rs_threshold=threshold)
+    data, _ = compute_rollout_correction_and_add_to_batch(DataProto.from_dict(columns), correction)
+    kept_B = data.batch["response_mask"].any(1)
+    assert kept_B.tolist() == [False, True, True, True, True, True]
+
+    def gradient_BT(mask_BT: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        log_prob, config = new.clone().requires_grad_(), actor("fspo")
+        loss, _ = get_policy_loss_fn("fspo")(
+            old, log_prob, advantages, mask_BT, config=config, rollout_is_weights=weights
+        )
+        return torch.autograd.grad(loss, log_prob)[0]
+
+    weight_B1 = (gap_B1 * mask.sum(1, keepdim=True)).exp().clamp(max=2) * kept_B[:, None]
+    plain_BT = gradient_BT(mask, None)
+    assert plain_BT.any()
+    corrected_BT = gradient_BT(data.batch["response_mask"], data.batch["rollout_is_weights"])
+    assert torch.allclose(corrected_BT, plain_BT * weight_B1, rtol=1e-5)
 
 
 def test_band_state_follows_the_mini_batch(recorder: Recorder) -> None:
