@@ -95,6 +95,7 @@ MAIN: Final[dict[str, tuple[Row, ...]]] = {
         ("data.val_files=none.parquet", "data.val_files: ", "none.parquet", "exist"),
         ("data.train_max_samples=8", "data.train_files: ", "8 rows", "32"),
         (f"{REWARD}.path=ends.py", "ends.py", " 7"),
+        (f"{REWARD}.path=acc.py {ROWS} data.train_batch_size=1", "acc.py", "'yes'"),
         ("+reward.reward_kwargs.overlong_buffer_cfg.enable=true", "overlong_buffer_cfg", "overlong_buffer=TOKENS"),
     ),
 }
@@ -106,6 +107,7 @@ FILES: Final = {
     "untrue.jsonl": _ROW + _ROW.replace("ground_truth", "truth"),
     "reward.py": "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 0.0\n",
     "narrow.py": "def compute_score(solution_str):\n    return 0.0\n",
+    "acc.py": "def compute_score(**_): return {'score': 1.0, 'acc': 'yes'}\n",
     "ends.py": "import os\nos._exit(7)\n",
 }
 #: Taken without a word.
