@@ -81,6 +81,10 @@ MAIN: dict[str, tuple[Row, ...]] = {
         (f"trainer.n_gpus_per_node=4 {ACTOR}.fsdp_config.fsdp_size=3", "n_gpus_per_node=4:", "fsdp_size=3 "),
         (f"{ROLLOUT}.max_model_len=128", "= 272 ", "max_model_len = 128"),
         ("reward.reward_manager.source=register reward.reward_manager.name=niave", "name=niave ", "naive"),
+        (f"{ROLLOUT}.response_length=32", "rollout.response_length=32 ", "data.max_response_length=256"),
+        (f"{ROLLOUT}.prompt_length=4", "rollout.prompt_length=4 ", "data.max_prompt_length=16"),
+        (f"{ACTOR}.checkpoint.save_contents=[modle]", "save_contents=['modle'] ", "[model,optimizer,extra]"),
+        (f"{ACTOR}.checkpoint.load_contents=[extra]", "load_contents=['extra'] ", "[model,optimizer,extra]"),
         ("algorithm.adv_estimator=foo", "adv_estimator=foo ", "grpo"),
         ("trainer.logger=[tensorboard,clearml]", "clearml ", "pip install clearml"),
         (f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_type=full", "kl_loss_type=full"),
@@ -100,6 +104,7 @@ MAIN: dict[str, tuple[Row, ...]] = {
         ("data.val_files=none.parquet", "data.val_files: ", "none.parquet", "exist"),
         ("data.train_max_samples=8", "data.train_files: ", "8 rows", "32"),
         (f"{REWARD}.path=ends.py", "ends.py", " 7"),
+        (f"{REWARD}.path=acc.py {ROWS} data.train_batch_size=1", "acc.py", "'yes'"),
     ),
 }
 _ROW = '{"prompt": [{"content": "?"}], "data_source": "x", "reward_model": {"ground_truth": "1"}}\n'
@@ -110,6 +115,7 @@ FILES = {
     "untrue.jsonl": _ROW + _ROW.replace("ground_truth", "truth"),
     "reward.py": "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return 0.0\n",
     "narrow.py": "def compute_score(solution_str):\n    return 0.0\n",
+    "acc.py": "def compute_score(**_): return {'score': 1.0, 'acc': 'yes'}\n",
     "ends.py": "import os\nos._exit(7)\n",
 }
 #: Taken without a word.

@@ -139,6 +139,8 @@ def test_resume_is_the_words_of_the_run_and_then_the_command(tmp_path: Path) -> 
     assert run_folder.with_words_of_the_run(["seed=2"]) == ["seed=2"]
     with pytest.raises(Refused, match=holds("resume=", "run.json")):
         run_folder.with_words_of_the_run([f"resume={tmp_path}"])
+    with pytest.raises(Refused, match=holds("resume=", f"{run_folder.RUN}=other", "leave")):
+        run_folder.with_words_of_the_run([f"resume={folder}", f"{run_folder.RUN}=other"])
 
 
 def test_a_new_file_is_dirt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,6 +193,9 @@ def length_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[st
     """The longest sequence against the model's positions, vLLM's limit and the token budget of a micro-batch."""
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     longest = config.data.max_prompt_length + config.data.max_response_length
+    for name in ("prompt_length", "response_length"):  # there verl's agent loops cut in silence
+        if (other := rollout[name]) != (limit := config.data[f"max_{name}"]):
+            yield f"{_ROLLOUT}.{name}={other} differs from data.max_{name}={limit}: give the latter alone"
     limits = {"the model's max_position_embeddings": model.get("max_position_embeddings")}
     limits[f"{_ROLLOUT}.max_model_len"] = rollout.max_model_len
     if actor.use_dynamic_bsz:
@@ -228,6 +231,13 @@ def setting_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[s
             OmegaConf.select(actor, "checkpoint.async_save"),
             "never writes the file that a resume reads (verl issue 7952): set it to false",
         ),
+        **{
+            f"{_ACTOR}.checkpoint.{name}": (
+                "model" not in (actor.checkpoint[name] or ()),
+                "would let a resume begin with the first weights: give [model,optimizer,extra], hf_model beside them",
+            )
+            for name in ("save_contents", "load_contents")
+        },
         "trainer.max_actor_ckpt_to_keep": (
             keep is not None and keep < 2,
             "deletes the old checkpoint before the new one is registered: set it to 2 or more, or to null",

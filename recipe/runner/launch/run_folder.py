@@ -43,6 +43,7 @@ _MAY_CHANGE: Final = (
     "actor_rollout_ref.ref.fsdp_config.param_offload",
     "actor_rollout_ref.rollout.agent.num_workers",
     "actor_rollout_ref.rollout.gpu_memory_utilization",
+    "actor_rollout_ref.rollout.trace",
     "data.dataloader_num_workers",
     "dry_run",
     "evaluate",
@@ -217,6 +218,8 @@ def with_words_of_the_run(words: Sequence[str]) -> list[str]:
     if "overrides" not in info:
         raise Refused(f"{named[-1]}: there is no run with a readable {INFO_FILE} in {folder}: give the folder of one")
     new = [word for word in words if word not in named]
+    if other := next((word for word in new if _key(word) == RUN), None):
+        raise Refused(f"{named[-1]} {other}: a run goes on in its own folder; leave one of the two out")
     replaced, given = [*map(_key, new), *_PER_START, RUN], info["overrides"]
     old = next((_value(word) for word in given if _key(word) == RUN), str(folder))
     kept = []
@@ -331,7 +334,7 @@ def changed_settings(
             f"{config.trainer.default_local_dir} holds a run with other settings: "
             + "; ".join(f"{key} was {old!r} and would be {new!r}" for key, old, new in refused)
             + f". Go on with the run's own (resume=FOLDER alone), take another {RUN}, or allow the change with "
-            f"'run.allow_changed=[{','.join(key for key, _, _ in refused)}]'"
+            f"'run.allow_changed=[{','.join([*config.run.allow_changed, *(key for key, _, _ in refused)])}]'"
         )
     per_start = (*_PER_START, "trainer.resume_mode", "trainer.resume_from_path")
     return [change for change in differing if not is_below(change[0], per_start)]

@@ -288,7 +288,9 @@ def _score(function: Callable[..., Any], row: Mapping[str, Any], response: str) 
     with ThreadPoolExecutor(1) as thread:
         result = thread.submit(lambda: function(**arguments)).result()
     result = asyncio.run(result) if inspect.iscoroutine(result) else result
-    return number(result["score"] if isinstance(result, dict) else result)
+    score = number(result["score"] if isinstance(result, dict) else result)
+    number(result.get("acc", score) if isinstance(result, dict) else score)  # as the manager
+    return score
 
 
 def scores_of_the_usual_forms(config: DictConfig, rows: Sequence[Row]) -> dict[str, float]:
