@@ -41,6 +41,9 @@ def test_labelled_answers_are_judged_and_no_attempt_earns(scorer: MathScorer, pa
         ("<answer>\n(3, 4)\n</answer>", "(3, 4)"),
         (r"\boxed{1}</think><think>\boxed{2}", None),
         (r"\boxed{9}" + "x" * MAX_RESPONSE_CHARS, None),
+        ("<think>" + "x" * MAX_RESPONSE_CHARS + r"\boxed{9}", None),
+        ("Final Answer: The final answer is $7$. I hope it is correct.", "$7$"),
+        ("The answer is 8. <answer>7</answer>", "7"),
     ],
 )
 def test_where_a_response_has_its_answer(response: str, answer: str | None) -> None:
