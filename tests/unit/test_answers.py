@@ -37,8 +37,9 @@ def test_a_verdict_says_why() -> None:
 
 def test_integers_are_compared_without_a_process() -> None:
     scorer = MathScorer(n_workers=1)
-    responses = (r"\boxed{073}", r"\boxed{37}", r"\boxed{}", r"\boxed{73}" + "x" * MAX_RESPONSE_CHARS)
-    statuses = [scorer.judge(response, "73") for response in responses]
-    assert statuses == [Status.CORRECT, Status.WRONG, Status.NO_ANSWER, Status.NO_ANSWER]
+    filler = "x" * MAX_RESPONSE_CHARS
+    unread = (r"\boxed{}", r"\boxed{73}" + filler, f"<think>{filler}" + r"\boxed{73}")
+    statuses = [scorer.judge(response, "73") for response in (r"\boxed{073}", r"\boxed{37}", *unread)]
+    assert statuses == [Status.CORRECT, Status.WRONG, *[Status.NO_ANSWER] * 3]
     assert scorer.judge(r"\boxed{-5}", "#### -5").score == 1
     assert not any(worker._process for worker in scorer._workers)

@@ -20,8 +20,9 @@ _JOINED: Final = re.compile(
     r"(?:[-\s,;&$.*~]|\\[,;:! ()\[\]\\]|\\q?quad|\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b"
     r"|[a-zA-Z](?:_\{?\w\}?)?\s*=)*"
 )
+#: What stands in front of an answer; of several in one line or tag the last counts.
 _STATED: Final = re.compile(
-    r"####[ \t]*([^\n]+)|\banswer[*_`]*(?:\s+is\b|\s*:)[:*_`\s]*([^\n]+)|<answer>((?:(?!</?answer>).)*)</answer>",
+    r"####[ \t]*|\banswer[*_`]*(?:\s+is\b|\s*:)[:*_`\s]*|<answer>\s*(?=(?:(?!<answer>).)*</answer>)",
     re.IGNORECASE | re.DOTALL,
 )
 _END_OF_SENTENCE: Final = re.compile(r"(?<=[\w)}$\]*])[.!?]\s")
@@ -34,8 +35,8 @@ def answer_of(response: str) -> str | None:
     What stands in front of `</think>`, in a thought that is not closed, or behind an end of turn does not count. Boxes
     that only commas, "and", "or" or `x =` separate are one list. Prose without a box or "answer" has no answer.
     """
-    text = next(filter(str.strip, _END_OF_TURN.split(response[-MAX_RESPONSE_CHARS:])), "")
-    text = text.rpartition("</think>")[2].partition("<think>")[0]
+    text = next(filter(str.strip, _END_OF_TURN.split(response)), "")
+    text = text.rpartition("</think>")[2].partition("<think>")[0][-MAX_RESPONSE_CHARS:]
     if boxes := _boxes(text):
         if not boxes[-1][2]:
             return None
@@ -43,8 +44,8 @@ def answer_of(response: str) -> str | None:
         while first and _JOINED.fullmatch(text[boxes[first - 1][1] : boxes[first][0]][:99]):
             first -= 1
         return ", ".join(dict.fromkeys(content for *_, content in boxes[first:])) or None
-    stated = list(_STATED.finditer(text))
-    line = next(filter(None, stated[-1].groups()), "") if stated else ""
+    _, *said = _STATED.split(text)
+    line = re.split("\n|</answer>", said[-1], maxsplit=1)[0] if said else ""
     return _END_OF_SENTENCE.split(line, maxsplit=1)[0].strip() or None
 
 

@@ -24,7 +24,8 @@ SPELLINGS: Final = (
      r"2n, n \in \mathbb{Z}", "2n"),
     (r"\A\\\{\s*[a-z]\s*(?:\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:[|:]|\\mid)(.*)\\\}\Z", r"\1", r"\{x \mid x>2\}", " x>2"),
     (r"\\[dtc](frac|binom)", r"\\\1", r"\dfrac{1}{2}", r"\frac{1}{2}"),
-    (r"\\(frac|binom)\s*(\d|\{[^{}]*\})\s*(\d)", r"\\\1{\2}{\3}", r"\frac12", r"\frac{1}{2}"),
+    (r"\\(frac|binom)\s*([\da-z]|\\pi)", r"\\\1{\2}", r"\frac\pi6", r"\frac{\pi}6"),
+    (r"(\\(?:frac|binom)\s*\{(?:[^{}]|\{[^{}]*\})*\})\s*([\da-z]|\\pi)", r"\1{\2}", r"\frac{\pi}6", r"\frac{\pi}{6}"),
     (r"\\sqrt\s*(\d)", r"\\sqrt{\1}", r"\sqrt2", r"\sqrt{2}"),
     (r"\\log_\{?(\d+)\}?\s*(\d+)", r"\\log_{\1}{\2}", r"\log_2 3", r"\log_{2}{3}"),
     (r"\\(?:text(?:bf|it|rm|sf|tt)?|mbox|mathrm|operatorname)\s*\{", r"\\text{", r"\mathrm{cm}", r"\text{cm}"),
@@ -96,8 +97,10 @@ def split(text: str, separator: str = "[,;]") -> list[str]:
 _WORDS: Final = re.compile(
     r"\\text\{|(?<![\\a-zA-Z])(?!(?:sin|cos|tan|cot|log|sqrt|gcd|lcm|min|max)\b)(?:[a-zA-Z]{3,}|[A-Z][a-zA-Z])(?![a-zA-Z])"
 )
+#: A number, and words, a known unit or a power of one behind it: 2xy and \pi abc are products.
 _UNIT: Final = re.compile(
-    r"(.*?[\d})\w%])\s*((?:\\text\{[^{}]*\}|(?<=[\d\s}])[a-zA-Z]{2,}[a-zA-Z\s/]*|(?<=\d )[mgLhs])(?:\s*\^\s*\{?\d}?)?)",
+    r"(.*?[\d})\w%])\s*((?:\\text\{(?:[^{}]|\{\d\})*\}|(?<=\d )[mgLhs]|(?<=[\d\s}])(?:(?:[ckm]m|kg|m[lL]|ft|in|yd|oz|sq"
+    r"|[AP]M)(?![a-zA-Z])|(?<=[^a-z]\s)[a-zA-Z]{3,}|[a-zA-Z]{4,})[a-zA-Z\s/]*)(?:\s*\^\s*\{?\d}?)?)",
     re.S,
 )
 #: Words that change the number before them, or take it back.
@@ -125,5 +128,6 @@ def without_unit(text: str) -> tuple[str, str]:
 
 def folded(text: str) -> str:
     """Words and operators without case, marks, articles and plural s."""
-    words = re.findall(r"[^\W_]+|[-+*/^<>=%!]", re.sub(r"\\text(?![a-z])", " ", text).lower())
-    return " ".join(re.sub(r"(?<=..)s\Z", "", word) for word in words if word not in ("the", "a", "an", "per"))
+    text = re.sub(r"\\text(?![a-z])", " ", text).lower()
+    text = re.sub(r"\b(?:the|an?|per)\s+(?=[a-z]{2})(?!and|or)", " ", text)  # not of "Plan A", "A and C"
+    return " ".join(re.sub(r"(?<=..)s\Z", "", word) for word in re.findall(r"[^\W_]+|[-+*/^<>=%!]", text))
