@@ -45,12 +45,14 @@ HOSTILE = [
     r"\boxed{__import__('os').system('touch made_by_an_answer')}",
     "\\boxed{" * 50_000,
     r"\boxed{10000000!}",
+    "<answer>" + "\n" * 900_000,
 ]
 
 
 def test_hostile_answers_cost_no_other_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From many threads, as verl's reward workers ask; one that is not bounded would never end."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("recipe.math.answers.extraction.MAX_RESPONSE_CHARS", 1_000_000)
     asked = [*itertools.chain(*[(hostile, rf"\boxed{{x+{i}}}") for i, hostile in enumerate(HOSTILE)])]
     truths = [*itertools.chain(*[("34", f"{i}+x") for i in range(len(HOSTILE))])]
     with ThreadPoolExecutor(8) as threads:

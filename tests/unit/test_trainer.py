@@ -13,7 +13,7 @@ from messages import holds
 from verl.utils import tensordict_utils as tu
 
 from fspo.files import read_object, write_json
-from recipe.fspo.checkpoint import save_state
+from recipe.fspo.checkpoint import load_state, save_state
 from recipe.fspo.step_records import StepRecords
 from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
 from recipe.fspo.worker import GuardedWorker
@@ -139,3 +139,11 @@ def test_what_was_measured_for_other_settings_begins_afresh(
     del trainer.config.dry_run
     with pytest.raises(ValueError, match="resume with the same"):
         trainer._load_checkpoint()
+
+
+def test_a_checkpoint_without_what_the_run_measures_is_refused(tmp_path: Path) -> None:
+    parts = StepRecords(completed(f"trainer.default_local_dir={tmp_path}"), tmp_path).stateful_parts()
+    save_state(tmp_path, {})
+    with pytest.raises(ValueError, match="resume with the same"):
+        load_state(tmp_path, parts)
+    assert load_state(tmp_path, parts, may_differ=True) == sorted(parts) != []

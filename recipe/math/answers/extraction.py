@@ -22,7 +22,7 @@ _JOINED: Final = re.compile(
 )
 #: What stands in front of an answer; of several in one line or tag the last counts.
 _STATED: Final = re.compile(
-    r"####[ \t]*|\banswer[*_`]*(?:\s+is\b|\s*:)[:*_`\s]*|<answer>\s*(?=(?:(?!<answer>).)*</answer>)",
+    r"####[ \t]*|\banswer[*_`]*(?:\s+is\b|\s*:)[:*_`\s]*|<answer>(?=(?:(?!<answer>).)*</answer>)\s*",
     re.IGNORECASE | re.DOTALL,
 )
 _END_OF_SENTENCE: Final = re.compile(r"(?<=[\w)}$\]*])[.!?]\s")

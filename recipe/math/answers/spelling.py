@@ -129,5 +129,5 @@ def without_unit(text: str) -> tuple[str, str]:
 def folded(text: str) -> str:
     """Words and operators without case, marks, articles and plural s."""
     text = re.sub(r"\\text(?![a-z])", " ", text).lower()
-    text = re.sub(r"\b(?:the|an?|per)\s+(?=[a-z]{2})(?!and|or)", " ", text)  # not of "Plan A", "A and C"
+    text = re.sub(r"\b(?:the|an?|per)\s+(?=[a-z]{2})(?!(?:and|or)\b)", " ", text)  # not of "Plan A", "A and C"
     return " ".join(re.sub(r"(?<=..)s\Z", "", word) for word in re.findall(r"[^\W_]+|[-+*/^<>=%!]", text))
