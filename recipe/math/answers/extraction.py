@@ -22,7 +22,8 @@ _JOINED: Final = re.compile(
 )
 #: What stands in front of an answer; of several in one line or tag the last counts.
 _STATED: Final = re.compile(
-    r"####[ \t]*|\banswer[*_`]*(?:\s+is\b|\s*:)[:*_`\s]*|<answer>(?=(?:(?!<answer>).)*</answer>)\s*",
+    r"####[ \t]*|\banswer[*_`]*(?:\s+is\b(?!\s+(?:in)?correct)|\s*:)[:*_`\s]*"
+    r"|<answer>(?=(?:(?!<answer>).)*</answer>)\s*",
     re.IGNORECASE | re.DOTALL,
 )
 _END_OF_SENTENCE: Final = re.compile(r"(?<=[\w)}$\]*])[.!?]\s")
@@ -44,9 +45,12 @@ def answer_of(response: str) -> str | None:
         while first and _JOINED.fullmatch(text[boxes[first - 1][1] : boxes[first][0]][:99]):
             first -= 1
         return ", ".join(dict.fromkeys(content for *_, content in boxes[first:])) or None
-    _, *said = _STATED.split(text)
-    line = re.split("\n|</answer>", said[-1], maxsplit=1)[0] if said else ""
-    return _END_OF_SENTENCE.split(line, maxsplit=1)[0].strip() or None
+    *_, stated = None, *_STATED.finditer(text)
+    if stated is None:
+        return None
+    end = "(?i)</answer>" if stated[0].startswith("<") else "(?i)\n|</answer>"
+    said = re.split(end, text[stated.end() :], maxsplit=1)[0]
+    return _END_OF_SENTENCE.split(said, maxsplit=1)[0].strip() or None
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
