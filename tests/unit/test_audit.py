@@ -162,7 +162,7 @@ def test_a_rank_file_or_start_that_is_missing_is_named(tmp_path: Path, capsys: p
         assert main([str(tmp_path / name)]) == 1 and expected in capsys.readouterr().err
     for run in ("run1", "run2"):
         train(Audit(tmp_path, run=run), 1)
-        os.utime(*tmp_path.glob(f"*-{run}-*"), (int(run[3:]), 1))  # both may be written within a tick of the clock
+        os.utime(*tmp_path.glob(f"*-{run}-*"), (1, int(run[3:])))  # both may be written within a tick of the clock
     assert read_audit(tmp_path).run == "run2"
     assert main([str(tmp_path), "--run", "run1"]) == 0 and "run2" in capsys.readouterr().err
     assert "run3" in read_audit(tmp_path, "run3").problems[0]
