@@ -74,11 +74,18 @@ def test_a_run_notes_each_clip_value_when_it_is_set(tmp_path: Path, lines: list[
     """A line is printed of the first and the last only; a run may end, or be resumed, between the two."""
     (tmp_path / "run.json").write_text("{}")
     steps = Steps(tmp_path, "algo=fspo", "fspo.clip_values=measured")
-    for step in (1, 2, 3):
+    for step in range(1, 6):
         steps()
         noted = read_object(tmp_path / "run.json")["clip_values_measured"]
         assert [value["after_step"] for value in noted] == [*range(1, step + 1)]
     assert sum(line.startswith("clip values: ") for line in lines) == 1
+    rows = read_table(tmp_path).columns
+    scaled = np.select(
+        [rows["step"] == 1 + value["after_step"] for value in noted], [v["c_high"] for v in noted], np.inf
+    )
+    judged = np.abs(rows["S"]) <= scaled * np.sqrt(rows["L"])
+    assert rows["inside"].tolist() == judged.tolist(), "by the band that was in force"
+    assert 0 < judged[rows["step"] > 1].mean() < 1 == judged[rows["step"] == 1].mean()
 
 
 NO_CLIP = BandState(clip_scale=float("inf"))
