@@ -30,9 +30,9 @@ N = 8
 def outcomes(rewards: list[float]) -> Outcomes:
     """Two prompts, four responses each, the second of each prompt the shortest."""
     keys = [f"{prompt}_{i}_0" for prompt in "ab" for i in range(4)]
-    length_B = torch.tensor([9, 2, 8, 7, 6, 3, 5, 4])
+    length_B, end_B = torch.tensor([[9, 2, 8, 7, 6, 3, 5, 4], [9, 2, 8, 7, 6, 3, 5, 9]])  # the last has a tool's turn
     info = [{"acc": reward} for reward in rewards]
-    return Outcomes(keys, length_B, length_B, torch.tensor(rewards), ["math"] * N, info)
+    return Outcomes(keys, length_B, end_B, torch.tensor(rewards), ["math"] * N, info)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_skipped_response_has_a_row_without_s(tmp_path: Path) -> None:
     part = {"S": np.full(N, 0.1), "L": both.length_B.numpy().copy(), "A": np.ones(N)}
     part["L"][[1, 4]], part["S"][[1, 4]] = 0, np.nan
     metrics = Steps(tmp_path, "data.max_response_length=8").record([part], skipped=both.keys[1])
-    assert (metrics["fspo/advantage_zero_frac"], metrics["fspo/truncated_frac"]) == pytest.approx((1 / 7, 2 / 7))
+    assert (metrics["fspo/advantage_zero_frac"], metrics["fspo/truncated_frac"]) == pytest.approx((1 / 7, 3 / 7))
     frame = pd.read_parquet(tmp_path / FOLDER)
     assert frame["id"].tolist() == [key for key in both.keys if key != both.keys[4]], "a rejected one has none"
     assert frame[["S", "A", "L"]].iloc[1].fillna(-1).tolist() == [-1, 0, 2]
