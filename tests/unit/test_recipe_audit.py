@@ -117,10 +117,10 @@ def test_an_error_ends_the_audit_and_not_the_run(
     assert capsys.readouterr().out.count("FSPO_AUDIT: AttributeError") == 1
 
 
-def announced(mode: str) -> dict[str, str]:
+def announced(mode: str, *more: str) -> dict[str, str]:
     words = ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "data.max_response_length=96")
     v1 = (f"trainer.v1.trainer_mode={mode}", "trainer.v1.separate_async.parameter_sync_step=4")
-    return audit.announced(OmegaConf.from_dotlist([*words, *v1]))
+    return audit.announced(OmegaConf.from_dotlist([*words, *v1, *more]))
 
 
 def test_rays_workers_are_told_and_the_driver_says_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,6 +131,8 @@ def test_rays_workers_are_told_and_the_driver_says_where(folder: Path, capsys: p
     assert json.loads(announced("sync")[audit.RUN])["calls"] == 1
     output = capsys.readouterr().out
     assert "gspo" in output and str(folder) in output and output.count("\n") == 2
+    bypass = announced("sync", "algorithm.rollout_correction.bypass_mode=true")
+    assert json.loads(bypass[audit.RUN])["every_mini_batch"] == "yes", "pi_old is the engine's from the first update on"
     # A trainer of this recipe is not audited; workers on this machine inherit the driver's variables.
     assert announced("fspo_colocate_async") == {} and audit.FOLDER not in os.environ
     assert "fspo_colocate_async" in capsys.readouterr().out

@@ -13,6 +13,7 @@ import torch
 from batches import loss_output, random_batch
 from composing import completed, composed
 
+from fspo.audit import read_audit
 from fspo.files import read_object
 from fspo.losses import sequence_policy_loss
 from fspo.table import FOLDER, as_rows, read_table
@@ -137,6 +138,14 @@ def test_a_skipped_response_has_a_row_without_s(tmp_path: Path) -> None:
     frame = pd.read_parquet(tmp_path / FOLDER)
     assert frame["id"].tolist() == [key for key in both.keys if key != both.keys[4]], "a rejected one has none"
     assert frame[["S", "A", "L"]].iloc[1].fillna(-1).tolist() == [-1, 0, 2]
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+def test_with_the_engines_pi_old_every_mini_batch_counts(bypass: bool, tmp_path: Path) -> None:
+    metrics = Steps(tmp_path, f"algorithm.rollout_correction.bypass_mode={bypass}")()
+    assert read_table(tmp_path).meta["every_mini_batch"] == ("yes" if bypass else "no")
+    assert len(read_audit(tmp_path).responses.moved()) == N * (1 + bypass)
+    assert ("fspo/first_minibatch_z_rms" in metrics) != bypass, "its S is no rounding"
 
 
 def test_a_table_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
