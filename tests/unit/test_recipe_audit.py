@@ -95,6 +95,16 @@ def test_every_rank_writes_what_its_loss_did(loss: str, folder: Path) -> None:
     assert 0 < columns["kept"].mean() < 1
 
 
+def test_the_updates_of_a_rollout_batch_are_one_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As separate_async has them."""
+    monkeypatch.setenv(audit.RUN, json.dumps(json.loads(os.environ[audit.RUN]) | {"calls": 2}))
+    for rank in range(RANKS):
+        train(folder, "gspo", rank, steps=3)
+    columns = read_table(folder).columns
+    places = {*zip(*(columns[name].tolist() for name in ("step", "update", "minibatch")), strict=True)}
+    assert places == {(1, 0, 0), (1, 1, 0), (1, 2, 2), (1, 3, 3), (2, 0, 0), (2, 1, 1)}
+
+
 def test_a_sequence_counts_once_where_one_rank_reports(folder: Path) -> None:
     for rank in range(RANKS):
         for reports in (True, False):
