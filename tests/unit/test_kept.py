@@ -30,13 +30,21 @@ def kept(loss: Any, *inputs: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("loss", "weight", "share"),
-    [(cispo, "token", (0.5 + 1.2) / 2), (turning, "none", 0.5)],  # d = log 1.5: 1 - 4 d < 0
+    ("loss", "weight", "share", "mean_weight"),
+    [
+        (cispo, "token", (0.5 + 1.2) / 2, 1),
+        (turning, "none", 0.5, 1),  # d = log 1.5: 1 - 4 d < 0
+        (lambda d, a: -a * d.mean(-1, keepdim=True).exp(), "length_normalised", 1, 0.75**0.5),
+        (lambda d, a: -a * d.sum(-1, keepdim=True).exp(), "sequence", 1, 0.75),
+        (lambda d, a: -a * d.cumsum(-1).exp(), "prefix", 1, (0.5 + 0.75) / 2),
+    ],
 )
-def test_what_is_raised_is_kept_and_what_turns_round_is_lost(loss: Any, weight: UnclippedWeight, share: float) -> None:
+def test_what_is_raised_is_kept_and_what_turns_round_is_lost(
+    loss: Any, weight: UnclippedWeight, share: float, mean_weight: float
+) -> None:
     one, new = torch.ones(1, 2, dtype=F64), torch.tensor([[0.5, 1.5]], dtype=F64).log()
     output = kept(loss, new, torch.zeros_like(one), one, one.bool(), weight)
-    assert 1 - float(output.clipped_high_B) == pytest.approx(share) and float(output.weight_B) == pytest.approx(1)
+    assert (1 - float(output.clipped_high_B), float(output.weight_B)) == pytest.approx((share, mean_weight))
 
 
 def test_what_has_nothing_to_lose_keeps_all() -> None:

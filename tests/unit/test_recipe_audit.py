@@ -95,6 +95,16 @@ def test_every_rank_writes_what_its_loss_did(loss: str, folder: Path) -> None:
     assert 0 < columns["kept"].mean() < 1
 
 
+def test_the_updates_of_a_rollout_batch_are_one_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As separate_async has them."""
+    monkeypatch.setenv(audit.RUN, json.dumps(json.loads(os.environ[audit.RUN]) | {"calls": 2}))
+    for rank in range(RANKS):
+        train(folder, "gspo", rank, steps=3)
+    columns = read_table(folder).columns
+    places = {*zip(*(columns[name].tolist() for name in ("step", "update", "minibatch")), strict=True)}
+    assert places == {(1, 0, 0), (1, 1, 0), (1, 2, 2), (1, 3, 3), (2, 0, 0), (2, 1, 1)}
+
+
 def test_a_sequence_counts_once_where_one_rank_reports(folder: Path) -> None:
     for rank in range(RANKS):
         for reports in (True, False):
@@ -117,10 +127,10 @@ def test_an_error_ends_the_audit_and_not_the_run(
     assert capsys.readouterr().out.count("FSPO_AUDIT: AttributeError") == 1
 
 
-def announced(mode: str) -> dict[str, str]:
+def announced(mode: str, *more: str) -> dict[str, str]:
     words = ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "data.max_response_length=96")
     v1 = (f"trainer.v1.trainer_mode={mode}", "trainer.v1.separate_async.parameter_sync_step=4")
-    return audit.announced(OmegaConf.from_dotlist([*words, *v1]))
+    return audit.announced(OmegaConf.from_dotlist([*words, *v1, *more]))
 
 
 def test_rays_workers_are_told_and_the_driver_says_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,6 +141,8 @@ def test_rays_workers_are_told_and_the_driver_says_where(folder: Path, capsys: p
     assert json.loads(announced("sync")[audit.RUN])["calls"] == 1
     output = capsys.readouterr().out
     assert "gspo" in output and str(folder) in output and output.count("\n") == 2
+    bypass = announced("sync", "algorithm.rollout_correction.bypass_mode=true")
+    assert json.loads(bypass[audit.RUN])["every_mini_batch"] == "yes", "pi_old is the engine's from the first update on"
     # A trainer of this recipe is not audited; workers on this machine inherit the driver's variables.
     assert announced("fspo_colocate_async") == {} and audit.FOLDER not in os.environ
     assert "fspo_colocate_async" in capsys.readouterr().out

@@ -13,6 +13,7 @@ import torch
 from batches import loss_output, random_batch
 from composing import completed, composed
 
+from fspo.audit import read_audit
 from fspo.files import read_object
 from fspo.losses import sequence_policy_loss
 from fspo.table import FOLDER, as_rows, read_table
@@ -30,9 +31,9 @@ N = 8
 def outcomes(rewards: list[float]) -> Outcomes:
     """Two prompts, four responses each, the second of each prompt the shortest."""
     keys = [f"{prompt}_{i}_0" for prompt in "ab" for i in range(4)]
-    length_B = torch.tensor([9, 2, 8, 7, 6, 3, 5, 4])
+    length_B, end_B = torch.tensor([[9, 2, 8, 7, 6, 3, 5, 4], [9, 2, 8, 7, 6, 3, 5, 9]])  # the last has a tool's turn
     info = [{"acc": reward} for reward in rewards]
-    return Outcomes(keys, length_B, length_B, torch.tensor(rewards), ["math"] * N, info)
+    return Outcomes(keys, length_B, end_B, torch.tensor(rewards), ["math"] * N, info)
 
 
 @pytest.fixture
@@ -74,11 +75,18 @@ def test_a_run_notes_each_clip_value_when_it_is_set(tmp_path: Path, lines: list[
     """A line is printed of the first and the last only; a run may end, or be resumed, between the two."""
     (tmp_path / "run.json").write_text("{}")
     steps = Steps(tmp_path, "algo=fspo", "fspo.clip_values=measured")
-    for step in (1, 2, 3):
+    for step in range(1, 6):
         steps()
         noted = read_object(tmp_path / "run.json")["clip_values_measured"]
         assert [value["after_step"] for value in noted] == [*range(1, step + 1)]
     assert sum(line.startswith("clip values: ") for line in lines) == 1
+    rows = read_table(tmp_path).columns
+    scaled = np.select(
+        [rows["step"] == 1 + value["after_step"] for value in noted], [v["c_high"] for v in noted], np.inf
+    )
+    judged = np.abs(rows["S"]) <= scaled * np.sqrt(rows["L"])
+    assert rows["inside"].tolist() == judged.tolist(), "by the band that was in force"
+    assert 0 < judged[rows["step"] > 1].mean() < 1 == judged[rows["step"] == 1].mean()
 
 
 NO_CLIP = BandState(clip_scale=float("inf"))
@@ -126,10 +134,18 @@ def test_a_skipped_response_has_a_row_without_s(tmp_path: Path) -> None:
     part = {"S": np.full(N, 0.1), "L": both.length_B.numpy().copy(), "A": np.ones(N)}
     part["L"][[1, 4]], part["S"][[1, 4]] = 0, np.nan
     metrics = Steps(tmp_path, "data.max_response_length=8").record([part], skipped=both.keys[1])
-    assert (metrics["fspo/advantage_zero_frac"], metrics["fspo/truncated_frac"]) == pytest.approx((1 / 7, 2 / 7))
+    assert (metrics["fspo/advantage_zero_frac"], metrics["fspo/truncated_frac"]) == pytest.approx((1 / 7, 3 / 7))
     frame = pd.read_parquet(tmp_path / FOLDER)
     assert frame["id"].tolist() == [key for key in both.keys if key != both.keys[4]], "a rejected one has none"
     assert frame[["S", "A", "L"]].iloc[1].fillna(-1).tolist() == [-1, 0, 2]
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+def test_with_the_engines_pi_old_every_mini_batch_counts(bypass: bool, tmp_path: Path) -> None:
+    metrics = Steps(tmp_path, f"algorithm.rollout_correction.bypass_mode={bypass}")()
+    assert read_table(tmp_path).meta["every_mini_batch"] == ("yes" if bypass else "no")
+    assert len(read_audit(tmp_path).responses.moved()) == N * (1 + bypass)
+    assert ("fspo/first_minibatch_z_rms" in metrics) != bypass, "its S is no rounding"
 
 
 def test_a_table_that_cannot_be_written_ends_the_run(tmp_path: Path) -> None:
