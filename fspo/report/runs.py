@@ -81,7 +81,9 @@ class Run:
     def validation_problems(self, metric: str) -> int | None:
         """Number of held-out problems behind a metric, those of its data source; None if run.json does not say."""
         source = "/".join(metric.split("/")[1:-2])  # which may hold slashes
-        return self.info.get("validation_problems", {}).get(source)  # type: ignore[no-any-return]
+        counts = self.info.get("validation_problems")
+        count = counts.get(source) if isinstance(counts, dict) else None
+        return count if isinstance(count, int) else None
 
 
 @dataclass(slots=True, eq=False)
@@ -161,7 +163,7 @@ def group_runs(runs: Sequence[Run], problems: list[str]) -> list[Group]:
 
     Of two runs of one group with one seed the one given last counts, and the other is named.
     """
-    origin = {run.path: run.info.get("clip_values", "published") for run in runs}
+    origin = {run.path: str(run.info.get("clip_values", "published")) for run in runs}
     named: dict[str, dict[object, Run]] = {}
     for run in runs:
         both = len({origin[one.path] for one in runs if one.algo == run.algo}) > 1

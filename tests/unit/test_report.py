@@ -109,7 +109,8 @@ def test_a_seed_run_twice_counts_once_unless_its_clip_values_differ(tmp_path: Pa
 
 @pytest.mark.parametrize("loss", [0.3, {"loss_mode": "fspo", "c_low": -1}])
 def test_somebody_elses_run_json_costs_no_other_run(loss: object, tmp_path: Path) -> None:
-    other = write_run(tmp_path / "other", "fspo", 1, loss=loss, seed="a")
+    odd = {"seed": "a", "validation_problems": [1], "clip_values": [1]}
+    other = write_run(tmp_path / "other", "fspo", 1, loss=loss, **odd)
     *_, runs, (problem,) = build_report([write_run(tmp_path / "run", "fspo", 0), other], tmp_path / "out")
     assert runs == 2 and problem.startswith(f"{other / 'run.json'}: ")
 
