@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ConfigDict, PositiveInt, TypeAdapter, ValidationError
 
 from recipe.runner.launch.machine import verl_config
-from recipe.runner.launch.settings import leaves
+from recipe.runner.launch.settings import leaves, resolved
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
@@ -80,8 +80,7 @@ def value_problems(config: DictConfig, classes: Mapping[str, type]) -> Iterator[
         if text == "???" or name == "_target_" or refers or (key in defaults and defaults[key] == text):
             continue
         try:
-            value = OmegaConf.select(config, key)
-            value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            value = resolved(config, key)
         except (OmegaConfBaseException, ValueError, TypeError) as error:
             yield f"{key}={text}: {' '.join(str(error).split())}"
             continue

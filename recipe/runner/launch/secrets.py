@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
-from recipe.runner.launch.settings import is_below, key_of, leaves, parsed
+from recipe.runner.launch.settings import is_below, key_of, leaves, parsed, resolved
 
 #: What makes a key a secret's, but for a column of a data set, one of a vocabulary or a number of tokens.
 _SECRET: Final = re.compile(
@@ -97,8 +97,7 @@ def references(config: DictConfig) -> dict[str, Any]:
     try:
         for key, _ in leaves(OmegaConf.to_container(config)):
             with contextlib.suppress(OmegaConfBaseException, ValueError, TypeError):  # it cannot be made of references
-                value = OmegaConf.select(config, key)
-                given[key] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+                given[key] = resolved(config, key)
     finally:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
     texts = {key: value for key, value in given.items() if is_reference(value)}

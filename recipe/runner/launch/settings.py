@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 _MODEL: Final = "actor_rollout_ref.model"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
@@ -60,6 +60,12 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value[name], f"{key}.{name}" if key else str(name))
     else:
         yield key, value
+
+
+def resolved(config: DictConfig, key: str) -> Any:
+    """The value of a key in plain containers, with its references resolved. Raises what OmegaConf and resolvers do."""
+    value = OmegaConf.select(config, key)
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def is_below(key: str, parents: Iterable[str]) -> bool:
