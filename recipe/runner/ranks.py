@@ -10,6 +10,12 @@ def training(trainer: DictConfig) -> int:
     return int(trainer.nnodes * trainer.n_gpus_per_node)
 
 
+def of_a_copy(trainer: DictConfig, actor: DictConfig) -> int:
+    """Ranks over which FSDP spreads one copy of the weights: fsdp_size, or all that train."""
+    number, size = training(trainer), int(actor.fsdp_config.fsdp_size)
+    return size if 0 < size < number else number
+
+
 def only_generating(trainer: DictConfig, rollout: DictConfig) -> int:
     """Ranks that generate and do not train; 0 but for ``mode=separate_async``."""
     is_separate = str(trainer.v1.trainer_mode).endswith("separate_async")

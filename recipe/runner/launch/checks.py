@@ -72,8 +72,7 @@ def room_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[str]
     kept = 0 if config.trainer.save_freq <= 0 else config.trainer.max_actor_ckpt_to_keep or 1
     contents = OmegaConf.select(config, f"{_ACTOR}.checkpoint.save_contents") or ("optimizer",)
     has_moments = "optimizer" in contents and not OmegaConf.select(config, f"{_MODEL}.lora_rank")
-    number, size = ranks.training(config.trainer), config.actor_rollout_ref.actor.fsdp_config.fsdp_size
-    replicas = number // size if 0 < size < number else 1
+    replicas = ranks.training(config.trainer) // ranks.of_a_copy(config.trainer, config.actor_rollout_ref.actor)
     needed, free = (12 if has_moments else 4) * parameters * replicas * kept, shutil.disk_usage(place).free
     if free < needed and not any(root.glob("global_step_*")):
         yield MachineProblem(
@@ -169,7 +168,7 @@ def size_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[str]
     training, by_rank = "trainer.nnodes * trainer.n_gpus_per_node", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
     tensor_key, tensor = f"{_ROLLOUT}.tensor_model_parallel_size", rollout.tensor_model_parallel_size
     number, sequences, parts = ranks.training(config.trainer), actor.ppo_mini_batch_size * rollout.n, _ulysses(actor)
-    size, micro = actor.fsdp_config.fsdp_size, actor.ppo_micro_batch_size_per_gpu
+    of_a_copy, micro = ranks.of_a_copy(config.trainer, actor), actor.ppo_micro_batch_size_per_gpu
     generating = ranks.only_generating(config.trainer, rollout)
     own = f"{_ROLLOUT}.nnodes * {_ROLLOUT}.n_gpus_per_node" if generating else training  # vLLM's ranks
     of_replica = tensor * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
@@ -177,7 +176,7 @@ def size_problems(config: DictConfig, model: Mapping[str, Any]) -> Iterator[str]
         ("data.train_batch_size", config.data.train_batch_size, mini, actor.ppo_mini_batch_size),
         (f"{mini} * {n}", sequences, training, number),
         (training, number, ulysses, parts),
-        (training, number, f"{_ACTOR}.fsdp_config.fsdp_size", size if 0 < size < number else number),
+        (training, number, f"{_ACTOR}.fsdp_config.fsdp_size", of_a_copy),
         (own, generating or number, f"{tensor_key} * data_parallel_size * pipeline_model_parallel_size", of_replica),
     ]
     if micro is not None and not actor.use_dynamic_bsz and sequences % number == 0:

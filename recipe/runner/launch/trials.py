@@ -288,8 +288,9 @@ def _score(function: Callable[..., Any], row: Mapping[str, Any], response: str) 
     with ThreadPoolExecutor(1) as thread:
         result = thread.submit(lambda: function(**arguments)).result()
     result = asyncio.run(result) if inspect.iscoroutine(result) else result
-    score = number(result["score"] if isinstance(result, dict) else result)
-    number(result.get("acc", score) if isinstance(result, dict) else score)  # as the manager
+    facts = result if isinstance(result, dict) else {"score": result}
+    score = number(facts["score"])
+    number(facts.get("acc", score))  # as the manager
     return score
 
 
