@@ -14,6 +14,8 @@ from library import ALGORITHMS, NAMES, SequenceLossSettings, c_of_eps, sequence_
 from verl.trainer.ppo import core_algos
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
+from fspo.verl import SequencePolicyLossConfig
+
 pytestmark = pytest.mark.promise(1, 3, 5, 14)
 FIXED = tuple(name for name in NAMES if name != "fspo_v1")
 
@@ -81,6 +83,9 @@ def test_verl_s_bounds_on_token_ratios_change_none_of_ours(name: str) -> None:
 def test_a_drift_that_no_trainer_measures_is_refused() -> None:
     with pytest.raises(ValueError, match="fspo_v1"):
         call("fspo_v1", batch(1), actor("fspo_v1"))
+    object.__setattr__(config := actor("fspo"), "policy_loss", SequencePolicyLossConfig(drift="kl"))
+    with pytest.raises(ValueError, match=r"policy_loss\.drift=kl "):
+        call("fspo", batch(1), config)
 
 
 @pytest.mark.parametrize("name", FIXED)
